@@ -1,0 +1,29 @@
+// The kernel table of one device: what runner and dispatcher launch. Same args on every device.
+
+#ifndef MOXIE_KERNELS_KERNELS_H
+#define MOXIE_KERNELS_KERNELS_H
+
+#include "kernels/combine.h"
+#include "kernels/dispatch.h"
+#include "kernels/expand.h"
+#include "kernels/gemm.h"
+#include "kernels/quantise.h"
+#include "kernels/route.h"
+#include "kernels/router.h"
+
+struct kernels {
+    const char *name;
+    int32_t (*route)(const struct route_args *args, void *stream);
+    int32_t (*gate_up)(const struct gate_up_args *args, void *stream);
+    int32_t (*down)(const struct down_args *args, void *stream);
+    int32_t (*dispatch)(const struct dispatch_args *args, void *stream);
+    int32_t (*combine)(const struct combine_args *args, void *stream);
+    int32_t (*sum)(const struct sum_args *args, void *stream);
+    int32_t (*expand)(const struct expand_args *args, void *stream);
+    int32_t (*quantise)(const struct quantise_args *args, void *stream);
+    int32_t (*router)(const struct router_args *args, void *stream);
+};
+
+extern const struct kernels kernels_cpu;
+
+#endif
