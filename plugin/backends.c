@@ -1,0 +1,127 @@
+// What this library offers.
+
+#include "plugin/backends.h"
+
+#include "kernels/cpu/cpu.h"
+#include "kernels/types.h"
+#include "plugin/plan.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define FORMAT_BITS_16_32 \
+    (BACKEND_BIT(FORMAT_F32) | BACKEND_BIT(FORMAT_BF16) | BACKEND_BIT(FORMAT_F16))
+
+static const moxie_traits runner_cpu_traits = {
+    .struct_size = sizeof(moxie_traits),
+    .layouts = MOXIE_LAYOUT_BIT(MOXIE_LAYOUT_STANDARD) | MOXIE_LAYOUT_BIT(MOXIE_LAYOUT_RANK_MAJOR) |
+               MOXIE_LAYOUT_BIT(MOXIE_LAYOUT_EXPERT_CONTIGUOUS) |
+               MOXIE_LAYOUT_BIT(MOXIE_LAYOUT_EXPERT_MASKED),
+    .id_spaces = 1u << MOXIE_IDS_GLOBAL | 1u << MOXIE_IDS_PHYSICAL | 1u << MOXIE_IDS_LOCAL,
+    .no_expert_id = -1,
+    .weights_applied_by = MOXIE_BY_RUNNER,
+    .scaling_applied_by = MOXIE_BY_RUNNER,
+    .formats = FORMAT_BITS_16_32 | 1u << MOXIE_FORMAT_FP8_BLOCK128 | 1u << MOXIE_FORMAT_NVFP4,
+    .graph = MOXIE_GRAPH_EAGER_ONLY,
+    .row_align_bytes = 1,
+};
+
+// The input is passed through; with ep_size above 1 it is the same on every rank and the host sums.
+static const moxie_traits local_traits = {
+    .struct_size = sizeof(moxie_traits),
+    .layouts = MOXIE_LAYOUT_BIT(MOXIE_LAYOUT_STANDARD),
+    .id_spaces = 1u << MOXIE_IDS_GLOBAL | 1u << MOXIE_IDS_PHYSICAL | 1u << MOXIE_IDS_LOCAL,
+    .no_expert_id = -1,
+    .weights_applied_by = MOXIE_BY_RUNNER,
+    .scaling_applied_by = MOXIE_BY_RUNNER,
+    .formats = FORMAT_BITS_16_32,
+    .graph = MOXIE_GRAPH_EAGER_ONLY,
+    .row_align_bytes = 1,
+};
+
+static const moxie_traits push_traits = {
+    .struct_size = sizeof(moxie_traits),
+    .layouts = MOXIE_LAYOUT_BIT(MOXIE_LAYOUT_RANK_MAJOR),
+    .id_spaces = 1u << MOXIE_IDS_PHYSICAL,
+    .no_expert_id = -1,
+    .weights_applied_by = MOXIE_BY_RUNNER,
+    .scaling_applied_by = MOXIE_BY_RUNNER,
+    .output_is_reduced = 1,
+    .formats = FORMAT_BITS_16_32 | 1u << MOXIE_FORMAT_FP8_BLOCK128 | 1u << MOXIE_FORMAT_NVFP4,
+    .graph = MOXIE_GRAPH_EAGER_ONLY,
+    .row_align_bytes = 128,
+};
+
+#define WIRE_BITS \
+    (FORMAT_BITS_16_32 | BACKEND_BIT(FORMAT_FP8_BLOCK128) | BACKEND_BIT(FORMAT_NVFP4))
+
+const struct backend backends[] = {
+    {
+        .name = "moxie_cpu",
+        .device = "cpu",
+        .traits = &runner_cpu_traits,
+        .kind = BACKEND_RUNNER,
+        .weight_formats = FORMAT_BITS_16_32 | BACKEND_BIT(FORMAT_FP8_TENSOR) |
+                          BACKEND_BIT(FORMAT_FP8_CHANNEL) | BACKEND_BIT(FORMAT_FP8_BLOCK128) |
+                          BACKEND_BIT(FORMAT_INT4_G32) | BACKEND_BIT(FORMAT_MXFP4) |
+                          BACKEND_BIT(FORMAT_NVFP4),
+        .activation_formats = FORMAT_BITS_16_32 | BACKEND_BIT(FORMAT_FP8) | BACKEND_BIT(FORMAT_NVFP4),
+        .input_formats = FORMAT_BITS_16_32,
+        .output_formats = FORMAT_BITS_16_32,
+        .wire_formats = WIRE_BITS,
+        .activations = BACKEND_BIT(ACTIVATION_SILU) | BACKEND_BIT(ACTIVATION_GELU) |
+                       BACKEND_BIT(ACTIVATION_GELU_TANH) | BACKEND_BIT(ACTIVATION_SWIGLUOAI) |
+                       BACKEND_BIT(ACTIVATION_RELU2),
+    },
+    {.name = "local",
+     .device = "cpu",
+     .traits = &local_traits,
+     .kind = BACKEND_DISPATCHER,
+     .id = DISPATCHER_LOCAL,
+     .input_formats = FORMAT_BITS_16_32,
+     .output_formats = FORMAT_BITS_16_32,
+     .wire_formats = WIRE_BITS},
+    {.name = "allgather",
+     .device = "cpu",
+     .traits = &push_traits,
+     .kind = BACKEND_DISPATCHER,
+     .id = DISPATCHER_ALLGATHER,
+     .input_formats = FORMAT_BITS_16_32,
+     .output_formats = FORMAT_BITS_16_32,
+     .wire_formats = WIRE_BITS},
+    {.name = "alltoall",
+     .device = "cpu",
+     .traits = &push_traits,
+     .kind = BACKEND_DISPATCHER,
+     .id = DISPATCHER_ALLTOALL,
+     .input_formats = FORMAT_BITS_16_32,
+     .output_formats = FORMAT_BITS_16_32,
+     .wire_formats = WIRE_BITS},
+};
+
+const uint32_t backends_count = sizeof backends / sizeof backends[0];
+
+const struct backend *backend_find(enum backend_kind kind, const char *name, const char *device)
+{
+    for (uint32_t i = 0; i < backends_count; i++) {
+        const struct backend *backend = &backends[i];
+
+        if (backend->kind == (int32_t)kind && strcmp(backend->name, name) == 0 &&
+            strcmp(backend->device, device) == 0)
+            return backend;
+    }
+    return NULL;
+}
+
+int32_t backend_probe(const struct backend *backend, char reason[160])
+{
+    static const char *const isa_names[] = {"scalar", "avx2", "avx512"};
+    enum cpu_isa isa = cpu_isa_best();
+
+    if (backend->kind == BACKEND_DISPATCHER) {
+        (void)snprintf(reason, 160, "processes of one host over shared memory, or threads of one process");
+        return 10;
+    }
+    (void)snprintf(reason, 160, "CPU kernels, %s instructions", isa_names[isa]);
+    return 10 * (1 + (int32_t)isa);
+}
