@@ -60,6 +60,8 @@ enum buffer_id {
     BUFFER_PAIR_OUT,       // one row per pair, per slot
     BUFFER_CPU_SCRATCH,    // one piece per worker
     BUFFER_SEND_SLOT,      // dispatch: per slot
+    BUFFER_OWN_IDS,        // this rank's ids as physical ids int32 [tokens_max, top_k], and their weights f32: per slot
+    BUFFER_OWN_WEIGHTS,
     BUFFER_WINDOW,         // symmetric, per slot
     BUFFER_CAPTURE,
     BUFFER_COUNT
