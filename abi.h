@@ -356,7 +356,7 @@ typedef struct moxie_batch {
     moxie_tensor ids;         // [T, k] int32 or int64
     moxie_tensor weights;     // [T, k] f32, bf16 or f16
     moxie_tensor y;           // [T, H] output_format, the caller's; may not overlap x
-    moxie_tensor expert_map;  // int32 [n]: what an id 0..n-1 stands for, any other no expert; or none
+    moxie_tensor expert_map;  // int32 [n]: what ids 0..n-1 stand for, others no expert; or none
     void *stream;             // cudaStream_t; NULL on the CPU, where every call returns when done
 } moxie_batch;
 
@@ -364,7 +364,7 @@ typedef struct moxie_batch {
 typedef struct moxie_slab {
     uint32_t struct_size, reserved0;
     moxie_tensor rows;     // [cap, H]; EXPERT_MASKED: [experts, cap, H]
-    moxie_tensor scales;   // fp8: f32 per 128 columns; nvfp4: f32 of the row, then e4m3 per 16, bytes
+    moxie_tensor scales;   // fp8: f32 per 128 columns; nvfp4: bytes, f32 of the row, e4m3 per 16
     moxie_tensor ids;      // [cap, k]; none in EXPERT_ layouts
     moxie_tensor weights;  // [cap, k]; in EXPERT_ layouts [cap] ([experts, cap]), or none: weight 1
 } moxie_slab;
@@ -587,8 +587,8 @@ typedef struct moxie_expand_api {
     // CAPACITY when `out` cannot hold the worst case. [serial, stream, capturable; caller; 0.1]
     int32_t (*expand)(moxie_runner *, const moxie_call *, const moxie_rows *in,
                       const moxie_rows *out, const moxie_tensor *row_index, moxie_error *);
-    // Sums each row's expanded result rows in slot order, in fp32, into the layout that expand read;
-    // run has applied the weights that expand wrote. [serial, stream, capturable; caller; 0.1]
+    // Sums each row's expanded result rows in slot order, in fp32, into the layout expand read; run
+    // has applied the weights that expand wrote. [serial, stream, capturable; caller; 0.1]
     int32_t (*fold)(moxie_runner *, const moxie_call *, const moxie_rows *expanded,
                     const moxie_tensor *row_index, const moxie_rows *out, moxie_error *);
 } moxie_expand_api;
