@@ -12,17 +12,17 @@
 #define RESERVED(type) .reserved = offsetof(type, reserved0)
 
 const struct decode_shape shape_request = {SHAPE(moxie_request), RESERVED(moxie_request)};
-const struct decode_shape shape_host = {SHAPE(moxie_host)};
-const struct decode_shape shape_step = {SHAPE(moxie_step)};
-const struct decode_shape shape_batch = {SHAPE(moxie_batch)};
-const struct decode_shape shape_call = {SHAPE(moxie_call), RESERVED(moxie_call)};
-const struct decode_shape shape_routing = {SHAPE(moxie_routing), RESERVED(moxie_routing)};
 // The library fills these: what they hold on entry, reserved fields included, is not read.
 const struct decode_shape shape_probe = {SHAPE(moxie_probe), .list = "entries"};
 const struct decode_shape shape_config_entry = {SHAPE(moxie_config_entry)};
 const struct decode_shape shape_captured = {SHAPE(moxie_captured)};
 const struct decode_shape shape_stats = {SHAPE(moxie_stats)};
 
+static const struct decode_shape shape_host = {SHAPE(moxie_host)};
+static const struct decode_shape shape_step = {SHAPE(moxie_step)};
+static const struct decode_shape shape_batch = {SHAPE(moxie_batch)};
+static const struct decode_shape shape_call = {SHAPE(moxie_call), RESERVED(moxie_call)};
+static const struct decode_shape shape_routing = {SHAPE(moxie_routing), RESERVED(moxie_routing)};
 static const struct decode_shape shape_weights = {SHAPE(moxie_weights), RESERVED(moxie_weights)};
 static const struct decode_shape shape_matrix = {SHAPE(moxie_matrix), RESERVED(moxie_matrix)};
 static const struct decode_shape shape_rows = {SHAPE(moxie_rows), RESERVED(moxie_rows)};
@@ -236,6 +236,18 @@ int32_t decode_call(moxie_call *to, const moxie_call *from, moxie_error *error)
     TRY(decode_struct(to, from, &shape_call, "call", 0, error));
     TRY(check_range(to->slot, 0, MOXIE_SLOTS_MAX - 1, "call", "slot", error));
     TRY(check_range(to->layer, 0, INT32_MAX, "call", "layer", error));
+out:
+    return st;
+}
+
+int32_t decode_routing(moxie_routing *to, const moxie_routing *from, moxie_error *error)
+{
+    int32_t st = MOXIE_OK;
+
+    TRY(decode_struct(to, from, &shape_routing, "routing", 0, error));
+    TRY(check_range(to->scoring, MOXIE_SCORING_SOFTMAX, MOXIE_SCORING_SIGMOID, "routing", "scoring",
+                    error));
+    TRY(check_range(to->renormalize, 0, 1, "routing", "renormalize", error));
 out:
     return st;
 }

@@ -26,8 +26,8 @@ struct decode_shape {
     uint32_t reserved; // offset of a uint32_t that must be 0; 0: none
 };
 
-extern const struct decode_shape shape_request, shape_host, shape_step, shape_batch, shape_call,
-    shape_probe, shape_config_entry, shape_captured, shape_stats, shape_routing;
+extern const struct decode_shape shape_request, shape_probe, shape_config_entry, shape_captured,
+    shape_stats;
 
 // Resets `error` (code, rank, text) and returns it; NULL when there is none, or when its
 // struct_size cannot be one, so that the code is all the caller gets.
@@ -65,5 +65,6 @@ int32_t decode_rows(struct decoded_rows *to, const moxie_rows *from, const char 
 int32_t decode_step(moxie_step *to, const moxie_step *from, moxie_error *error);
 int32_t decode_batch(moxie_batch *to, const moxie_batch *from, moxie_error *error);
 int32_t decode_call(moxie_call *to, const moxie_call *from, moxie_error *error);
+int32_t decode_routing(moxie_routing *to, const moxie_routing *from, moxie_error *error);
 
 #endif
