@@ -7,7 +7,7 @@
 #include "kernels/types.h"
 
 // This source's slab at one destination. NULL rows with ids: the rank itself, whose rows stay where they are (row =
-// token) while ids, weights and count are written. NULL rows and ids: a rank that is not active.
+// token) while ids and weights are written. NULL rows and ids: a rank that is not active.
 struct push_slab {
     void *rows;      // [cap, hidden] of wire_format
     void *scales;    // as row_slab.scales

@@ -15,15 +15,15 @@ enum route_by {
 struct route_args {
     const struct row_slab *slabs;  // [slabs_count], host array
     const int32_t *tokens_valid;   // device, NULL: all; of slab `valid_slab` rows from *tokens_valid on have no expert
-    const int32_t *expert_map;     // device [map_count]: id -> local expert; NULL: id - expert_first
+    const int32_t *expert_map;     // device [map_count]: what an id stands for; NULL: itself. Minus expert_first: the expert
     const int32_t *expert_counts;  // device, ROUTE_BY_PREFIX and _COUNTS
     int32_t *expert_offset;        // out [experts + 1]: first pair of each expert; the last is the number of pairs
     int32_t *pair_row;             // out [pairs_max]: flat row of each pair
     float *pair_weight;            // out [pairs_max]: router weight of each pair, 1 without weights
-    int32_t *row_pair;             // out [slabs_count * rows_cap, top_k]: pair of each position, -1: none
-    int64_t pairs_max;             // capacity; slabs_count * rows_cap * top_k always fits
+    int32_t *row_pair;             // out, ROUTE_BY_IDS [slabs_count * rows_cap, top_k]: pair of each position, -1: none
+    int64_t pairs_max;             // capacity; slabs_count * rows_cap * top_k fits; by expert: pairs past it are dropped
     int64_t map_count;
-    int64_t expert_first;          // first id this rank owns, when there is no map
+    int64_t expert_first;          // first (mapped) id this rank owns
     int32_t experts;               // local experts
     int32_t slabs_count;
     int32_t rows_cap;              // rows of the largest slab
