@@ -78,7 +78,7 @@ static void step(const struct run *run, struct layer_rank *rank, int32_t index)
                    run->y + run->firsts[index] * run->layer.hidden, &batch);
     answer = dispatcher_begin_forward(rank->dispatcher, &step, &rank->mock.error);
     ck_assert_msg(answer == MOXIE_OK, "%s", rank->mock.text);
-    answer = forward_layer(rank->dispatcher, rank->runner, &batch.batch, &rank->mock.error);
+    answer = forward_run(rank->dispatcher, rank->runner, &batch.batch, &rank->mock.error);
     ck_assert_msg(answer == MOXIE_OK, "%s", rank->mock.text);
 }
 

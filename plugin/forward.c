@@ -149,7 +149,7 @@ out:
     return st;
 }
 
-int32_t forward_layer(moxie_dispatcher *dispatcher, moxie_runner *runner, const moxie_batch *batch,
+int32_t forward_run(moxie_dispatcher *dispatcher, moxie_runner *runner, const moxie_batch *batch,
                       moxie_error *error)
 {
     moxie_call call = {.struct_size = sizeof call,

@@ -22,6 +22,6 @@ struct experts_job {
 int32_t forward_experts(const struct experts_job *job, moxie_error *error);
 
 // The one-call forward: dispatch, run and combine of one layer, in rounds.
-int32_t forward_layer(moxie_dispatcher *dispatcher, moxie_runner *runner, const moxie_batch *batch, moxie_error *error);
+int32_t forward_run(moxie_dispatcher *dispatcher, moxie_runner *runner, const moxie_batch *batch, moxie_error *error);
 
 #endif

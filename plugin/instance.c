@@ -210,9 +210,10 @@ int32_t instance_config(const moxie_instance *instance, uint64_t index, moxie_co
     return MOXIE_OK;
 }
 
-void instance_validate(const moxie_instance *instance, const moxie_report **report)
+int32_t instance_validate(const moxie_instance *instance, const moxie_report **report)
 {
     *report = &instance->public_report;
+    return MOXIE_OK;
 }
 
 int32_t instance_plan(const moxie_instance *instance, const moxie_plan **plan, moxie_error *error)

@@ -51,7 +51,7 @@ int instance_is_live(const moxie_instance *instance);
 int32_t instance_check_thread(const moxie_instance *instance, int32_t tag, moxie_error *error);
 
 int32_t instance_config(const moxie_instance *instance, uint64_t index, moxie_config_entry *entry);
-void instance_validate(const moxie_instance *instance, const moxie_report **report);
+int32_t instance_validate(const moxie_instance *instance, const moxie_report **report);
 int32_t instance_plan(const moxie_instance *instance, const moxie_plan **plan, moxie_error *error);
 int32_t instance_captured(const moxie_instance *instance, moxie_captured *captured, moxie_error *error);
 void instance_stats(const moxie_instance *instance, moxie_stats *stats);
