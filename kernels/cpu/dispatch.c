@@ -151,8 +151,7 @@ static void push_routing(const struct dispatch_args *args, int64_t token, int64_
     for (int32_t rank = 0; rank < args->ranks; rank++) {
         if (slots[rank] >= 0) write_routing(args, token, valid, &args->to[rank], slots[rank]);
     }
-    if (is_own(args, args->rank))
-        write_routing(args, token, valid, &args->to[args->rank], token);
+    if (is_own(args, args->rank)) write_routing(args, token, valid, &args->to[args->rank], token);
 }
 
 static void push_token(const struct dispatch_args *args, int64_t token, int64_t valid)

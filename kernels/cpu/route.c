@@ -109,7 +109,8 @@ static void route_by_ids(const struct route_args *args, int64_t pairs_max)
 }
 
 // Rows [*first, *last) of the one slab belong to `expert`, when the counts are what they should be.
-static void expert_rows(const struct route_args *args, int32_t expert, int64_t *first, int64_t *last)
+static void expert_rows(const struct route_args *args, int32_t expert, int64_t *first,
+                        int64_t *last)
 {
     const int32_t *counts = args->expert_counts + expert;
 
