@@ -252,6 +252,10 @@ int32_t rows_out(const moxie_rows *out, const struct rows_view *in, const struct
                                .ndim = 2,
                                .types = TENSOR_FORMATS_FLOAT,
                                .device = device};
+    int64_t most = out->layout == MOXIE_LAYOUT_EXPERT_MASKED       ? INT32_MAX
+                   : out->layout == MOXIE_LAYOUT_EXPERT_CONTIGUOUS ? limits->pairs_max
+                                                                   : limits->rows_max;
+    int64_t rows_count;
     int32_t st = MOXIE_OK;
 
     memset(view, 0, sizeof *view);
@@ -272,10 +276,13 @@ int32_t rows_out(const moxie_rows *out, const struct rows_view *in, const struct
 
         if (in != NULL && want.ndim == 2) want.shape[0] = in->slabs[i].cap;
         TRY(read_out_slab(rows, &want, to, error));
-        if (in == NULL && rows->shape[0] > limits->rows_max)
+        rows_count = rows->shape[0];
+        if (want.ndim == 3 && !size_mul(rows_count, rows->shape[1], &rows_count))
+            rows_count = INT64_MAX;
+        if (in == NULL && rows_count > most)
             TRY(fail_with(error, MOXIE_E_CAPACITY, "out: %" PRId64 " rows; the plan holds %" PRId64,
-                          rows->shape[0], limits->rows_max));
-        to->cap = in != NULL ? in->slabs[i].cap : (int32_t)rows->shape[0];
+                          rows_count, most));
+        to->cap = in != NULL ? in->slabs[i].cap : (int32_t)rows_count;
         // Rows of STANDARD are the host's own output: those past the count are written too, as
         // zero.
         to->count = in != NULL && in->by == ROUTE_BY_IDS && in->layout != MOXIE_LAYOUT_STANDARD

@@ -34,8 +34,7 @@ struct out_view {
 int32_t rows_read(const moxie_rows *rows, const struct limits *limits, int32_t device,
                   const char *explained, struct rows_view *view, moxie_error *error);
 
-// Checks that `out` has a row for every row of `in`. `in` NULL: any STANDARD or RANK_MAJOR rows
-// within the plan.
+// Checks that `out` has a row for every row of `in`. `in` NULL: any rows that fit the plan.
 int32_t rows_out(const moxie_rows *out, const struct rows_view *in, const struct limits *limits,
                  int32_t device, struct out_view *view, moxie_error *error);
 

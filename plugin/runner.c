@@ -261,15 +261,16 @@ int32_t runner_fold(moxie_runner *runner, const moxie_call *call, const moxie_ro
 {
     moxie_instance *instance = runner->instance;
     const struct limits *limits = &instance->plan.limits;
-    struct rows_view from;
-    struct out_view to;
+    struct out_view from, to;
     struct combine_args args;
     int32_t st = MOXIE_OK;
 
-    TRY(read_rows(runner, call, expanded, &from, error));
-    if (from.by == ROUTE_BY_IDS || from.slabs[0].scales != NULL)
+    TRY(check_call(runner, call, error));
+    if (expanded->layout != MOXIE_LAYOUT_EXPERT_CONTIGUOUS &&
+        expanded->layout != MOXIE_LAYOUT_EXPERT_MASKED)
         TRY(fail_with(error, MOXIE_E_INVALID,
-                      "fold: expanded needs an EXPERT_ layout of f32, bf16 or f16"));
+                      "fold: expanded has layout %d; want an EXPERT_ layout", expanded->layout));
+    TRY(rows_out(expanded, NULL, limits, instance->device->tensor_device, &from, error));
     if (out->layout != MOXIE_LAYOUT_STANDARD && out->layout != MOXIE_LAYOUT_RANK_MAJOR)
         TRY(fail_with(error, MOXIE_E_INVALID,
                       "fold: out has layout %d; want STANDARD or RANK_MAJOR", out->layout));
