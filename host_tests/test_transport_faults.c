@@ -25,6 +25,7 @@ struct trial {
     int32_t victim;       // the rank that something happens to
     int32_t call;         // its system call that fails, or NEVER
     int32_t offset, flip; // of what it sends
+    int64_t pid;          // rank 0's
     int32_t at_call;      // the all_gather tampered with, or died at; NEVER: all
     struct outcome outcomes[RANKS];
 };
@@ -287,6 +288,40 @@ START_TEST(ranks_that_do_not_see_the_memory_say_so)
 }
 END_TEST
 
+// The pid, at 80, of rank 0.
+static void pose_as_thread(struct rank *rank, unsigned char *sent)
+{
+    const struct trial *trial = rank->arg;
+
+    memcpy(sent + 80, &trial->pid, sizeof trial->pid);
+}
+
+static void take_part_posing(struct rank *rank)
+{
+    struct trial *trial = rank->arg;
+
+    if (rank->bootstrap.rank == 0) trial->pid = getpid();
+    ck_assert_int_eq(hub_barrier(rank), 0);
+    take_part(rank);
+    ck_assert_int_eq(windows_mapped(), 0);
+}
+
+START_TEST(a_process_that_poses_as_a_thread_is_found_out)
+{
+    struct trial *trial = trial_create();
+    struct rank all[HUB_RANKS_MAX];
+
+    traces_start();
+    ranks_init(all, RANKS, take_part_posing, trial);
+    all[1].tamper = pose_as_thread;
+    ck_assert_int_eq(ranks_as_processes(all, RANKS, 1), 0);
+    all_alike(trial, MOXIE_E_COLLECTIVE_MISMATCH, 1);
+    ck_assert_ptr_nonnull(strstr(trial->outcomes[2].text, "not here"));
+    ck_assert_int_eq(names_left(), 0);
+    ranks_fini(all);
+}
+END_TEST
+
 static void die(struct rank *rank, unsigned char *sent)
 {
     const struct trial *trial = rank->arg;
@@ -345,6 +380,7 @@ static void add(TCase *tests)
     tcase_add_loop_test(tests, a_lying_peer_crashes_nobody, 0, 2);
     tcase_add_test(tests, ranks_of_another_host_are_named);
     tcase_add_test(tests, ranks_that_do_not_see_the_memory_say_so);
+    tcase_add_test(tests, a_process_that_poses_as_a_thread_is_found_out);
     tcase_add_test(tests, a_rank_killed_while_opening_leaves_no_name);
     tcase_add_test(tests, a_bootstrap_must_make_sense);
 }

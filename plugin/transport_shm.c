@@ -38,7 +38,8 @@ struct bell_line {
     _Atomic uint32_t bell;    // one more for every signal to this window; a futex word
     _Atomic uint32_t waiters; // its owner is about to sleep, or asleep
     _Atomic uint32_t holders; // ranks of its owner's process that use its address
-    unsigned char pad[TRANSPORT_LINE_BYTES - 12];
+    unsigned char token[SHARED_TOKEN_BYTES]; // which window this is
+    unsigned char pad[TRANSPORT_LINE_BYTES - 12 - SHARED_TOKEN_BYTES];
 };
 
 struct word_line {
@@ -256,6 +257,7 @@ static int32_t make_own(struct meeting *meeting, struct window *window, moxie_er
     TRY(shared_memory_make(meeting->mine.token, window->bytes_mapped, &base, error));
     window->base = base;
     window->peer[meeting->mine.rank] = base;
+    memcpy(((struct bell_line *)base)->token, meeting->mine.token, SHARED_TOKEN_BYTES);
     atomic_store(&((struct bell_line *)base)->holders, 1);
     meeting->mine.address = (uint64_t)(uintptr_t)base;
 out:
@@ -275,6 +277,23 @@ static int32_t hold(struct bell_line *line, int32_t r, moxie_error *error)
     return MOXIE_OK;
 }
 
+// 1 when the window with this token is at `address` in this process. The kernel does the reading:
+// an address that a confused peer made up is an error of write() instead of a fault.
+static int is_window(uint64_t address, const unsigned char token[SHARED_TOKEN_BYTES])
+{
+    struct bell_line line = {.pad = {0}};
+    int pipe_fds[2];
+    int same;
+
+    if (pipe2(pipe_fds, O_CLOEXEC | O_NONBLOCK) != 0) return 0;
+    same = syscall(SYS_write, pipe_fds[1], address, sizeof line) == (long)sizeof line &&
+           read(pipe_fds[0], &line, sizeof line) == (ssize_t)sizeof line &&
+           memcmp(line.token, token, SHARED_TOKEN_BYTES) == 0;
+    (void)close(pipe_fds[0]);
+    (void)close(pipe_fds[1]);
+    return same;
+}
+
 // A rank of this process: its first page is mapped for as long as it takes to count in.
 static int32_t map_mate(const struct meeting *meeting, int32_t r, struct window *window,
                         moxie_error *error)
@@ -284,7 +303,12 @@ static int32_t map_mate(const struct meeting *meeting, int32_t r, struct window 
     void *page;
 
     TRY(shared_memory_open(meeting->tokens[r], window->bytes_mapped, page_bytes, r, &page, error));
-    st = hold(page, r, error);
+    if (!is_window(meeting->all[r].address, meeting->tokens[r]))
+        st =
+            fail_rank(error, MOXIE_E_COLLECTIVE_MISMATCH, r,
+                      "rank %d says it is a thread of this process, but its window is not here", r);
+    else
+        st = hold(page, r, error);
     (void)munmap(page, page_bytes);
     TRY(st);
     window->peer[r] = (unsigned char *)(uintptr_t)meeting->all[r].address;
