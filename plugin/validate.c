@@ -148,9 +148,8 @@ static void check_speculative(const struct config *config, struct report *report
     if (algorithm[0] == '\0' || strcmp(algorithm, "none") == 0 || draft >= 1) return;
     report_reason(report, MOXIE_E_CONFIG, KEY_SPECULATIVE_DRAFT_TOKENS,
                   "unresolved configuration: speculative_algorithm is '%s' and "
-                  "speculative_draft_tokens is %s0: "
-                  "validate after the speculative settings are resolved, with "
-                  "speculative_draft_tokens at least 1",
+                  "speculative_draft_tokens is %s0: validate after the speculative settings are "
+                  "resolved, or set speculative_draft_tokens to 1 or more",
                   algorithm,
                   config_found(config, KEY_SPECULATIVE_DRAFT_TOKENS) ? "" : "absent, so ");
 }
