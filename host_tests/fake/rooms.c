@@ -2,17 +2,12 @@
 
 #include "host_tests/fake/rooms.h"
 
-#include "kernels/cpu/cpu.h"
 #include "plugin/forward.h"
 #include "plugin/routing.h"
 #include "plugin/runner.h"
 
 #include <stdio.h>
 #include <string.h>
-
-struct moxie_instance {
-    int32_t number;
-};
 
 struct moxie_runner {
     moxie_instance *instance;
@@ -22,7 +17,7 @@ struct moxie_dispatcher {
     moxie_instance *instance;
 };
 
-static moxie_instance instances[2] = {{0}, {1}};
+static moxie_instance instances[2];
 static moxie_runner runners[2] = {{&instances[0]}, {&instances[1]}};
 static moxie_dispatcher dispatchers[2] = {{&instances[0]}, {&instances[1]}};
 
@@ -48,11 +43,6 @@ static void keep_rows(moxie_rows *rows, moxie_slab *slabs, const moxie_rows *fro
 
         memcpy(&slabs[i], at + (size_t)i * from->slab_stride, sizeof slabs[i]);
     }
-}
-
-enum cpu_isa cpu_isa_best(void)
-{
-    return (enum cpu_isa)0;
 }
 
 int32_t instance_open(const moxie_host *host, const struct registry *registry, moxie_instance **out,
@@ -213,7 +203,7 @@ int runner_is_live(const moxie_runner *runner)
     return !fake.dead && (runner == &runners[0] || runner == &runners[1]);
 }
 
-const moxie_instance *runner_instance(const moxie_runner *runner)
+moxie_instance *runner_instance(const moxie_runner *runner)
 {
     return runner->instance;
 }
@@ -300,7 +290,7 @@ int dispatcher_is_live(const moxie_dispatcher *dispatcher)
     return !fake.dead && (dispatcher == &dispatchers[0] || dispatcher == &dispatchers[1]);
 }
 
-const moxie_instance *dispatcher_instance(const moxie_dispatcher *dispatcher)
+moxie_instance *dispatcher_instance(const moxie_dispatcher *dispatcher)
 {
     return dispatcher->instance;
 }
