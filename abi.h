@@ -203,7 +203,7 @@ typedef struct moxie_host {
 #define MOXIE_LAYOUT_BIT(layout) (1u << (layout))
 
 // What an expert id means. Every id outside the space is "no expert": skipped, contributing zero.
-#define MOXIE_IDS_GLOBAL 1    // logical experts, 0..num_experts-1, through expert_map when given
+#define MOXIE_IDS_GLOBAL 1    // logical experts; without an expert_map, the physical one of that id
 #define MOXIE_IDS_PHYSICAL 2  // 0..physical_experts-1: logical, then redundant, then shared
 #define MOXIE_IDS_LOCAL 3     // 0..experts_local-1 of this rank
 
@@ -351,12 +351,12 @@ typedef struct moxie_step {
 typedef struct moxie_batch {
     uint32_t struct_size;
     int32_t slot, layer;      // layer: 0..num_layers-1, where captured ids go
-    int32_t id_space;         // MOXIE_IDS_*
+    int32_t id_space;         // MOXIE_IDS_*: of what expert_map gives, of ids when there is none
     moxie_tensor x;           // [T, H] input_format
     moxie_tensor ids;         // [T, k] int32 or int64
     moxie_tensor weights;     // [T, k] f32, bf16 or f16
     moxie_tensor y;           // [T, H] output_format, the caller's; may not overlap x
-    moxie_tensor expert_map;  // int32 [num_experts]: logical to physical id; none: the identity
+    moxie_tensor expert_map;  // int32 [n]: what ids 0..n-1 stand for, others no expert; or none
     void *stream;             // cudaStream_t; NULL on the CPU, where every call returns when done
 } moxie_batch;
 
@@ -364,7 +364,7 @@ typedef struct moxie_batch {
 typedef struct moxie_slab {
     uint32_t struct_size, reserved0;
     moxie_tensor rows;     // [cap, H]; EXPERT_MASKED: [experts, cap, H]
-    moxie_tensor scales;   // quantised rows: one per 128 (fp8) or 16 (nvfp4) columns
+    moxie_tensor scales;   // fp8: f32 per 128 columns; nvfp4: bytes, f32 of the row, e4m3 per 16
     moxie_tensor ids;      // [cap, k]; none in EXPERT_ layouts
     moxie_tensor weights;  // [cap, k]; in EXPERT_ layouts [cap] ([experts, cap]), or none: weight 1
 } moxie_slab;
@@ -377,7 +377,7 @@ typedef struct moxie_rows {
     uint32_t reserved0;
     const moxie_slab *slabs;
     moxie_tensor counts;      // by layout; device memory
-    moxie_tensor expert_map;  // int32: id of id_space to local expert, else "no expert"; or none
+    moxie_tensor expert_map;  // as moxie_batch's
 } moxie_rows;
 
 typedef struct moxie_call {
@@ -587,8 +587,8 @@ typedef struct moxie_expand_api {
     // CAPACITY when `out` cannot hold the worst case. [serial, stream, capturable; caller; 0.1]
     int32_t (*expand)(moxie_runner *, const moxie_call *, const moxie_rows *in,
                       const moxie_rows *out, const moxie_tensor *row_index, moxie_error *);
-    // Sums each row's expanded result rows in slot order, in fp32, times its router weights when
-    // `out` carries them, into the layout expand read. [serial, stream, capturable; caller; 0.1]
+    // Sums each row's expanded result rows in slot order, in fp32, into the layout expand read; run
+    // has applied the weights that expand wrote. [serial, stream, capturable; caller; 0.1]
     int32_t (*fold)(moxie_runner *, const moxie_call *, const moxie_rows *expanded,
                     const moxie_tensor *row_index, const moxie_rows *out, moxie_error *);
 } moxie_expand_api;

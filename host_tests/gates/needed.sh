@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# usage: needed LIBRARY
-# The library needs the C library's own parts and nothing else, and stays resident once loaded.
+# needed.sh LIBRARY: the library needs the C library's own parts and nothing else, and stays resident once loaded.
 set -euo pipefail
 
 allowed='^(libc|libm|libpthread|librt|libdl|ld-linux[-a-z0-9_]*)\.so\.[0-9]+$'
