@@ -10,10 +10,6 @@
 #include <stdio.h>
 #include <string.h>
 
-struct moxie_instance {
-    int32_t number;
-};
-
 struct moxie_runner {
     moxie_instance *instance;
 };
@@ -22,7 +18,7 @@ struct moxie_dispatcher {
     moxie_instance *instance;
 };
 
-static moxie_instance instances[2] = {{0}, {1}};
+static moxie_instance instances[2];
 static moxie_runner runners[2] = {{&instances[0]}, {&instances[1]}};
 static moxie_dispatcher dispatchers[2] = {{&instances[0]}, {&instances[1]}};
 
@@ -213,7 +209,7 @@ int runner_is_live(const moxie_runner *runner)
     return !fake.dead && (runner == &runners[0] || runner == &runners[1]);
 }
 
-const moxie_instance *runner_instance(const moxie_runner *runner)
+moxie_instance *runner_instance(const moxie_runner *runner)
 {
     return runner->instance;
 }
@@ -300,7 +296,7 @@ int dispatcher_is_live(const moxie_dispatcher *dispatcher)
     return !fake.dead && (dispatcher == &dispatchers[0] || dispatcher == &dispatchers[1]);
 }
 
-const moxie_instance *dispatcher_instance(const moxie_dispatcher *dispatcher)
+moxie_instance *dispatcher_instance(const moxie_dispatcher *dispatcher)
 {
     return dispatcher->instance;
 }
