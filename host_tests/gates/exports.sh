@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# usage: exports LIBRARY
-# The library exports exactly one symbol.
+# exports.sh LIBRARY: the library exports exactly one symbol.
 set -euo pipefail
 
 seen=$(nm -D --defined-only -P "$1" | awk '{ print $1 }')

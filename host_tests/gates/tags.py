@@ -1,7 +1,5 @@
 #!/usr/bin/env python3
-"""usage: tags SOURCE_DIR
-
-The comment of every slot in abi.h, and of the exported function, ends in the tags that the header's
+"""The comment of every slot in abi.h, and of the exported function, ends in the tags that the header's
 legend defines: [thread, order, graph; owner; since].
 """
 
@@ -45,7 +43,7 @@ def complaint(comment, version):
 
 
 def main():
-    text = (pathlib.Path(sys.argv[1]) / "abi.h").read_text()
+    text = pathlib.Path("abi.h").read_text()
     lines = text.splitlines()
     version = tuple(
         int(re.search(rf"#define MOXIE_VERSION_{part} (\d+)", text).group(1))

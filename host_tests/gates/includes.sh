@@ -1,9 +1,7 @@
 #!/usr/bin/env bash
-# usage: includes SOURCE_DIR
 # Includes point down only: abi -> plugin -> the kernels' C headers. The kernels know neither, hosts
 # know abi.h and abi/loader.h alone, only tests include host_tests, and CUDA and NCCL have their files.
 set -euo pipefail
-cd "$1"
 
 # allowed FILE HEADER: whether FILE may include HEADER.
 allowed() {

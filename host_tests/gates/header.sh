@@ -1,10 +1,9 @@
 #!/usr/bin/env bash
-# usage: header SOURCE_DIR
 # abi.h compiles alone, in every language that it promises, without implicit padding, and in two
 # translation units of one program. The loader compiles as C99 and as C++11.
 set -euo pipefail
 
-source_dir=$(cd "$1" && pwd)
+source_dir=$PWD
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 strict="-Wall -Wextra -Wpedantic -Werror -I $source_dir"

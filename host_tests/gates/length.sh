@@ -1,8 +1,6 @@
 #!/usr/bin/env bash
-# usage: length SOURCE_DIR
 # Functions have at most 70 lines, files at most 600, lines of abi.h at most 100 columns.
 set -euo pipefail
-cd "$1"
 
 status=0
 files=()

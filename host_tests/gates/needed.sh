@@ -1,17 +1,16 @@
 #!/usr/bin/env bash
-# usage: needed LIBRARY
-# The library needs the C library's own parts and nothing else, and stays resident once loaded.
+# needed.sh LIBRARY: the library needs the C library's own parts and nothing else, and stays resident once loaded.
 set -euo pipefail
 
 allowed='^(libc|libm|libpthread|librt|libdl|ld-linux[-a-z0-9_]*)\.so\.[0-9]+$'
 dynamic=$(readelf -dW "$1")
 status=0
-for name in $(sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' <<<"$dynamic"); do
+while read -r name; do
     if ! [[ $name =~ $allowed ]]; then
         echo "$1 needs $name; allowed are libc, libm, libpthread, librt, libdl and ld-linux"
         status=1
     fi
-done
+done < <(sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' <<<"$dynamic")
 for flag in NOW NODELETE; do
     if ! grep -q "FLAGS_1.*\b$flag\b" <<<"$dynamic"; then
         echo "$1 was linked without -z ${flag,,}"
