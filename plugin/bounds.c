@@ -202,17 +202,17 @@ static int64_t decode_of(const struct bounds *bounds, const struct config *confi
         graph >= running ? KEY_DECODE_GRAPH_MAX_BATCH : KEY_MAX_RUNNING_REQUESTS;
     enum config_key key = requests >= draft ? requests_key : KEY_SPECULATIVE_DRAFT_TOKENS;
     int64_t decode, most;
+    char each[64] = "";
 
     if (!config_ok(config, KEY_DISAGGREGATION_MODE)) return -1;
     if (config_word(config, KEY_DISAGGREGATION_MODE) == DISAGGREGATION_PREFILL) return 0;
     if (requests < 0 || draft < 0) return -1;
     if (size_mul(requests, draft, &decode)) return decode;
     most = bounds_tokens_countable(config) / (requests >= draft ? draft : requests);
+    if (draft > 1) (void)snprintf(each, sizeof each, " x speculative_draft_tokens %" PRId64, draft);
     report_reason(report, MOXIE_E_CONFIG, key,
-                  "decode = %s %" PRId64 " x speculative_draft_tokens %" PRId64
-                  " passes 2^62: set %s to %" PRId64 " or less",
-                  config_name(requests_key), requests, draft, config_name(key),
-                  most < 1 ? 1 : most);
+                  "decode = %s %" PRId64 "%s passes 2^62: set %s to %" PRId64 " or less",
+                  config_name(requests_key), requests, each, config_name(key), most < 1 ? 1 : most);
     return -1;
 }
 
