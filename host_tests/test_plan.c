@@ -314,6 +314,7 @@ START_TEST(overflow_is_a_reason)
         verdict_make(&verdict, &mock);
         ck_assert_uint_eq(verdict.plan.buffers_count, 0);
         ck_assert_uint_eq(verdict.plan.device_bytes, 0);
+        ck_assert_int_eq(verdict.plan.slot_bytes[BUFFER_PAIR_ROW], 0);
         verdict_free(&verdict);
         mock_host_fini(&mock);
     }
