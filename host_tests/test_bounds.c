@@ -230,10 +230,16 @@ END_TEST
 START_TEST(vector_11_unresolved)
 {
     struct mock_host mock;
+    struct verdict verdict;
 
     mock_host_init(&mock);
     mock_set_str(&mock, "speculative_algorithm", "EAGLE");
     assert_refused(&mock, MOXIE_E_CONFIG, "speculative_draft_tokens", "unresolved");
+    // The formula holds all the same: one token per request.
+    mock_set_i64(&mock, "max_running_requests", 16);
+    verdict_make(&verdict, &mock);
+    ck_assert_int_eq(verdict.bounds.forward_tokens, 16);
+    verdict_free(&verdict);
     mock_host_fini(&mock);
 }
 END_TEST
@@ -348,6 +354,8 @@ START_TEST(the_rest_is_still_computed)
     assert_refused(&mock, MOXIE_E_CONFIG, "max_running_requests", "4611686018427387904");
     assert_refused(&mock, MOXIE_E_CONFIG, "max_running_requests", "speculative_draft_tokens 8");
     ck_assert_int_eq(assert_advice_works(&mock, "max_running_requests"), 1);
+    mock_set_i64(&mock, "decode_graph_max_batch", HUGE_TOKENS); // a tie goes to the graph
+    assert_refused(&mock, MOXIE_E_CONFIG, "decode_graph_max_batch", "4611686018427387904");
     verdict_make(&verdict, &mock);
     ck_assert_int_eq(verdict.bounds.prefill, 512);
     ck_assert_int_eq(verdict.bounds.decode, -1);

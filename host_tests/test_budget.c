@@ -101,6 +101,13 @@ START_TEST(the_key_that_saves_most)
     ck_assert_int_eq(assert_advice_works(&mock, "capture_routed_experts"), 2);
     mock_host_fini(&mock);
 
+    // A small capture saves little.
+    init(&mock, 1);
+    mock_set_i64(&mock, "capture_routed_experts", 1);
+    mock_set_i64(&mock, "device_memory_budget_bytes", planned(&mock) / 2);
+    ck_assert_int_eq(assert_advice_works(&mock, "max_prefill_tokens"), 2);
+    mock_host_fini(&mock);
+
     // A cap far above what the forward needs.
     init(&mock, 4);
     mock_set_i64(&mock, "max_prefill_tokens", 16);

@@ -151,6 +151,10 @@ START_TEST(reasons_say_what_to_set)
                   "activation is 'sil': set it to one of silu, gelu, gelu_tanh, swigluoai, relu2, "
                   "or leave it out for "
                   "silu");
+    mock_set_str(&mock, "activation", "silux"); // nor is a continuation
+    assert_reason(&mock, "activation",
+                  "activation is 'silux': set it to one of silu, gelu, gelu_tanh, swigluoai, "
+                  "relu2, or leave it out for silu");
     mock_unset(&mock, "activation");
     mock_set_code(&mock, "ep_size", 77);
     assert_reason(
@@ -205,6 +209,10 @@ START_TEST(hostile_strings_are_refused)
                   "speculative_algorithm is 200 bytes long: set it to printable ASCII of at most "
                   "63 bytes, or leave it "
                   "out for none");
+    mock_set_raw(&mock, "speculative_algorithm", longest, 64, 64);
+    assert_reason(&mock, "speculative_algorithm",
+                  "speculative_algorithm is 64 bytes long: set it to printable ASCII of at most 63 "
+                  "bytes, or leave it out for none");
     mock_set_raw(&mock, "speculative_algorithm", longest, 63, 63);
     read_into(&config, &report, &mock);
     ck_assert_uint_eq(report.reasons_count, 0);

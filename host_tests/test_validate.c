@@ -262,6 +262,34 @@ START_TEST(rows_of_an_explicit_cap)
 }
 END_TEST
 
+START_TEST(rows_of_dynamic_chunks)
+{
+    struct mock_host mock;
+
+    mock_host_init(&mock);
+    mock_set_i64(&mock, "pipeline_dynamic_chunking", 1);
+    mock_set_i64(&mock, "chunked_prefill_size", (int64_t)1 << 30);
+    assert_refused(&mock, MOXIE_E_UNSUPPORTED, "chunked_prefill_size", "1342177280 rows");
+    ck_assert_int_eq(assert_advice_works(&mock, "chunked_prefill_size"), 1);
+    mock_host_fini(&mock);
+}
+END_TEST
+
+// Two keys that each bring too much: the host's own bound is the one change that helps.
+START_TEST(rows_of_several_keys)
+{
+    struct mock_host mock;
+
+    mock_host_init(&mock);
+    mock_set_i64(&mock, "max_prefill_tokens", (int64_t)1 << 31);
+    mock_set_i64(&mock, "max_running_requests", (int64_t)1 << 30);
+    assert_refused(&mock, MOXIE_E_UNSUPPORTED, "forward_tokens_max",
+                   "max_prefill_tokens 2147483648");
+    ck_assert_int_eq(assert_advice_works(&mock, "forward_tokens_max"), 1);
+    mock_host_fini(&mock);
+}
+END_TEST
+
 START_TEST(rows_of_verify_steps)
 {
     struct mock_host mock;
@@ -446,6 +474,8 @@ static void add(TCase *tests)
     tcase_add_test(tests, counts_fit_32_bits);
     tcase_add_test(tests, rows_fit_32_bits);
     tcase_add_test(tests, rows_of_an_explicit_cap);
+    tcase_add_test(tests, rows_of_dynamic_chunks);
+    tcase_add_test(tests, rows_of_several_keys);
     tcase_add_test(tests, rows_of_verify_steps);
     tcase_add_test(tests, rows_of_the_capture);
     tcase_add_test(tests, activation_parameters_are_honoured);
