@@ -1,30 +1,29 @@
 // Moxie: Mixture-of-Experts runners and token dispatchers behind one C ABI.
 //
-// One shared object, libmoxie.so, exports one symbol: moxie_get_api_v1. An engine loads it, hands it
-// callbacks for configuration, memory, log and bootstrap, and gets tables of functions back. This
-// header reads top to bottom as the life of a host:
+// One shared object, libmoxie.so, exports one symbol: moxie_get_api_v1. An engine loads it, hands
+// it callbacks for configuration, memory, log and bootstrap, and gets tables of functions back.
+// This header reads top to bottom as the life of a host:
 //
 //   load -> probe -> open -> validate -> plan -> create -> step, step, step -> close
 //
 // Per-step calls allocate nothing, never wait for the device on the host, and, where tagged
-// [capturable], launch the same operations every time, so that a CUDA graph of them can be replayed.
-// Bad input returns a code and has written nothing. The library never prints, traps or exits.
+// capturable, launch the same operations every time, so that a CUDA graph of them can be replayed.
+// Bad input returns a code and has written nothing but NULL to out pointers. The library never
+// prints, traps or exits. Parameters are named where their type does not say what they are.
 //
-// Rules of growth. Every struct but moxie_tensor starts with struct_size, set by whoever fills it to
-// the size it was compiled with. Structs and tables grow at the end only; a reader takes any size
-// from the first published one up, and a non-zero byte past what it knows is MOXIE_E_UNSUPPORTED
-// naming the offset. Zero in a field means the documented default. Fields named reserved must be 0.
+// Rules of growth. Every struct but moxie_tensor starts with struct_size, set by whoever fills it
+// to the size it was compiled with. Structs and tables grow at the end only. A reader takes any
+// size from the first published one up; a non-zero byte past what it knows is MOXIE_E_UNSUPPORTED,
+// with the offset. Zero in a field means the documented default. Fields named reserved must be 0.
 // Version 0.N: a change to an existing field, slot or meaning bumps N, and unequal N refuse each
-// other in words; appends keep N.
+// other in words; appends keep N. Versions: 0.1 first published.
 //
-// Tags close the comment of every slot:
-//   [any]              any thread, at any time           [init]     not during a step; may allocate
-//   [instance-serial]  one call at a time per instance   [stream]   enqueued on the given stream
-//   [collective]       every active rank makes the same call in the same order
-//   [capturable] [eager-only]  may / may not be captured into a CUDA graph
-//   owner: who frees what the call hands out             since: the version that added it
-//
-// Versions: 0.1 first published.
+// The comment of every slot closes with its tags, [thread, order, graph; owner; since]:
+//   any         any thread, at any time            init    not during a step; may allocate
+//   serial      one call at a time per instance    stream  enqueued on the given stream
+//   collective  every active rank makes the same call in the same order
+//   capturable, eager   may, may not be captured into a CUDA graph
+//   owner: who frees what the call hands out, and how; since: the version that added the slot
 
 #ifndef MOXIE_ABI_H
 #define MOXIE_ABI_H
@@ -41,20 +40,18 @@ extern "C" {
 #define MOXIE_VERSION_PATCH 0
 #define MOXIE_ABI(major, minor) (((uint32_t)(major) << 16) | (uint32_t)(minor))
 #define MOXIE_ABI_VERSION MOXIE_ABI(MOXIE_VERSION_MAJOR, MOXIE_VERSION_MINOR)
-
 #define MOXIE_RANKS_MAX 64  // ep_size
 #define MOXIE_TOP_K_MAX 32
 #define MOXIE_SLOTS_MAX 4   // forwards in flight
 
 // ---- Status ------------------------------------------------------------------------------------
-
 // Every fallible call returns one of these. Values are never reused.
 #define MOXIE_OK 0
 #define MOXIE_E_INVALID 1              // an argument breaks the contract; the text names it
 #define MOXIE_E_UNSUPPORTED 2          // never works here: no such kernel, layout, extension, field
 #define MOXIE_E_UNAVAILABLE 3          // would work, but not now or not on this machine
 #define MOXIE_E_VERSION 4              // no common ABI version
-#define MOXIE_E_CONFIG 5               // the configuration was refused; validate() lists every reason
+#define MOXIE_E_CONFIG 5               // configuration refused; validate() lists every reason
 #define MOXIE_E_CAPACITY 6             // more tokens than the plan holds; nothing was written
 #define MOXIE_E_CAPTURING 7            // cannot be captured; the stream was not touched
 #define MOXIE_E_COLLECTIVE_MISMATCH 8  // ranks differ in ABI, build or configuration
@@ -68,20 +65,18 @@ extern "C" {
 typedef struct moxie_error {
     uint32_t struct_size;
     int32_t code;         // the returned code
-    int32_t rank;         // MOXIE_E_PEER and MOXIE_E_COLLECTIVE_MISMATCH: the rank to blame, else -1
+    int32_t rank;         // MOXIE_E_PEER, MOXIE_E_COLLECTIVE_MISMATCH: the rank to blame, else -1
     uint32_t text_bytes;  // capacity of text
-    char *text;           // caller's buffer, always NUL-terminated; what was seen, wanted, to change
+    char *text;           // caller's, always NUL-terminated: what was seen, wanted, to change
 } moxie_error;
 
 // ---- Tensors and formats -----------------------------------------------------------------------
-
-// Exactly DLPack's DLDevice, DLDataType and DLTensor, frozen for ever: a DLPack pointer passes as it
-// is. shape and strides are [ndim], in elements; strides NULL means compact row-major. data NULL
+// Exactly DLPack's DLDevice, DLDataType and DLTensor, frozen for ever: a DLPack pointer passes as
+// it is. shape and strides are [ndim], in elements; strides NULL means compact row-major. data NULL
 // means "no tensor" wherever one is optional. Packed 4-bit values are uint8 with half the columns,
 // the even element in the low nibble; e8m0 scales are uint8.
 #define MOXIE_DEVICE_CPU 1
 #define MOXIE_DEVICE_CUDA 2
-
 #define MOXIE_DTYPE_INT 0
 #define MOXIE_DTYPE_UINT 1
 #define MOXIE_DTYPE_FLOAT 2
@@ -89,13 +84,11 @@ typedef struct moxie_error {
 #define MOXIE_DTYPE_FLOAT8_E4M3FN 10
 
 typedef struct moxie_device {
-    int32_t type;  // MOXIE_DEVICE_*
-    int32_t id;
+    int32_t type, id;  // type: MOXIE_DEVICE_*
 } moxie_device;
 
 typedef struct moxie_dtype {
-    uint8_t code;  // MOXIE_DTYPE_*
-    uint8_t bits;
+    uint8_t code, bits;  // code: MOXIE_DTYPE_*
     uint16_t lanes;
 } moxie_dtype;
 
@@ -104,8 +97,7 @@ typedef struct moxie_tensor {
     moxie_device device;
     int32_t ndim;
     moxie_dtype dtype;
-    int64_t *shape;
-    int64_t *strides;
+    int64_t *shape, *strides;
     uint64_t byte_offset;
 } moxie_tensor;
 
@@ -122,8 +114,7 @@ typedef struct moxie_tensor {
 #define MOXIE_FORMAT_NVFP4 9         // e2m1; scale e4m3 per 16 of K, and f32 per tensor
 #define MOXIE_FORMAT_FP8 10          // activations only: e4m3, scaled per 1 x 128
 
-// ---- Memory ------------------------------------------------------------------------------------
-
+// ---- The host's side ---------------------------------------------------------------------------
 #define MOXIE_MEMORY_DEVICE 1     // the runner's own memory; plain RAM when `device` is cpu
 #define MOXIE_MEMORY_SYMMETRIC 2  // visible to peers; always made by the plugin
 #define MOXIE_MEMORY_PINNED 3
@@ -132,18 +123,14 @@ typedef struct moxie_tensor {
 // One planned allocation, as the plugin asks the host's allocator for it.
 typedef struct moxie_allocation {
     uint32_t struct_size;
-    int32_t kind;      // MOXIE_MEMORY_DEVICE, _PINNED or _HOST
-    uint64_t bytes;    // > 0
-    uint64_t align;    // a power of two
-    const char *name;  // the buffer's name in the plan
+    int32_t kind;           // MOXIE_MEMORY_DEVICE, _PINNED or _HOST
+    uint64_t bytes, align;  // > 0; a power of two
+    const char *name;       // the buffer's name in the plan
 } moxie_allocation;
-
-// ---- The host's side ---------------------------------------------------------------------------
 
 #define MOXIE_CONFIG_FOUND 0
 #define MOXIE_CONFIG_ABSENT 1
 #define MOXIE_CONFIG_WRONG_TYPE 2
-
 #define MOXIE_LOG_DEBUG 0
 #define MOXIE_LOG_INFO 1
 #define MOXIE_LOG_WARNING 2
@@ -167,59 +154,56 @@ typedef struct moxie_host {
     const char *name;      // "my-engine 1.2"; copied
 
     // Configuration: `key` is one of the documented keys. Return MOXIE_CONFIG_*; on FOUND write
-    // *value. A key of another type is WRONG_TYPE, never converted. [init] [eager-only] owner: host since: 0.1
+    // *value. A key of another type is WRONG_TYPE, never converted. [init, eager; host; 0.1]
     int32_t (*get_i64)(void *ctx, const char *key, int64_t *value);
-    // As get_i64; an integer value counts as found. [init] [eager-only] owner: host since: 0.1
+    // As get_i64; an integer value counts as found. [init, eager; host; 0.1]
     int32_t (*get_f64)(void *ctx, const char *key, double *value);
     // Writes up to capacity - 1 bytes and a NUL, and the full length without the NUL to *length.
-    // [init] [eager-only] owner: host since: 0.1
-    int32_t (*get_str)(void *ctx, const char *key, char *buffer, uint64_t capacity, uint64_t *length);
-
+    // [init, eager; host; 0.1]
+    int32_t (*get_str)(void *ctx, const char *key, char *text, uint64_t capacity, uint64_t *length);
     // Both or neither. Every planned buffer but the symmetric ones comes from here. Returns 0 and
-    // *memory, or non-zero and the plugin fails with MOXIE_E_MEMORY. [init] [eager-only] owner: plugin since: 0.1
+    // *memory, or non-zero: the plugin fails with MOXIE_E_MEMORY. [init, eager; plugin; 0.1]
     int32_t (*allocate)(void *ctx, const moxie_allocation *request, void **memory);
-    // `request` equals the one that made `memory`. [init] [eager-only] owner: host since: 0.1
+    // `request` equals the one that made `memory`. [init, eager; host; 0.1]
     void (*release)(void *ctx, const moxie_allocation *request, void *memory);
+    // A whole line without newline, valid in the call; from open() on. [any, eager; plugin; 0.1]
+    void (*log)(void *ctx, int32_t severity, const char *component, const char *text,
+                uint64_t length);
 
-    // A complete line without newline, valid in the call only; from open() on. [any] [eager-only] owner: plugin since: 0.1
-    void (*log)(void *ctx, int32_t severity, const char *component, const char *text, uint64_t length);
-
-    // Bootstrap between the EP ranks, used while creating and closing. all_gather sends `bytes` from
-    // every rank; `recv` gets ranks * bytes in rank order. Both return 0, or non-zero when a rank
-    // cannot be reached; they must not wait for ever. [init] [collective] [eager-only] owner: plugin since: 0.1
+    // Bootstrap between the EP ranks, used while creating and closing. all_gather sends `bytes`
+    // from every rank; `recv` gets ranks * bytes in rank order. Both return 0, or non-zero when a
+    // rank cannot be reached; they must not wait for ever. [init, collective, eager; plugin; 0.1]
     int32_t (*all_gather)(void *ctx, const void *send, void *recv, uint64_t bytes);
-    // Returns once every rank has called. [init] [collective] [eager-only] owner: host since: 0.1
+    // Returns once every rank has called. [init, collective, eager; host; 0.1]
     int32_t (*barrier)(void *ctx);
 
     // Hands over what this build offers, during open(). A non-zero answer fails open(). The tables
-    // live as long as the library. [init] [eager-only] owner: plugin since: 0.1
-    int32_t (*register_runner)(void *ctx, const moxie_runner_info *runner);
-    // As register_runner. [init] [eager-only] owner: plugin since: 0.1
-    int32_t (*register_dispatcher)(void *ctx, const moxie_dispatcher_info *dispatcher);
+    // live as long as the library. [init, eager; plugin; 0.1]
+    int32_t (*register_runner)(void *ctx, const moxie_runner_info *);
+    // As register_runner. [init, eager; plugin; 0.1]
+    int32_t (*register_dispatcher)(void *ctx, const moxie_dispatcher_info *);
 
     void *communicator;  // an ncclComm_t over the EP ranks, or NULL; borrowed until close()
-
     // Runs task(arg, 0..tasks-1), in any order and on any threads, and returns when all are done.
-    // NULL: the plugin makes cpu_threads of its own. [instance-serial] [eager-only] owner: plugin since: 0.1
-    void (*parallel_for)(void *ctx, uint64_t tasks, void (*task)(void *arg, uint64_t index), void *arg);
-    // Non-zero when the calling thread may enter a slot tagged so (MOXIE_THREAD_*). A zero is logged as
-    // HOST_MISBEHAVING and the call returns MOXIE_E_INVALID. [any] [eager-only] owner: host since: 0.1
+    // NULL: the plugin makes cpu_threads of its own. [serial, eager; plugin; 0.1]
+    void (*parallel_for)(void *ctx, uint64_t tasks, void (*task)(void *arg, uint64_t i), void *arg);
+    // Non-zero when the calling thread may enter a slot tagged so (MOXIE_THREAD_*). A zero is
+    // logged as HOST_MISBEHAVING and the call returns MOXIE_E_INVALID. [any, eager; host; 0.1]
     int32_t (*thread_check)(void *ctx, int32_t tag);
-    // An extension of the host's ("vendor.name/1"), or NULL. [any] [eager-only] owner: host since: 0.1
+    // An extension of the host's ("vendor.name/1"), or NULL. [any, eager; host; 0.1]
     const void *(*get_extension)(void *ctx, const char *name);
 } moxie_host;
 
 // ---- What runs where ---------------------------------------------------------------------------
-
 // Receive layouts: what a dispatcher hands to a runner. H hidden, k top_k.
 #define MOXIE_LAYOUT_STANDARD 1           // one slab [tokens, H] with ids and weights [tokens, k]
 #define MOXIE_LAYOUT_RANK_MAJOR 2         // a slab [cap, H] per source rank, counts int32 [ranks]
-#define MOXIE_LAYOUT_EXPERT_CONTIGUOUS 3  // one slab [rows, H], counts int32 [experts + 1]: prefix sums
+#define MOXIE_LAYOUT_EXPERT_CONTIGUOUS 3  // one slab [rows, H], prefix sums int32 [experts + 1]
 #define MOXIE_LAYOUT_EXPERT_MASKED 4      // one slab [experts, cap, H], counts int32 [experts]
 #define MOXIE_LAYOUT_BIT(layout) (1u << (layout))
 
 // What an expert id means. Every id outside the space is "no expert": skipped, contributing zero.
-#define MOXIE_IDS_GLOBAL 1    // logical experts, 0..num_experts-1, through expert_map when given
+#define MOXIE_IDS_GLOBAL 1    // logical experts; without an expert_map, the physical one of that id
 #define MOXIE_IDS_PHYSICAL 2  // 0..physical_experts-1: logical, then redundant, then shared
 #define MOXIE_IDS_LOCAL 3     // 0..experts_local-1 of this rank
 
@@ -227,48 +211,41 @@ typedef struct moxie_host {
 #define MOXIE_BY_HOST 1
 #define MOXIE_BY_RUNNER 2
 #define MOXIE_BY_DISPATCHER 3
-
 #define MOXIE_GRAPH_EAGER_ONLY 0
 #define MOXIE_GRAPH_CAPTURABLE 1
 
 // What a side produces (dispatcher) or accepts (runner). validate() matches the two.
 typedef struct moxie_traits {
     uint32_t struct_size;
-    uint32_t layouts;            // MOXIE_LAYOUT_BIT set
-    uint32_t id_spaces;          // 1u << MOXIE_IDS_* set
-    int32_t no_expert_id;        // written for "no expert"; a runner accepts any id out of range
-    int32_t weights_applied_by;  // MOXIE_BY_*: who multiplies router weights
-    int32_t scaling_applied_by;  // MOXIE_BY_*: who multiplies the key routed_scaling_factor
-    int32_t output_is_reduced;   // 1: y is complete on its rank; 0: the host still sums over the group
-    int32_t reduction_group;     // ranks that a reduction covers or owes: 1, or ep_size
-    uint32_t formats;            // 1u << MOXIE_FORMAT_* set of row payloads
-    int32_t graph;               // MOXIE_GRAPH_*
-    uint32_t row_align_bytes;    // alignment of every row
-    uint32_t reserved0;
+    uint32_t layouts, id_spaces;  // sets of MOXIE_LAYOUT_BIT(), of 1u << MOXIE_IDS_*
+    int32_t no_expert_id;         // written for "no expert"; a runner accepts any id out of range
+    // MOXIE_BY_*: who multiplies router weights, and who the key routed_scaling_factor.
+    int32_t weights_applied_by, scaling_applied_by;
+    int32_t output_is_reduced;    // 1: y is complete on its rank; 0: the host sums over the group
+    int32_t reduction_group;      // ranks that a reduction covers or owes: 1, or ep_size
+    uint32_t formats;             // 1u << MOXIE_FORMAT_* set of row payloads
+    int32_t graph;                // MOXIE_GRAPH_*
+    uint32_t row_align_bytes, reserved0;  // alignment of every row
 } moxie_traits;
 
 // ---- Probe -------------------------------------------------------------------------------------
-
 // How well one registered backend would run on this machine.
 typedef struct moxie_probe {
     uint32_t struct_size;
-    int32_t score;       // 0: cannot run; higher is better
-    const char *name;    // "moxie_cpu", "alltoall"
-    const char *kind;    // "runner" or "dispatcher"
-    const char *device;  // "cpu", "sm_90"
-    char reason[160];    // always filled
+    int32_t score;            // 0: cannot run; higher is better
+    const char *name, *kind;  // "moxie_cpu", "alltoall"; "runner" or "dispatcher"
+    const char *device;       // "cpu", "sm_90"
+    char reason[160];         // always filled
 } moxie_probe;
 
 // ---- Configuration, verdict, plan --------------------------------------------------------------
-
 // One key of the snapshot that open() took, after resolving `auto`.
 typedef struct moxie_config_entry {
     uint32_t struct_size;
-    int32_t found;      // 1: the host set it, 0: the default
-    const char *key;
-    const char *type;   // "i64", "f64" or "str"
-    const char *value;  // printed; what `auto` became
-    const char *help;   // one line
+    int32_t found;           // 1: the host set it, 0: the default
+    const char *key, *type;  // type: "i64", "f64" or "str"
+    const char *value;       // printed; what `auto` became
+    const char *help;        // one line
 } moxie_config_entry;
 
 typedef struct moxie_reason {
@@ -281,8 +258,7 @@ typedef struct moxie_reason {
 
 // Everything that cannot work, at once. Owned by the instance.
 typedef struct moxie_report {
-    uint32_t struct_size;
-    uint32_t reason_stride;  // bytes between two entries, here and below
+    uint32_t struct_size, reason_stride;  // stride: bytes between two entries, here and below
     uint64_t reasons_count;  // 0: accepted
     const moxie_reason *reasons;
     uint64_t warnings_count;
@@ -291,35 +267,28 @@ typedef struct moxie_report {
 
 // Tokens and rows, all 64-bit, all worst case. -1: not computable from a refused configuration.
 typedef struct moxie_bounds {
-    uint32_t struct_size;
-    uint32_t reserved0;
-    int64_t forward_tokens;     // one DP rank, one forward
-    const char *dominant;       // the key that forward_tokens came from
-    int64_t prefill, decode;    // the two bounds it is the maximum of
-    int64_t dispatch_required;  // tokens per source rank, one forward
-    int64_t dispatch_tokens;    // tokens per source rank, one round
-    int64_t allgather_rows, alltoall_rows;  // rows one rank may receive
-    int64_t capture_rows;                   // rows of the routed-experts capture
-    int64_t dispatch_call_tokens_max;       // this rank's tokens in one dispatch()
-    int64_t forward_call_tokens_max;        // this rank's tokens in one forward()
-    int64_t physical_experts;
-    int64_t expert_first, experts_local;    // physical ids this rank owns
+    uint32_t struct_size, reserved0;
+    int64_t forward_tokens;                      // one DP rank, one forward
+    const char *dominant;                        // the key that forward_tokens came from
+    int64_t prefill, decode;                     // the two bounds it is the maximum of
+    int64_t dispatch_required, dispatch_tokens;  // tokens per source rank: one forward, one round
+    int64_t allgather_rows, alltoall_rows;       // rows one rank may receive
+    int64_t capture_rows;                        // rows of the routed-experts capture
+    int64_t dispatch_call_tokens_max, forward_call_tokens_max;  // this rank's tokens in one call
+    int64_t physical_experts, expert_first, experts_local;  // in all; first and count of this rank
 } moxie_bounds;
 
 typedef struct moxie_buffer {
     uint32_t struct_size;
-    int32_t kind;           // MOXIE_MEMORY_*
+    int32_t kind;                  // MOXIE_MEMORY_*
     const char *name;
-    uint64_t bytes;         // asked for
-    uint64_t bytes_mapped;  // taken, in the granules of its kind
+    uint64_t bytes, bytes_mapped;  // asked for; taken, in the granules of its kind
     uint64_t align;
-    const char *why;        // one line
+    const char *why;               // one line
 } moxie_buffer;
 
-// Owned by the instance.
-typedef struct moxie_plan {
-    uint32_t struct_size;
-    uint32_t buffer_stride;
+typedef struct moxie_plan {  // owned by the instance
+    uint32_t struct_size, buffer_stride;
     const moxie_bounds *bounds;
     uint64_t buffers_count;  // 0 when the configuration is refused
     const moxie_buffer *buffers;
@@ -327,47 +296,38 @@ typedef struct moxie_plan {
 } moxie_plan;
 
 // ---- Weights -----------------------------------------------------------------------------------
-
 #define MOXIE_ORDER_PLAIN 0        // w2, or a w1 without a gate
 #define MOXIE_ORDER_GATE_UP 1      // rows 0..I-1 gate, I..2I-1 up
 #define MOXIE_ORDER_UP_GATE 2
 #define MOXIE_ORDER_INTERLEAVED 3  // row 2i gate, row 2i+1 up
-
 #define MOXIE_ROWS_OUT 0  // values [E, N, K]: a row per output feature
 #define MOXIE_ROWS_IN 1   // values [E, K, N]: a row per input feature; f32, bf16 and f16 only
 
-// One projection of every expert this rank owns: N outputs, K inputs. w1: N = 2I (I without a gate),
-// K = H; w2: N = H, K = I. Scales by format: fp8_tensor [E] or [E, 2]; fp8_channel [E, N];
-// fp8_block128 [E, rows, ceil(K/128)] where rows = ceil(N/128), and for a gated w1 ceil(I/128) rows of
-// the first half, then as many of the second; int4_g32, mxfp4 [E, N, K/32]; nvfp4 [E, N, K/16].
+// One projection of every expert this rank owns: N outputs, K inputs. w1: N = 2I (I without a
+// gate), K = H; w2: N = H, K = I. Scales by format: fp8_tensor [E] or [E, 2]; fp8_channel [E, N];
+// fp8_block128 [E, rows, ceil(K/128)] where rows = ceil(N/128), and for a gated w1 ceil(I/128) rows
+// of the first half, then as many of the second; int4_g32, mxfp4 [E, N, K/32]; nvfp4 [E, N, K/16].
 // The last dimension is compact; the others may be strided.
 typedef struct moxie_matrix {
     uint32_t struct_size;
-    int32_t format;       // MOXIE_FORMAT_*
-    int32_t order;        // MOXIE_ORDER_*
-    int32_t orientation;  // MOXIE_ROWS_*
-    moxie_tensor values;
-    moxie_tensor scales;
+    int32_t format, order, orientation;  // MOXIE_FORMAT_*, MOXIE_ORDER_*, MOXIE_ROWS_*
+    moxie_tensor values, scales;
     moxie_tensor global_scales;  // nvfp4: f32 [E], or [E, 2] for gate then up
     moxie_tensor bias;           // f32, bf16 or f16 [E, N] in the order of the rows, or none
-    int32_t block_offset;        // fp8_block128: intermediate units of the first block that another shard owns
+    int32_t block_offset;  // fp8_block128: intermediate units of block 0 that another shard owns
     uint32_t reserved0;
 } moxie_matrix;
 
 // Borrowed until the runner is destroyed, as is every tensor inside; the numbers stay the host's.
 typedef struct moxie_weights {
-    uint32_t struct_size;
-    uint32_t reserved0;
-    const moxie_matrix *w1;  // gate and up
-    const moxie_matrix *w2;  // down
+    uint32_t struct_size, reserved0;
+    const moxie_matrix *w1, *w2;  // gate and up; down
 } moxie_weights;
 
 // ---- A step ------------------------------------------------------------------------------------
-
 #define MOXIE_PADDING_NONE 0
 #define MOXIE_PADDING_MAX_LEN 1  // every rank moves as many rows as the fullest
 #define MOXIE_PADDING_SUM_LEN 2  // every rank moves its own rows
-
 #define MOXIE_PHASE_MIXED 0
 #define MOXIE_PHASE_PREFILL 1
 #define MOXIE_PHASE_DECODE 2
@@ -380,60 +340,54 @@ typedef struct moxie_step {
     int32_t slot;                // 0..forwards_in_flight_max-1
     int64_t tokens;              // local: this rank's tokens, 0 is a normal call
     const int64_t *rank_tokens;  // [ep_size] every rank's tokens; NULL: the static bound
-    int32_t padding;             // MOXIE_PADDING_*
-    int32_t phase;               // MOXIE_PHASE_*
-    const int32_t *tokens_valid; // local, device memory: rows from *tokens_valid on are "no expert"; NULL: all
-                                 // valid. Re-read by every launch and every graph replay
-    int64_t capture_row;         // local: first row of the routed-experts capture that this step writes
+    int32_t padding, phase;      // MOXIE_PADDING_*, MOXIE_PHASE_*
+    // Local, device memory: rows from *tokens_valid on are "no expert"; NULL: all are valid.
+    // Re-read by every launch and every graph replay.
+    const int32_t *tokens_valid;
+    int64_t capture_row;  // local: first row of the routed-experts capture that this step writes
 } moxie_step;
 
 // One layer's input and output of this rank. T = the step's tokens. All tensors on `device`.
 typedef struct moxie_batch {
     uint32_t struct_size;
-    int32_t slot;
-    int32_t layer;     // 0..num_layers-1: where captured ids go
-    int32_t id_space;  // MOXIE_IDS_*
+    int32_t slot, layer;      // layer: 0..num_layers-1, where captured ids go
+    int32_t id_space;         // MOXIE_IDS_*: of what expert_map gives, of ids when there is none
     moxie_tensor x;           // [T, H] input_format
     moxie_tensor ids;         // [T, k] int32 or int64
     moxie_tensor weights;     // [T, k] f32, bf16 or f16
     moxie_tensor y;           // [T, H] output_format, the caller's; may not overlap x
-    moxie_tensor expert_map;  // int32 [num_experts]: logical to physical id; none: the identity
+    moxie_tensor expert_map;  // int32 [n]: what ids 0..n-1 stand for, others no expert; or none
     void *stream;             // cudaStream_t; NULL on the CPU, where every call returns when done
 } moxie_batch;
 
 // Rows of one source. The last dimension of every tensor is compact.
 typedef struct moxie_slab {
-    uint32_t struct_size;
-    uint32_t reserved0;
+    uint32_t struct_size, reserved0;
     moxie_tensor rows;     // [cap, H]; EXPERT_MASKED: [experts, cap, H]
-    moxie_tensor scales;   // quantised rows: one per 128 (fp8) or 16 (nvfp4) columns
+    moxie_tensor scales;   // fp8: f32 per 128 columns; nvfp4: bytes, f32 of the row, e4m3 per 16
     moxie_tensor ids;      // [cap, k]; none in EXPERT_ layouts
     moxie_tensor weights;  // [cap, k]; in EXPERT_ layouts [cap] ([experts, cap]), or none: weight 1
 } moxie_slab;
 
-// What a dispatcher received, or where a runner writes its result: the same slabs in the same order.
+// What a dispatcher received, or where a runner writes its result: the same slabs, the same order.
 typedef struct moxie_rows {
     uint32_t struct_size;
-    int32_t layout;         // MOXIE_LAYOUT_*
-    int32_t id_space;       // MOXIE_IDS_*
-    uint32_t slabs_count;
-    uint32_t slab_stride;   // bytes between two slabs
+    int32_t layout, id_space;           // MOXIE_LAYOUT_*, MOXIE_IDS_*
+    uint32_t slabs_count, slab_stride;  // stride: bytes between two slabs
     uint32_t reserved0;
     const moxie_slab *slabs;
     moxie_tensor counts;      // by layout; device memory
-    moxie_tensor expert_map;  // int32: an id of id_space to a local expert, else "no expert"; or none
+    moxie_tensor expert_map;  // as moxie_batch's
 } moxie_rows;
 
 typedef struct moxie_call {
     uint32_t struct_size;
-    int32_t slot;
-    int32_t layer;
+    int32_t slot, layer;
     uint32_t reserved0;
     void *stream;
 } moxie_call;
 
 // ---- Runner ------------------------------------------------------------------------------------
-
 typedef struct moxie_instance moxie_instance;
 typedef struct moxie_runner moxie_runner;
 typedef struct moxie_dispatcher moxie_dispatcher;
@@ -441,116 +395,96 @@ typedef struct moxie_dispatcher moxie_dispatcher;
 // The experts of one layer. out rows of STANDARD and RANK_MAJOR are weighted and summed over this
 // rank's experts, one row per in row; of the EXPERT_ layouts, one row per in row.
 typedef struct moxie_runner_api {
-    uint32_t struct_size;
-    uint32_t reserved0;
-    // Checks shapes, formats and scales of `weights`, and borrows them. On failure *out is NULL.
-    // [init] [eager-only] owner: caller, destroy since: 0.1
-    int32_t (*create)(moxie_instance *instance, int32_t layer, const moxie_weights *weights,
-                      moxie_runner **out, moxie_error *error);
-    // Computes `in` into `out`. [instance-serial] [stream] [capturable] owner: caller since: 0.1
-    int32_t (*run)(moxie_runner *runner, const moxie_call *call, const moxie_rows *in,
-                   const moxie_rows *out, moxie_error *error);
-    // The host rewrote these local experts in place (NULL: all). [instance-serial] [eager-only] owner: caller since: 0.1
-    int32_t (*weights_updated)(moxie_runner *runner, const int32_t *experts, uint64_t count,
-                               moxie_error *error);
-    // NULL is a no-op. [init] [eager-only] owner: plugin since: 0.1
-    void (*destroy)(moxie_runner *runner);
+    uint32_t struct_size, reserved0;
+    // Checks shapes, formats, scales; borrows the weights. [init, eager; caller, destroy; 0.1]
+    int32_t (*create)(moxie_instance *, int32_t layer, const moxie_weights *, moxie_runner **out,
+                      moxie_error *);
+    // Computes `in` into `out`. [serial, stream, capturable; caller; 0.1]
+    int32_t (*run)(moxie_runner *, const moxie_call *, const moxie_rows *in, const moxie_rows *out,
+                   moxie_error *);
+    // The host rewrote these local experts in place (NULL: all). [serial, eager; caller; 0.1]
+    int32_t (*weights_updated)(moxie_runner *, const int32_t *ids, uint64_t count, moxie_error *);
+    // NULL is a no-op. [init, eager; plugin; 0.1]
+    void (*destroy)(moxie_runner *);
 } moxie_runner_api;
 
 struct moxie_runner_info {
-    uint32_t struct_size;
-    uint32_t reserved0;
-    const char *name;    // "moxie_cpu"
-    const char *device;  // "cpu", "sm_90"
+    uint32_t struct_size, reserved0;
+    const char *name, *device;  // "moxie_cpu" on "cpu", "sm_90"
     const moxie_traits *traits;
     const moxie_runner_api *api;
 };
 
 // ---- Dispatcher --------------------------------------------------------------------------------
-
-// Moves rows to the ranks that own their experts, and back. Per slot the order is begin, then for each
-// layer dispatch, run, combine; anything else is MOXIE_E_INVALID. After MOXIE_E_PEER or
+// Moves rows to the ranks that own their experts, and back. Per slot the order is begin, then for
+// each layer dispatch, run, combine; anything else is MOXIE_E_INVALID. After MOXIE_E_PEER or
 // MOXIE_E_TIMEOUT y is zero, and every call answers the same until set_active_ranks.
 typedef struct moxie_dispatcher_api {
-    uint32_t struct_size;
-    uint32_t reserved0;
-    // Maps windows, compares ABI, build and configuration of all ranks. On failure *out is NULL.
-    // [init] [collective] [eager-only] owner: caller, destroy since: 0.1
-    int32_t (*create)(moxie_instance *instance, moxie_dispatcher **out, moxie_error *error);
+    uint32_t struct_size, reserved0;
+    // Maps windows, compares ABI, build and configuration of all ranks.
+    // [init, collective, eager; caller, destroy; 0.1]
+    int32_t (*create)(moxie_instance *, moxie_dispatcher **out, moxie_error *);
     // Sets what the next layers of this slot carry; refuses what exceeds the plan. Not needed for a
-    // replay. [instance-serial] [collective] [eager-only] owner: caller since: 0.1
-    int32_t (*begin_forward)(moxie_dispatcher *dispatcher, const moxie_step *step, moxie_error *error);
-    // dispatch_send then dispatch_recv. *in and *out belong to the dispatcher and hold until combine:
-    // hand both to run(). [instance-serial] [collective] [stream] [capturable] owner: plugin since: 0.1
-    int32_t (*dispatch)(moxie_dispatcher *dispatcher, const moxie_batch *batch, const moxie_rows **in,
-                        const moxie_rows **out, moxie_error *error);
+    // replay. [serial, collective, eager; caller; 0.1]
+    int32_t (*begin_forward)(moxie_dispatcher *, const moxie_step *, moxie_error *);
+    // dispatch_send then dispatch_recv. *in and *out belong to the dispatcher and hold until
+    // combine: hand both to run(). [serial, collective, stream, capturable; plugin; 0.1]
+    int32_t (*dispatch)(moxie_dispatcher *, const moxie_batch *, const moxie_rows **in,
+                        const moxie_rows **out, moxie_error *);
     // combine_send then combine_recv: y is complete when traits.output_is_reduced.
-    // [instance-serial] [collective] [stream] [capturable] owner: caller since: 0.1
-    int32_t (*combine)(moxie_dispatcher *dispatcher, const moxie_batch *batch, moxie_error *error);
+    // [serial, collective, stream, capturable; caller; 0.1]
+    int32_t (*combine)(moxie_dispatcher *, const moxie_batch *, moxie_error *);
 
-    // The halves, for hosts that put work between them.
-    // Pushes rows and flags; waits for nobody. [instance-serial] [collective] [stream] [capturable] owner: caller since: 0.1
-    int32_t (*dispatch_send)(moxie_dispatcher *dispatcher, const moxie_batch *batch, moxie_error *error);
-    // Waits for every active rank's rows. [instance-serial] [collective] [stream] [capturable] owner: plugin since: 0.1
-    int32_t (*dispatch_recv)(moxie_dispatcher *dispatcher, const moxie_batch *batch,
-                             const moxie_rows **in, const moxie_rows **out, moxie_error *error);
-    // Pushes results and flags. [instance-serial] [collective] [stream] [capturable] owner: caller since: 0.1
-    int32_t (*combine_send)(moxie_dispatcher *dispatcher, const moxie_batch *batch, moxie_error *error);
-    // Waits, and sums over ranks in rank order. [instance-serial] [collective] [stream] [capturable] owner: caller since: 0.1
-    int32_t (*combine_recv)(moxie_dispatcher *dispatcher, const moxie_batch *batch, moxie_error *error);
-
-    // The sticky failure of past work, or MOXIE_OK; never blocks. [any] [eager-only] owner: caller since: 0.1
-    int32_t (*poll_error)(moxie_dispatcher *dispatcher, moxie_error *error);
-    // Goes on without the ranks whose byte in active[ep_size] is 0; clears the failure. Every survivor
-    // passes the same mask; dead ranks' experts contribute zero; a rank left out gets MOXIE_E_PEER when it
-    // wakes. A rank once left out cannot return: create anew. [instance-serial] [collective] [eager-only] owner: caller since: 0.1
-    int32_t (*set_active_ranks)(moxie_dispatcher *dispatcher, const uint8_t *active, moxie_error *error);
-    // NULL is a no-op. Waits for no peer. [init] [eager-only] owner: plugin since: 0.1
-    void (*destroy)(moxie_dispatcher *dispatcher);
+    // The halves, for hosts that put work between them. The first pushes rows and flags and waits
+    // for nobody. [serial, collective, stream, capturable; caller; 0.1]
+    int32_t (*dispatch_send)(moxie_dispatcher *, const moxie_batch *, moxie_error *);
+    // Waits for every active rank's rows. [serial, collective, stream, capturable; plugin; 0.1]
+    int32_t (*dispatch_recv)(moxie_dispatcher *, const moxie_batch *, const moxie_rows **in,
+                             const moxie_rows **out, moxie_error *);
+    // Pushes results and flags. [serial, collective, stream, capturable; caller; 0.1]
+    int32_t (*combine_send)(moxie_dispatcher *, const moxie_batch *, moxie_error *);
+    // Waits, sums over ranks in rank order. [serial, collective, stream, capturable; caller; 0.1]
+    int32_t (*combine_recv)(moxie_dispatcher *, const moxie_batch *, moxie_error *);
+    // The sticky failure of past work, or MOXIE_OK; never blocks. [any, eager; caller; 0.1]
+    int32_t (*poll_error)(moxie_dispatcher *, moxie_error *);
+    // Goes on without the ranks whose byte in active[ep_size] is 0; clears the failure. Every
+    // survivor passes the same mask; dead ranks' experts contribute zero; a rank left out gets
+    // MOXIE_E_PEER on waking, and returns only by create. [serial, collective, eager; caller; 0.1]
+    int32_t (*set_active_ranks)(moxie_dispatcher *, const uint8_t *active, moxie_error *);
+    // NULL is a no-op. Waits for no peer. [init, eager; plugin; 0.1]
+    void (*destroy)(moxie_dispatcher *);
 } moxie_dispatcher_api;
 
 struct moxie_dispatcher_info {
-    uint32_t struct_size;
-    uint32_t reserved0;
-    const char *name;  // "local", "allgather", "alltoall"
-    const char *device;
+    uint32_t struct_size, reserved0;
+    const char *name, *device;  // "local", "allgather", "alltoall" on a device as above
     const moxie_traits *traits;
     const moxie_dispatcher_api *api;
 };
 
 // ---- The plugin's side -------------------------------------------------------------------------
-
 // Who made this library. Lives as long as it does.
 typedef struct moxie_build {
-    uint32_t struct_size;
-    uint32_t abi_min, abi_max;   // the range this library can speak
-    uint32_t reserved0;
+    uint32_t struct_size, abi_min, abi_max, reserved0;  // the range this library can speak
     const char *version;         // "0.1.0"
     const char *source_id;       // the commit it was built from, or "unknown"
-    const char *compiler;
-    const char *cuda;            // toolkit version, or "none"
+    const char *compiler, *cuda; // cuda: the toolkit's version, or "none"
     uint64_t layout_digest;      // of the layout table below
 } moxie_build;
 
 // One field of a public struct as this library was compiled: a foreign-language mirror compares.
 typedef struct moxie_field {
-    uint32_t struct_size;
-    uint32_t offset;
-    uint32_t size;          // a row with field "" gives the size of the whole struct
-    uint32_t reserved0;
-    const char *structure;  // "moxie_host"
-    const char *field;
+    uint32_t struct_size, offset, size, reserved0;
+    const char *structure, *field;  // "moxie_host", "ctx"; field "" gives the size of the whole
 } moxie_field;
 
 typedef struct moxie_stats {
-    uint32_t struct_size;
-    uint32_t reserved0;
+    uint32_t struct_size, reserved0;
     uint64_t forwards, rounds;          // forward() calls, and rounds they took
     uint64_t dispatches, combines;
     uint64_t tokens;                    // rows of x that entered
     uint64_t rows_sent, rows_received;  // between ranks
-    uint64_t refused;                   // calls that returned MOXIE_E_CAPACITY
-    uint64_t peer_failures;
+    uint64_t refused, peer_failures;    // refused: calls that returned MOXIE_E_CAPACITY
     uint64_t bytes_allocated;           // planned memory held now, symmetric included
 } moxie_stats;
 
@@ -558,115 +492,105 @@ typedef struct moxie_stats {
 typedef struct moxie_captured {
     uint32_t struct_size;
     int32_t dp_rank;   // in
-    moxie_tensor ids;  // out: int32 [forward_tokens, num_layers, k]; "no expert" is -1; shape held by the instance
+    moxie_tensor ids;  // out: int32 [forward_tokens, num_layers, k], -1: no expert; until close
 } moxie_captured;
 
 typedef struct moxie_api {
     uint32_t struct_size;
-    uint32_t abi_version;      // the agreed version
+    uint32_t abi_version;  // the agreed version
     const moxie_build *build;
 
-    // Points *fields at `*count` rows, `*stride` bytes apart. [any] [eager-only] owner: plugin since: 0.1
+    // Points *fields at `*count` rows, `*stride` bytes apart. [any, eager; plugin; 0.1]
     void (*layout)(const moxie_field **fields, uint64_t *count, uint32_t *stride);
-    // An extension's table ("moxie.routing/1"); NULL when unknown. [any] [eager-only] owner: plugin since: 0.1
+    // An extension's table ("moxie.routing/1"), or NULL. [any, eager; plugin; 0.1]
     const void *(*get_extension)(const char *name);
-    // Fills up to `capacity` entries, `stride` bytes apart, each with its struct_size set by the caller; *count is how
-    // many there are. Touches nothing. [any] [eager-only] owner: caller since: 0.1
+    // Fills up to `capacity` entries, `stride` bytes apart, each with its struct_size set by the
+    // caller; *count is how many there are. Touches nothing. [any, eager; caller; 0.1]
     int32_t (*probe)(moxie_probe *entries, uint32_t stride, uint64_t capacity, uint64_t *count,
-                     moxie_error *error);
+                     moxie_error *);
 
-    // Reads the configuration once, registers runners and dispatchers. A configuration that cannot work
-    // still opens, so that validate can say why. [init] [eager-only] owner: caller, close since: 0.1
-    int32_t (*open)(const moxie_host *host, moxie_instance **out, moxie_error *error);
-    // Entry `index` of the snapshot; MOXIE_E_INVALID past the last. Strings live until close. [any] [eager-only] owner: plugin since: 0.1
-    int32_t (*config)(const moxie_instance *instance, uint64_t index, moxie_config_entry *entry);
-    // Every reason against the configuration; no device, no weights. [any] [eager-only] owner: plugin since: 0.1
-    int32_t (*validate)(const moxie_instance *instance, const moxie_report **report, moxie_error *error);
-    // Every buffer; no device. MOXIE_E_CONFIG when refused: *plan still has the bounds. [any] [eager-only] owner: plugin since: 0.1
-    int32_t (*plan)(const moxie_instance *instance, const moxie_plan **plan, moxie_error *error);
+    // Reads the configuration once, registers runners and dispatchers. A configuration that cannot
+    // work still opens, so that validate can say why. [init, eager; caller, close; 0.1]
+    int32_t (*open)(const moxie_host *, moxie_instance **out, moxie_error *);
+    // Entry `index` of the snapshot, valid until close; INVALID past it. [any, eager; plugin; 0.1]
+    int32_t (*config)(const moxie_instance *, uint64_t index, moxie_config_entry *);
+    // Every reason against the configuration; no device, no weights. [any, eager; plugin; 0.1]
+    int32_t (*validate)(const moxie_instance *, const moxie_report **, moxie_error *);
+    // Every buffer; no device. When refused, CONFIG and the bounds alone. [any, eager; plugin; 0.1]
+    int32_t (*plan)(const moxie_instance *, const moxie_plan **, moxie_error *);
 
-    // dispatch, run and combine of one layer in as many rounds as the step needs; `runner` and `dispatcher` are
-    // of this library and instance. [instance-serial] [collective] [stream] [capturable] owner: caller since: 0.1
-    int32_t (*forward)(moxie_dispatcher *dispatcher, moxie_runner *runner, const moxie_batch *batch,
-                       moxie_error *error);
-    // The capture buffer; UNAVAILABLE without capture_routed_experts. [instance-serial] [eager-only] owner: plugin since: 0.1
-    int32_t (*captured)(const moxie_instance *instance, moxie_captured *captured, moxie_error *error);
-    // Counters since open. [instance-serial] [eager-only] owner: caller since: 0.1
-    int32_t (*stats)(const moxie_instance *instance, moxie_stats *stats, moxie_error *error);
-    // Gives device memory back and takes it again, addresses kept. UNSUPPORTED where it cannot. [init] [eager-only] owner: caller since: 0.1
-    int32_t (*suspend)(moxie_instance *instance, moxie_error *error);
-    // As suspend. [init] [eager-only] owner: caller since: 0.1
-    int32_t (*resume)(moxie_instance *instance, moxie_error *error);
-    // Refused with MOXIE_E_INVALID while a runner or dispatcher of it lives; joins every thread. NULL is a no-op.
-    // [init] [eager-only] owner: plugin since: 0.1
-    int32_t (*close)(moxie_instance *instance, moxie_error *error);
+    // dispatch, run and combine of one layer in as many rounds as the step needs; both handles are
+    // of this library and one instance. [serial, collective, stream, capturable; caller; 0.1]
+    int32_t (*forward)(moxie_dispatcher *, moxie_runner *, const moxie_batch *, moxie_error *);
+    // UNAVAILABLE without the key capture_routed_experts. [serial, eager; plugin; 0.1]
+    int32_t (*captured)(const moxie_instance *, moxie_captured *, moxie_error *);
+    // Counters since open. [serial, eager; caller; 0.1]
+    int32_t (*stats)(const moxie_instance *, moxie_stats *, moxie_error *);
+    // Gives device memory back, keeps its addresses, or UNSUPPORTED. [init, eager; caller; 0.1]
+    int32_t (*suspend)(moxie_instance *, moxie_error *);
+    // Takes it again, or UNSUPPORTED. [init, eager; caller; 0.1]
+    int32_t (*resume)(moxie_instance *, moxie_error *);
+    // Refused with MOXIE_E_INVALID while a runner or dispatcher of it lives; joins every thread.
+    // NULL is a no-op. [init, eager; plugin; 0.1]
+    int32_t (*close)(moxie_instance *, moxie_error *);
 } moxie_api;
 
 // ---- Entry -------------------------------------------------------------------------------------
-
 typedef struct moxie_request {
-    uint32_t struct_size;
-    uint32_t abi_min, abi_max;  // the range the host can speak
-    uint32_t reserved0;
-    const char *host_build;     // for the refusal's text: "my-engine 1.2 (abc123)"
+    uint32_t struct_size, abi_min, abi_max, reserved0;  // the range the host can speak
+    const char *host_build;  // for the refusal's text: "my-engine 1.2 (abc123)"
 } moxie_request;
 
 // The one exported symbol. Picks the highest common version, or answers MOXIE_E_VERSION with both
-// ranges and both builds. Pure and repeatable. *api lives as long as the library.
-// [any] [eager-only] owner: plugin since: 0.1
+// ranges and both builds. Pure, repeatable. *api lives with the library. [any, eager; plugin; 0.1]
 #if defined(__GNUC__)
 __attribute__((visibility("default")))
 #endif
-int32_t moxie_get_api_v1(const moxie_request *request, const moxie_api **api, moxie_error *error);
-typedef int32_t (*moxie_get_api_v1_fn)(const moxie_request *request, const moxie_api **api,
-                                       moxie_error *error);
+int32_t moxie_get_api_v1(const moxie_request *, const moxie_api **, moxie_error *);
+typedef int32_t (*moxie_get_api_v1_fn)(const moxie_request *, const moxie_api **, moxie_error *);
 
-// ---- Extension moxie.routing/1: from router logits to ids and weights ----------------------------
-
+// ---- Extension moxie.routing/1: from router logits to ids and weights --------------------------
 #define MOXIE_ROUTING_EXTENSION "moxie.routing/1"
-
 #define MOXIE_SCORING_SOFTMAX 1        // softmax over all experts, then the top k
 #define MOXIE_SCORING_TOP_K_SOFTMAX 2  // the top k logits, softmax over those
 #define MOXIE_SCORING_SIGMOID 3        // sigmoid of the logits, then the top k
 
+// With more than one group, the best groups_top of `groups` equal groups of experts compete, a
+// group scoring the sum of its two best (score + correction_bias).
 typedef struct moxie_routing {
     uint32_t struct_size;
-    int32_t scoring;        // MOXIE_SCORING_*
-    int32_t renormalize;    // 1: the k weights are divided by their sum plus renormalize_epsilon
-    int32_t groups;         // 0 or 1: none; else the best `groups_top` of `groups` equal groups compete, a group
-    int32_t groups_top;     // scoring the sum of its two best (score + correction_bias)
+    int32_t scoring;      // MOXIE_SCORING_*
+    int32_t renormalize;  // 1: the k weights are divided by their sum plus renormalize_epsilon
+    int32_t groups, groups_top;    // groups 0 or 1: none
     uint32_t reserved0;
     double renormalize_epsilon;
-    double scaling_factor;  // of the weights; 0 means 1
+    double scaling_factor;         // of the weights; 0 means 1
     moxie_tensor correction_bias;  // f32 [experts], added to the score for the choice only, or none
 } moxie_routing;
 
 typedef struct moxie_routing_api {
-    uint32_t struct_size;
-    uint32_t reserved0;
-    // logits [T, experts] f32, bf16 or f16 -> ids int32 or int64 [T, k], weights f32 [T, k], the best
-    // first, ties to the lower id. A NaN never wins; with fewer than k numbers the rest are -1 with weight 0.
-    // [any] [stream] [capturable] owner: caller since: 0.1
-    int32_t (*route)(const moxie_routing *routing, const moxie_tensor *logits, const moxie_tensor *ids,
-                     const moxie_tensor *weights, void *stream, moxie_error *error);
+    uint32_t struct_size, reserved0;
+    // logits [T, experts] f32, bf16 or f16 -> ids int32 or int64 [T, k], weights f32 [T, k], the
+    // best first, ties to the lower id. A NaN never wins; with fewer than k numbers the rest are -1
+    // with weight 0. [any, stream, capturable; caller; 0.1]
+    int32_t (*route)(const moxie_routing *, const moxie_tensor *logits, const moxie_tensor *ids,
+                     const moxie_tensor *weights, void *stream, moxie_error *);
 } moxie_routing_api;
 
-// ---- Extension moxie.expand/1: RANK_MAJOR or STANDARD rows as EXPERT_ layouts, and back ------------
-
+// ---- Extension moxie.expand/1: RANK_MAJOR or STANDARD rows as EXPERT_ layouts, and back --------
 #define MOXIE_EXPAND_EXTENSION "moxie.expand/1"
 
 typedef struct moxie_expand_api {
-    uint32_t struct_size;
-    uint32_t reserved0;
-    // Copies every (row, local expert) of `in` into the caller's `out` (an EXPERT_ layout: rows, weights, counts)
-    // and writes row_index int32 [slabs * cap, k]: the expanded row of each, or -1. MOXIE_E_CAPACITY when out is too
-    // small for the worst case. [instance-serial] [stream] [capturable] owner: caller since: 0.1
-    int32_t (*expand)(moxie_runner *runner, const moxie_call *call, const moxie_rows *in,
-                      const moxie_rows *out, const moxie_tensor *row_index, moxie_error *error);
-    // Sums the expanded result rows of each row in slot order, in fp32, times its router weights when
-    // `weighted`, into `out` (the layout expand read). [instance-serial] [stream] [capturable] owner: caller since: 0.1
-    int32_t (*fold)(moxie_runner *runner, const moxie_call *call, const moxie_rows *expanded,
-                    const moxie_tensor *row_index, const moxie_rows *out, moxie_error *error);
+    uint32_t struct_size, reserved0;
+    // Copies every (row, local expert) of `in` into the caller's `out` (an EXPERT_ layout: rows,
+    // weights, counts) and writes row_index int32 [slabs * cap, k], the expanded row of each or -1.
+    // CAPACITY when `out` cannot hold the worst case. [serial, stream, capturable; caller; 0.1]
+    int32_t (*expand)(moxie_runner *, const moxie_call *, const moxie_rows *in,
+                      const moxie_rows *out, const moxie_tensor *row_index, moxie_error *);
+    // Sums each row's expanded result rows in slot order, in fp32, into the layout expand read; run
+    // has applied the weights that expand wrote. [serial, stream, capturable; caller; 0.1]
+    int32_t (*fold)(moxie_runner *, const moxie_call *, const moxie_rows *expanded,
+                    const moxie_tensor *row_index, const moxie_rows *out, moxie_error *);
 } moxie_expand_api;
 
 #ifdef __cplusplus

@@ -11,7 +11,9 @@ struct combine_args {
     const void *pair_out;         // [pairs, hidden] of pair_format
     int64_t pair_stride_bytes;
     int64_t pairs;                // rows of pair_out; an index outside is "none"
-    const int32_t *row_pair;      // [slabs_count * rows_cap, top_k]; -1: none
+    const int32_t *row_pair;      // [slabs_count * rows_cap, top_k]; -1: none. NULL: a pair is a row of its own
+    const int32_t *pair_row;      // without row_pair: flat row of each pair [*pairs_count]; other rows stay as they are
+    const int32_t *pairs_count;   // device, without row_pair: pairs in use
     const float *pair_weight;     // [pairs]; NULL: 1
     const struct out_slab *slabs; // [slabs_count], host array
     int32_t pair_format;

@@ -6,7 +6,8 @@
 
 #include "kernels/types.h"
 
-// This source's slab at one destination. NULL rows: the rank itself, or one that is not active.
+// This source's slab at one destination. NULL rows with ids: the rank itself, whose rows stay where they are (row =
+// token) while ids, weights and count are written. NULL rows and ids: a rank that is not active.
 struct push_slab {
     void *rows;      // [cap, hidden] of wire_format
     void *scales;    // as row_slab.scales
@@ -19,8 +20,9 @@ struct dispatch_args {
     const void *x;                // [tokens, hidden] of x_format
     const void *ids;              // [tokens, top_k] int32 or int64
     const void *weights;          // [tokens, top_k] of weight_format
-    const int32_t *tokens_valid;  // device, NULL: all; rows from *tokens_valid on have no expert
-    const int32_t *expert_map;    // device [map_count]: logical -> physical; NULL: the identity
+    const int32_t *tokens_valid;  // device, NULL: all; tokens with token_first + index >= *tokens_valid have no expert
+    int64_t token_first;          // of this round, in the forward's tokens
+    const int32_t *expert_map;    // device [map_count]: id -> physical id; NULL: the identity
     const struct push_slab *to;   // [ranks], host array
     const int64_t *expert_first;  // [ranks + 1], host array: rank r owns physical ids expert_first[r]..[r+1]-1
     int32_t *send_slot;           // out [tokens, ranks]: row in the destination's slab, -1: none

@@ -12,7 +12,7 @@
 #define FORMAT_BITS_16_32 \
     (BACKEND_BIT(FORMAT_F32) | BACKEND_BIT(FORMAT_BF16) | BACKEND_BIT(FORMAT_F16))
 
-static const moxie_traits runner_cpu_traits = {
+const moxie_traits traits_runner_cpu = {
     .struct_size = sizeof(moxie_traits),
     .layouts = MOXIE_LAYOUT_BIT(MOXIE_LAYOUT_STANDARD) | MOXIE_LAYOUT_BIT(MOXIE_LAYOUT_RANK_MAJOR) |
                MOXIE_LAYOUT_BIT(MOXIE_LAYOUT_EXPERT_CONTIGUOUS) |
@@ -27,7 +27,7 @@ static const moxie_traits runner_cpu_traits = {
 };
 
 // The input is passed through; with ep_size above 1 it is the same on every rank and the host sums.
-static const moxie_traits local_traits = {
+const moxie_traits traits_local = {
     .struct_size = sizeof(moxie_traits),
     .layouts = MOXIE_LAYOUT_BIT(MOXIE_LAYOUT_STANDARD),
     .id_spaces = 1u << MOXIE_IDS_GLOBAL | 1u << MOXIE_IDS_PHYSICAL | 1u << MOXIE_IDS_LOCAL,
@@ -39,7 +39,7 @@ static const moxie_traits local_traits = {
     .row_align_bytes = 1,
 };
 
-static const moxie_traits push_traits = {
+const moxie_traits traits_push = {
     .struct_size = sizeof(moxie_traits),
     .layouts = MOXIE_LAYOUT_BIT(MOXIE_LAYOUT_RANK_MAJOR),
     .id_spaces = 1u << MOXIE_IDS_PHYSICAL,
@@ -59,7 +59,7 @@ const struct backend backends[] = {
     {
         .name = "moxie_cpu",
         .device = "cpu",
-        .traits = &runner_cpu_traits,
+        .traits = &traits_runner_cpu,
         .kind = BACKEND_RUNNER,
         .weight_formats = FORMAT_BITS_16_32 | BACKEND_BIT(FORMAT_FP8_TENSOR) |
                           BACKEND_BIT(FORMAT_FP8_CHANNEL) | BACKEND_BIT(FORMAT_FP8_BLOCK128) |
@@ -75,7 +75,7 @@ const struct backend backends[] = {
     },
     {.name = "local",
      .device = "cpu",
-     .traits = &local_traits,
+     .traits = &traits_local,
      .kind = BACKEND_DISPATCHER,
      .id = DISPATCHER_LOCAL,
      .input_formats = FORMAT_BITS_16_32,
@@ -83,7 +83,7 @@ const struct backend backends[] = {
      .wire_formats = WIRE_BITS},
     {.name = "allgather",
      .device = "cpu",
-     .traits = &push_traits,
+     .traits = &traits_push,
      .kind = BACKEND_DISPATCHER,
      .id = DISPATCHER_ALLGATHER,
      .input_formats = FORMAT_BITS_16_32,
@@ -91,7 +91,7 @@ const struct backend backends[] = {
      .wire_formats = WIRE_BITS},
     {.name = "alltoall",
      .device = "cpu",
-     .traits = &push_traits,
+     .traits = &traits_push,
      .kind = BACKEND_DISPATCHER,
      .id = DISPATCHER_ALLTOALL,
      .input_formats = FORMAT_BITS_16_32,

@@ -23,6 +23,9 @@ struct backend {
     uint32_t activations;          // BACKEND_BIT(enum activation)
 };
 
+// By name, for the door's constant tables.
+extern const moxie_traits traits_runner_cpu, traits_local, traits_push;
+
 extern const struct backend backends[];
 extern const uint32_t backends_count;
 

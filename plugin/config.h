@@ -1,5 +1,6 @@
-// The configuration snapshot: every key once, in one table, read once through the host's callbacks and never
-// again. config, bounds, plan and validate speak of keys by id; nothing below them knows keys.
+// The configuration snapshot: every key once, in one table, read once through the host's callbacks
+// and never again. config, bounds, plan and validate speak of keys by id; nothing below them knows
+// keys.
 
 #ifndef MOXIE_PLUGIN_CONFIG_H
 #define MOXIE_PLUGIN_CONFIG_H
@@ -60,8 +61,8 @@ enum config_key {
 
 enum config_type { CONFIG_I64, CONFIG_F64, CONFIG_STR };
 
-// The words of the enum-valued string keys, by the number that config_word answers. The numbers of formats are
-// abi.h's MOXIE_FORMAT_*, those of activations kernels/types.h's.
+// The words of the enum-valued string keys, by the number that config_word answers. The numbers of
+// formats are abi.h's MOXIE_FORMAT_*, those of activations kernels/types.h's.
 enum dispatch_format_word { DISPATCH_INPUT, DISPATCH_FP8_BLOCK128, DISPATCH_NVFP4 };
 enum device_word { DEVICE_WORD_CPU, DEVICE_WORD_SM_90 };
 enum disaggregation_word { DISAGGREGATION_NONE, DISAGGREGATION_PREFILL, DISAGGREGATION_DECODE };
@@ -69,36 +70,42 @@ enum disaggregation_word { DISAGGREGATION_NONE, DISAGGREGATION_PREFILL, DISAGGRE
 #define CONFIG_TEXT_BYTES 64
 
 struct config_value {
-    int64_t i64;                   // CONFIG_I64; the word's number of an enum-valued CONFIG_STR, -1 for an unknown word
-    double f64;                    // CONFIG_F64
-    char text[CONFIG_TEXT_BYTES];  // CONFIG_STR, cut when longer (`runner` and `dispatcher` keep any word)
-    int32_t found;                 // 1: the host set it, 0: the default
-    int32_t ok;                    // 0: refused, and the default stands in
+    int64_t
+        i64; // CONFIG_I64; the word's number of an enum-valued CONFIG_STR, -1 for an unknown word
+    double f64;                   // CONFIG_F64
+    char text[CONFIG_TEXT_BYTES]; // CONFIG_STR, cut when longer (`runner` and `dispatcher` keep any
+                                  // word)
+    int32_t found;                // 1: the host set it, 0: the default
+    int32_t resolved;             // 1: was `auto`
+    int32_t reserved;
+    int32_t ok; // 0: refused, and the default stands in
 };
 
 struct config {
     struct config_value values[KEY_COUNT];
 };
 
-// The reasons and warnings collected while a configuration is judged. Grows on the heap, at open only.
+// The reasons and warnings collected while a configuration is judged. Grows on the heap, at open
+// only.
 struct report {
     moxie_reason *reasons;
     uint64_t reasons_count, reasons_capacity;
     moxie_reason *warnings;
     uint64_t warnings_count, warnings_capacity;
-    int32_t memory_failed;  // an entry was lost: open fails with MOXIE_E_MEMORY
+    int32_t memory_failed; // an entry was lost: open fails with MOXIE_E_MEMORY
     int32_t reserved;
 };
 
-// Adds a refusal; `code` is MOXIE_E_CONFIG, _UNSUPPORTED or _CAPACITY. The message says the values seen and what to set.
-void report_reason(struct report *report, int32_t code, enum config_key key, const char *format, ...)
-    __attribute__((format(printf, 4, 5)));
+// Adds a refusal; `code` is MOXIE_E_CONFIG, _UNSUPPORTED or _CAPACITY. The message says the values
+// seen and what to set.
+void report_reason(struct report *report, int32_t code, enum config_key key, const char *format,
+                   ...) __attribute__((format(printf, 4, 5)));
 void report_warning(struct report *report, enum config_key key, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 void report_fini(struct report *report);
 
-// Reads every key once. Keys that are missing, of the wrong type, out of range or an unknown word become reasons, and
-// the default stands in so that later checks can go on. Never fails otherwise.
+// Reads every key once. Keys that are missing, of the wrong type, out of range or an unknown word
+// become reasons, and the default stands in so that later checks can go on. Never fails otherwise.
 void config_read(struct config *config, const moxie_host *host, struct report *report);
 
 int64_t config_i64(const struct config *config, enum config_key key);
@@ -118,9 +125,19 @@ enum config_type config_type_of(enum config_key key);
 const char *config_help(enum config_key key);
 // The words of an enum-valued key as "a, b, c"; "" for others.
 const char *config_words(enum config_key key);
-// 1 when every rank must have the same value (ep_rank, cpu_threads and the memory budget may differ).
+// The word that has this number; "" when there is none.
+void config_word_text(enum config_key key, int32_t number, char text[CONFIG_TEXT_BYTES]);
+// What the key accepts, to follow "set it to": "an integer in 1..32", "one of a, b, c".
+void config_wanted(enum config_key key, char *buffer, uint64_t capacity);
+// 1 when a host must set the key.
+int config_required(enum config_key key);
+// 1 when the host set the key to something else than its default.
+int config_changed(const struct config *config, enum config_key key);
+// 1 when every rank must have the same value (ep_rank, cpu_threads and the memory budget may
+// differ).
 int config_shared(enum config_key key);
 // The value as text, NUL-terminated: integers and reals in full, strings as they are.
-void config_print(const struct config *config, enum config_key key, char *buffer, uint64_t capacity);
+void config_print(const struct config *config, enum config_key key, char *buffer,
+                  uint64_t capacity);
 
 #endif

@@ -19,6 +19,12 @@ int32_t dispatcher_set_active_ranks(moxie_dispatcher *dispatcher, const uint8_t 
 void dispatcher_destroy(moxie_dispatcher *dispatcher);
 
 int dispatcher_is_live(const moxie_dispatcher *dispatcher);
-const moxie_instance *dispatcher_instance(const moxie_dispatcher *dispatcher);
+moxie_instance *dispatcher_instance(const moxie_dispatcher *dispatcher);
+
+// For forward.c. Checks that the batch can run with this runner's instance, and says in how many rounds.
+int32_t dispatcher_forward_begin(moxie_dispatcher *dispatcher, const moxie_instance *runner_instance,
+                                 const moxie_batch *batch, int32_t *rounds, moxie_error *error);
+// Round `round` of dispatch_send; the batch has been checked.
+int32_t dispatcher_send_round(moxie_dispatcher *dispatcher, const moxie_batch *batch, int32_t round, moxie_error *error);
 
 #endif

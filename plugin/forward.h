@@ -3,8 +3,25 @@
 #ifndef MOXIE_PLUGIN_FORWARD_H
 #define MOXIE_PLUGIN_FORWARD_H
 
-#include "plugin/status.h"
+#include "plugin/instance.h"
+#include "plugin/rows.h"
+#include "plugin/weights.h"
 
-int32_t forward_run(moxie_dispatcher *dispatcher, moxie_runner *runner, const moxie_batch *batch, moxie_error *error);
+// One layer's experts over received rows.
+struct experts_job {
+    moxie_instance *instance;
+    const struct layer_weights *weights;
+    const struct rows_view *in;
+    const struct out_view *out;
+    int32_t slot;   // whose buffers
+    int32_t reserved;
+    void *stream;   // the kernels'
+};
+
+// route, gate_up, down, combine.
+int32_t forward_experts(const struct experts_job *job, moxie_error *error);
+
+// The one-call forward: dispatch, run and combine of one layer, in rounds.
+int32_t forward_layer(moxie_dispatcher *dispatcher, moxie_runner *runner, const moxie_batch *batch, moxie_error *error);
 
 #endif

@@ -60,6 +60,8 @@ enum buffer_id {
     BUFFER_PAIR_OUT,       // one row per pair, per slot
     BUFFER_CPU_SCRATCH,    // one piece per worker
     BUFFER_SEND_SLOT,      // dispatch: per slot
+    BUFFER_OWN_IDS,        // this rank's ids as physical ids int32 [tokens_max, top_k], and their weights f32: per slot
+    BUFFER_OWN_WEIGHTS,
     BUFFER_WINDOW,         // symmetric, per slot
     BUFFER_CAPTURE,
     BUFFER_COUNT
@@ -75,7 +77,10 @@ struct plan {
     uint64_t device_bytes, symmetric_bytes, pinned_bytes, host_bytes;  // sums of bytes_mapped
 };
 
-// Fills `plan` from an accepted snapshot. A size that overflows becomes a reason and leaves no buffers.
+// Rows of all slabs, which is what one run() may see: -1 when it cannot be computed or the dispatcher is unknown.
+int64_t plan_rows_max(const struct config *config, const struct bounds *bounds);
+
+// Fills `plan` from an accepted snapshot; leaves it empty when the report has reasons. A size that overflows becomes a reason and leaves no buffers.
 void plan_make(struct plan *plan, const struct config *config, const struct bounds *bounds, struct report *report);
 
 #endif

@@ -19,6 +19,6 @@ int32_t runner_fold(moxie_runner *runner, const moxie_call *call, const moxie_ro
                     const moxie_tensor *row_index, const moxie_rows *out, moxie_error *error);
 
 int runner_is_live(const moxie_runner *runner);
-const moxie_instance *runner_instance(const moxie_runner *runner);
+moxie_instance *runner_instance(const moxie_runner *runner);
 
 #endif

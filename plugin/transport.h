@@ -1,8 +1,11 @@
-// Symmetric windows, signals, and waits with a deadline between the EP ranks. One table; shared memory and threads of
-// one process are one implementation (transport_shm.c), a single rank another (transport_self.c).
+// Symmetric windows, signals, and waits with a deadline between the EP ranks. One table; shared
+// memory and threads of one process are one implementation (transport_shm.c), a single rank another
+// (transport_self.c).
 //
-// A window is one piece of memory per rank that every peer maps. Its first bytes are control words, one 64-byte line per
-// (word, source): a rank writes only its own source line in a peer's window, and reads only its own window.
+// A window is one piece of memory per rank that every peer maps. Its first bytes are control words,
+// one 64-byte line per (word, source): a rank writes only its own source line in a peer's window,
+// and reads only its own window. One line before them holds the bell that wakes its owner. No lock
+// lies in a window: a rank may die between any two stores.
 
 #ifndef MOXIE_PLUGIN_TRANSPORT_H
 #define MOXIE_PLUGIN_TRANSPORT_H
@@ -11,13 +14,14 @@
 
 // What a source tells a destination, one 64-bit value each: generation << 32 | epoch.
 enum transport_word {
-    WORD_DISPATCH,    // its rows of that epoch are in my slab
-    WORD_COMBINE,     // its result rows of that epoch are in my slab
-    WORD_GENERATION,  // the generation it has moved on to (in every window, masked ranks' too)
+    WORD_DISPATCH,   // its rows of that epoch are in my slab
+    WORD_COMBINE,    // its result rows of that epoch are in my slab
+    WORD_GENERATION, // the generation it has moved on to (in every window, masked ranks' too)
     WORD_COUNT
 };
 
-#define TRANSPORT_CONTROL_BYTES(ranks) (((int64_t)(ranks)*WORD_COUNT + 1) * 64)
+#define TRANSPORT_LINE_BYTES           64
+#define TRANSPORT_CONTROL_BYTES(ranks) (((int64_t)(ranks)*WORD_COUNT + 1) * TRANSPORT_LINE_BYTES)
 
 // The host's bootstrap callbacks.
 struct bootstrap {
@@ -29,38 +33,58 @@ struct bootstrap {
 
 struct transport;
 
+// A window as one rank sees it.
 struct window {
-    unsigned char *base;                     // mine
-    unsigned char *peer[MOXIE_RANKS_MAX];    // rank r's window as this rank sees it; peer[rank] == base
-    uint64_t bytes, bytes_mapped;
+    unsigned char *base;                  // its own memory
+    unsigned char *peer[MOXIE_RANKS_MAX]; // rank r's memory; peer[rank] == base
+    uint64_t bytes, bytes_mapped;         // as asked for, and rounded up to pages
     void *impl;
 };
 
+// A collective call fails on every rank, with the same code, rank to blame and text, when one
+// rank's own step fails; it needs all_gather alone. When all_gather itself fails, the ranks it
+// fails on get MOXIE_E_PEER.
 struct transport_ops {
     const char *name;
-    // Collective. Learns how the peers can be reached; fails with MOXIE_E_UNAVAILABLE when memory cannot be shared.
-    int32_t (*create)(const struct bootstrap *bootstrap, struct transport **out, moxie_error *error);
-    // Collective. A zeroed window of `bytes` on every rank, mapped by all. On failure nothing is held, on any rank.
-    int32_t (*window_open)(struct transport *transport, uint64_t bytes, struct window **out, moxie_error *error);
+    // Collective. Learns how the peers can be reached; fails with MOXIE_E_UNAVAILABLE when memory
+    // cannot be shared.
+    int32_t (*create)(const struct bootstrap *bootstrap, struct transport **out,
+                      moxie_error *error);
+    // Collective. A zeroed window of `bytes`, at least TRANSPORT_CONTROL_BYTES, on every rank,
+    // mapped by all. On failure nothing is held, on any rank.
+    int32_t (*window_open)(struct transport *transport, uint64_t bytes, struct window **out,
+                           moxie_error *error);
     // Not collective: peers may close earlier, later or never. NULL is a no-op.
     void (*window_close)(struct transport *transport, struct window *window);
-    // Publishes everything this rank wrote into rank `peer`'s window, then `value` in its `word` line, and wakes it.
-    void (*signal)(struct transport *transport, struct window *window, int32_t peer, enum transport_word word,
-                   uint64_t value);
-    // The last value that `source` signalled to me; everything it wrote before is visible.
-    uint64_t (*read)(struct transport *transport, struct window *window, int32_t source, enum transport_word word);
+    // Publishes everything this rank wrote into rank `peer`'s window, then `value` in its `word`
+    // line, and wakes it. Streaming (non-temporal) stores need their own fence before.
+    void (*signal)(struct transport *transport, struct window *window, int32_t peer,
+                   enum transport_word word, uint64_t value);
+    // The last value that `source` signalled to me, 0 before the first; everything it wrote before
+    // is visible.
+    uint64_t (*read)(struct transport *transport, struct window *window, int32_t source,
+                     enum transport_word word);
     // A ticket for wait: taken before the words are read, so that no signal is missed.
     uint32_t (*ticket)(struct transport *transport, struct window *window);
-    // Sleeps until a signal has arrived in my window since the ticket, or until deadline_ns (CLOCK_MONOTONIC). May
-    // return early. Spins briefly, then yields the core.
-    void (*wait)(struct transport *transport, struct window *window, uint32_t ticket, int64_t deadline_ns);
+    // Sleeps until a signal has arrived in my window since the ticket, or until deadline_ns
+    // (CLOCK_MONOTONIC). May return early, so callers loop and look at the clock themselves. Spins
+    // briefly, then yields the core.
+    void (*wait)(struct transport *transport, struct window *window, uint32_t ticket,
+                 int64_t deadline_ns);
+    // After the last window_close. Not collective. NULL is a no-op.
     void (*destroy)(struct transport *transport);
 };
 
-extern const struct transport_ops transport_self;  // one rank
-extern const struct transport_ops transport_shm;   // processes of one host, or threads of one process
+extern const struct transport_ops transport_self; // one rank
+extern const struct transport_ops transport_shm;  // processes or threads of one host
 
 // CLOCK_MONOTONIC in nanoseconds.
 int64_t clock_ns(void);
+
+// For the implementations. The first refuses a bootstrap that nothing collective could be done
+// with; the second gives the bytes of a window in whole pages, or says why there can be none.
+int32_t transport_check_bootstrap(const struct bootstrap *bootstrap, moxie_error *error);
+int32_t transport_window_bytes(uint64_t bytes, int32_t ranks, uint64_t *bytes_mapped,
+                               moxie_error *error);
 
 #endif

@@ -6,11 +6,31 @@
 #include "plugin/bounds.h"
 #include "plugin/plan.h"
 
-// What `auto` becomes: runner, dispatcher, activation_format. Unknown names stay, for validate to refuse.
+// What `auto` becomes: runner, dispatcher, activation_format. Unknown names stay, for validate to
+// refuse.
 void validate_resolve(struct config *config);
+// Why a key that was `auto` became what it is, for the log: "dispatcher = local: ep_size is 1".
+// Empty for other keys.
+void validate_explain(const struct config *config, enum config_key key, char *buffer,
+                      uint64_t capacity);
 
-// Judges snapshot and bounds before the plan is made.
-void validate_config(const struct config *config, const struct bounds *bounds, struct report *report);
+// Judges snapshot and bounds before the plan is made: everything below but validate_plan.
+void validate_config(const struct config *config, const struct bounds *bounds,
+                     struct report *report);
+
+// Judges whether this runner and this dispatcher meet, and have kernels for what is asked of them.
+struct backend;
+void validate_backends(const struct config *config, const struct backend *runner,
+                       const struct backend *dispatcher, struct report *report);
+
+// Warns of keys that are set and have no effect here.
+void validate_unused(const struct config *config, const struct bounds *bounds,
+                     struct report *report);
+
+// 1 when rows travel between ranks: a dispatcher other than `local`, and more than one rank.
+int validate_has_wire(const struct config *config);
+// enum dispatcher_kind of the key `dispatcher` on the key `device`; -1 when there is none.
+int32_t validate_dispatcher(const struct config *config);
 
 // Judges the plan against device_memory_budget_bytes.
 void validate_plan(const struct config *config, const struct plan *plan, struct report *report);

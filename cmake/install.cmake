@@ -1,0 +1,38 @@
+# What `cmake --install` puts under the prefix: the library, its two headers, the loader's source, the command,
+# and the package files for pkg-config and find_package(moxie).
+
+# Not lib64 or lib/<triplet>: bin/moxie looks for the library in ../lib.
+set(CMAKE_INSTALL_LIBDIR lib CACHE PATH "where libraries go, under the prefix")
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+
+# Before 1.0 a new minor number is a new ABI.
+set(moxie_soversion ${PROJECT_VERSION_MAJOR})
+if(PROJECT_VERSION_MAJOR EQUAL 0)
+    set(moxie_soversion 0.${PROJECT_VERSION_MINOR})
+endif()
+set_target_properties(moxie PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${moxie_soversion})
+target_include_directories(moxie INTERFACE $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+
+install(TARGETS moxie EXPORT moxie LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+if(TARGET moxie_cli)
+    install(TARGETS moxie_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+endif()
+install(FILES abi.h abi/loader.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/moxie)
+install(FILES abi/loader.c DESTINATION ${CMAKE_INSTALL_DATADIR}/moxie)
+install(FILES LICENSE README.md CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
+
+# The prefix is found from where the .pc file lies, so that an installed tree can be moved.
+cmake_path(RELATIVE_PATH CMAKE_INSTALL_PREFIX BASE_DIRECTORY ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig
+    OUTPUT_VARIABLE moxie_pc_to_prefix)
+configure_file(cmake/moxie.pc.in cmake/moxie.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/cmake/moxie.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+
+set(moxie_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/moxie)
+install(EXPORT moxie NAMESPACE moxie:: FILE moxieTargets.cmake DESTINATION ${moxie_package_dir})
+configure_package_config_file(cmake/moxieConfig.cmake.in cmake/moxieConfig.cmake
+    INSTALL_DESTINATION ${moxie_package_dir}
+    PATH_VARS CMAKE_INSTALL_INCLUDEDIR CMAKE_INSTALL_DATADIR)
+write_basic_package_version_file(cmake/moxieConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/cmake/moxieConfig.cmake ${PROJECT_BINARY_DIR}/cmake/moxieConfigVersion.cmake
+    DESTINATION ${moxie_package_dir})

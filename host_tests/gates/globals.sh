@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# globals.sh OBJECT...: the library has no mutable globals, thread-local ones included. Constant tables that hold
+# pointers lie in .data.rel.ro, which is read-only once loaded.
+set -euo pipefail
+
+failed=0
+for object in "$@"; do
+    # name | value | class | type | size | line | section
+    found=$(nm --format=sysv "$object" | tr -d ' ' |
+        awk -F'|' 'NF == 7 && $3 ~ /^[bBdDcCsSgG]$/ && $7 !~ /^\.data\.rel\.ro/ { print "  " $1 " in " $7 }')
+    [ -z "$found" ] && continue
+    printf '%s: mutable globals\n%s\n' "$object" "$found"
+    failed=1
+done
+exit $failed

@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# The program in README.md is main() of hosts/example/host.c, which is built and run, and what README.md links to exists.
+set -euo pipefail
+
+failed=0
+if ! diff <(awk '/^```/ { inside = $0 == "```c"; next } inside' README.md) <(awk '/^int main/, 0' hosts/example/host.c); then
+    echo "README.md: the C block differs from main() of hosts/example/host.c"
+    failed=1
+fi
+while IFS= read -r link; do
+    [ -e "$link" ] && continue
+    grep -qxF "readme $link" host_tests/gates/pending.txt 2>/dev/null && continue
+    echo "README.md: links to $link, which does not exist"
+    failed=1
+done < <(grep -oE '\]\([^)#]+\)' README.md | sed 's/^](//; s/)$//' | grep -vE '^[a-z]+:' || true)
+exit $failed

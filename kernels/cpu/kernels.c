@@ -1,0 +1,16 @@
+// The CPU's table.
+
+#include "kernels/kernels.h"
+
+const struct kernels kernels_cpu = {
+    .name = "cpu",
+    .route = route_cpu,
+    .gate_up = gate_up_cpu,
+    .down = down_cpu,
+    .dispatch = dispatch_cpu,
+    .combine = combine_cpu,
+    .sum = sum_cpu,
+    .expand = expand_cpu,
+    .quantise = quantise_cpu,
+    .router = router_cpu,
+};

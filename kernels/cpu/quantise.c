@@ -1,0 +1,52 @@
+// quantise on the CPU: a row at a time, see rows.h.
+
+#include "kernels/quantise.h"
+
+#include "kernels/cpu/numbers.h"
+#include "kernels/cpu/rows.h"
+#include "kernels/cpu/work.h"
+
+#define GRAIN 8
+
+static void quantise_row(const struct quantise_args *args, int64_t row)
+{
+    struct row_view from = {
+        .values = (const unsigned char *)args->x + row * args->x_stride_bytes,
+        .format = args->x_format,
+    };
+    unsigned char *values = (unsigned char *)args->rows + row * args->row_stride_bytes;
+    unsigned char *scales = (unsigned char *)args->scales + row * args->scale_stride_bytes;
+    float global = 0.0f;
+    float piece[ROW_PIECE];
+
+    if (args->format == FORMAT_NVFP4) global = nvfp4_global(row_largest(&from, args->columns));
+    row_begin(args->format, global, scales);
+    for (int64_t first = 0; first < args->columns; first += ROW_PIECE) {
+        struct row_out to = row_piece(args->format, values, scales, first);
+        int64_t count = min64(args->columns - first, ROW_PIECE);
+
+        row_decode(&from, first, count, piece);
+        row_encode(args->format, piece, count, global, &to);
+    }
+}
+
+static void quantise_body(struct work *work, unsigned char *scratch)
+{
+    const struct quantise_args *args = work->args;
+    int64_t first, end;
+
+    (void)scratch;
+    while (work_next(work, &first, &end)) {
+        for (int64_t row = first; row < end; row++)
+            quantise_row(args, row);
+    }
+}
+
+int32_t quantise_cpu(const struct quantise_args *args, void *stream)
+{
+    struct work work = {
+        .body = quantise_body, .args = args, .items = args->rows_count, .grain = GRAIN};
+
+    work_run(&work, stream, (int64_t)args->rows_count * args->columns * 4);
+    return 0;
+}

@@ -1,0 +1,35 @@
+// A kernel's tiles, see work.h.
+
+#include "kernels/cpu/work.h"
+
+#include "kernels/cpu/numbers.h"
+
+// About 10 us of one core: what waking another costs.
+#define INLINE_BYTES ((int64_t)64 << 10)
+
+int work_next(struct work *work, int64_t *first, int64_t *end)
+{
+    *first = atomic_fetch_add_explicit(&work->next, work->grain, memory_order_relaxed);
+    *end = min64(*first + work->grain, work->items);
+    return *first < work->items;
+}
+
+static void work_task(void *arg, uint64_t index)
+{
+    struct work *work = arg;
+
+    work->body(work, work->scratch + index * CPU_SCRATCH_BYTES);
+}
+
+void work_run(struct work *work, const struct cpu_stream *stream, int64_t bytes)
+{
+    int64_t workers = min64(stream->workers, (work->items + work->grain - 1) / work->grain);
+
+    atomic_init(&work->next, 0);
+    work->scratch = stream->scratch;
+    if (workers <= 0) return;
+    if (workers == 1 || bytes < INLINE_BYTES)
+        work_task(work, 0);
+    else
+        stream->parallel_for(stream->ctx, (uint64_t)workers, work_task, work);
+}

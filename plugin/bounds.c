@@ -1,0 +1,362 @@
+// Token bounds. A number that cannot be computed is -1 and makes everything that needs it -1, so
+// that one bad key does not hide the bounds that do not depend on it.
+
+#include "plugin/bounds.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+// A number of a product, by the name it has in a reason.
+struct factor {
+    const char *name;
+    int64_t value;
+};
+
+static int64_t value_of(const struct config *config, enum config_key key)
+{
+    return config_ok(config, key) ? config_i64(config, key) : -1;
+}
+
+static int64_t larger(int64_t a, int64_t b)
+{
+    if (a < 0 || b < 0) return -1;
+    return a > b ? a : b;
+}
+
+// `value` unless `flag` is 1, then 0.
+static int64_t unless(int64_t flag, int64_t value)
+{
+    if (flag < 0) return -1;
+    return flag != 0 ? 0 : value;
+}
+
+int64_t bounds_tokens_countable(const struct config *config)
+{
+    int64_t dp_size = config_i64(config, KEY_DP_SIZE);
+    int64_t rows = INT32_MAX / config_i64(config, KEY_TOP_K);
+    // A dispatcher pads each EP rank's share by at most one row.
+    int64_t tokens = (rows - config_i64(config, KEY_EP_SIZE)) / dp_size;
+
+    return tokens < 1 ? 1 : tokens;
+}
+
+// ---- What dominates ----------------------------------------------------------------------------
+
+static int is_decode_key(int32_t key)
+{
+    return key == KEY_DECODE_GRAPH_MAX_BATCH || key == KEY_MAX_RUNNING_REQUESTS;
+}
+
+// Tokens that one key brings into a forward.
+static int64_t tokens_from(const struct bounds *bounds, const struct config *config,
+                           enum config_key key)
+{
+    int64_t value = config_i64(config, key);
+    int prefills = config_word(config, KEY_DISAGGREGATION_MODE) != DISAGGREGATION_DECODE;
+    int decodes = config_word(config, KEY_DISAGGREGATION_MODE) != DISAGGREGATION_PREFILL;
+
+    switch (key) {
+    case KEY_FORWARD_TOKENS_MAX:
+    case KEY_WARMUP_TOKENS_MAX:
+        return value;
+    case KEY_MAX_PREFILL_TOKENS:
+        return prefills ? value : 0;
+    case KEY_CHUNKED_PREFILL_SIZE:
+        return prefills ? bounds->chunk : 0;
+    case KEY_CONTEXT_LENGTH:
+        return prefills && bounds->chunk == 0 ? value : 0;
+    case KEY_PREFILL_GRAPH_MAX_TOKENS:
+        return prefills ? unless(config_i64(config, KEY_DISABLE_PREFILL_GRAPH), value) : 0;
+    case KEY_DECODE_GRAPH_MAX_BATCH:
+        value = unless(config_i64(config, KEY_DISABLE_DECODE_GRAPH), value);
+        break;
+    default:
+        break;
+    }
+    if (!decodes || !size_mul(value, bounds->tokens_per_request, &value)) return 0;
+    return value;
+}
+
+static int32_t dominant_key(const struct bounds *bounds, const struct config *config)
+{
+    static const enum config_key order[] = {
+        KEY_FORWARD_TOKENS_MAX,   KEY_MAX_PREFILL_TOKENS,       KEY_CHUNKED_PREFILL_SIZE,
+        KEY_CONTEXT_LENGTH,       KEY_PREFILL_GRAPH_MAX_TOKENS, KEY_DECODE_GRAPH_MAX_BATCH,
+        KEY_MAX_RUNNING_REQUESTS, KEY_WARMUP_TOKENS_MAX,
+    };
+
+    if (bounds->forward_tokens < 0) return KEY_COUNT;
+    for (size_t i = 0; i < sizeof order / sizeof order[0]; i++) {
+        if (tokens_from(bounds, config, order[i]) == bounds->forward_tokens)
+            return (int32_t)order[i];
+    }
+    return KEY_COUNT;
+}
+
+const char *bounds_dominant(const struct bounds *bounds)
+{
+    return bounds->dominant == KEY_COUNT ? "minimum"
+                                         : config_name((enum config_key)bounds->dominant);
+}
+
+void bounds_explain(const struct bounds *bounds, const struct config *config, char *buffer,
+                    uint64_t capacity)
+{
+    char from[160] = "";
+    int64_t value;
+
+    if (bounds->forward_tokens < 0) {
+        (void)snprintf(buffer, capacity, "forward_tokens cannot be computed");
+        return;
+    }
+    if (bounds->dominant != KEY_COUNT) {
+        value = config_i64(config, (enum config_key)bounds->dominant);
+        if (is_decode_key(bounds->dominant) && bounds->tokens_per_request > 1)
+            (void)snprintf(from, sizeof from, " %" PRId64 " x %s %" PRId64, value,
+                           config_name(KEY_SPECULATIVE_DRAFT_TOKENS), bounds->tokens_per_request);
+        else if (bounds->dominant == KEY_CHUNKED_PREFILL_SIZE && bounds->chunk != value)
+            (void)snprintf(from, sizeof from, " %" PRId64 " x 5/4 (%s)", value,
+                           config_name(KEY_PIPELINE_DYNAMIC_CHUNKING));
+        else
+            (void)snprintf(from, sizeof from, " %" PRId64, value);
+    }
+    (void)snprintf(buffer, capacity, "forward_tokens = %" PRId64 ": %s%s", bounds->forward_tokens,
+                   bounds_dominant(bounds), from);
+}
+
+enum config_key bounds_advise(const struct bounds *bounds, const struct config *config,
+                              int64_t tokens, char *buffer, uint64_t capacity)
+{
+    enum config_key key =
+        bounds->dominant == KEY_COUNT ? KEY_FORWARD_TOKENS_MAX : (enum config_key)bounds->dominant;
+    int64_t requests = config_i64(config, key);
+    int64_t value = tokens;
+
+    if (key == KEY_CHUNKED_PREFILL_SIZE && bounds->chunk != requests) value = tokens / 5 * 4;
+    if (is_decode_key((int32_t)key) && bounds->tokens_per_request > requests) {
+        key = KEY_SPECULATIVE_DRAFT_TOKENS;
+        value = tokens / requests;
+    } else if (is_decode_key((int32_t)key)) {
+        value = tokens / bounds->tokens_per_request;
+    }
+    if (value < 1) {
+        key = KEY_FORWARD_TOKENS_MAX;
+        value = tokens;
+    }
+    (void)snprintf(buffer, capacity, "%s to %" PRId64 " or less", config_name(key), value);
+    return key;
+}
+
+// ---- Computing ---------------------------------------------------------------------------------
+
+static int64_t chunk_of(const struct config *config, struct report *report)
+{
+    int64_t size = config_i64(config, KEY_CHUNKED_PREFILL_SIZE);
+    int64_t dynamic = value_of(config, KEY_PIPELINE_DYNAMIC_CHUNKING);
+    int64_t chunk;
+
+    if (!config_ok(config, KEY_CHUNKED_PREFILL_SIZE) || dynamic < 0) return -1;
+    if (size <= 0) return 0;
+    if (dynamic == 0) return size;
+    // (5 * size + 3) / 4 without the intermediate product.
+    if (size_add(size, size / 4 + (size % 4 != 0), &chunk)) return chunk;
+    report_reason(report, MOXIE_E_CONFIG, KEY_CHUNKED_PREFILL_SIZE,
+                  "chunked_prefill_size %" PRId64
+                  " grown by 5/4 (pipeline_dynamic_chunking) passes 2^62: set "
+                  "chunked_prefill_size to %" PRId64 " or less",
+                  size, bounds_tokens_countable(config) / 5 * 4);
+    return -1;
+}
+
+static int64_t prefill_of(const struct bounds *bounds, const struct config *config)
+{
+    int64_t graph = unless(value_of(config, KEY_DISABLE_PREFILL_GRAPH),
+                           value_of(config, KEY_PREFILL_GRAPH_MAX_TOKENS));
+    int64_t context = bounds->chunk == 0 ? value_of(config, KEY_CONTEXT_LENGTH) : 0;
+
+    if (!config_ok(config, KEY_DISAGGREGATION_MODE)) return -1;
+    if (config_word(config, KEY_DISAGGREGATION_MODE) == DISAGGREGATION_DECODE) return 0;
+    return larger(larger(value_of(config, KEY_MAX_PREFILL_TOKENS), bounds->chunk),
+                  larger(context, graph));
+}
+
+static int64_t tokens_per_request_of(const struct config *config)
+{
+    const char *algorithm = config_str(config, KEY_SPECULATIVE_ALGORITHM);
+
+    if (!config_ok(config, KEY_SPECULATIVE_ALGORITHM)) return -1;
+    if (algorithm[0] == '\0' || strcmp(algorithm, "none") == 0) return 1;
+    return larger(value_of(config, KEY_SPECULATIVE_DRAFT_TOKENS), 1);
+}
+
+static int64_t decode_of(const struct bounds *bounds, const struct config *config,
+                         struct report *report)
+{
+    int64_t graph = unless(value_of(config, KEY_DISABLE_DECODE_GRAPH),
+                           value_of(config, KEY_DECODE_GRAPH_MAX_BATCH));
+    int64_t running = value_of(config, KEY_MAX_RUNNING_REQUESTS);
+    int64_t requests = larger(graph, running);
+    int64_t draft = bounds->tokens_per_request;
+    enum config_key requests_key =
+        graph >= running ? KEY_DECODE_GRAPH_MAX_BATCH : KEY_MAX_RUNNING_REQUESTS;
+    enum config_key key = requests >= draft ? requests_key : KEY_SPECULATIVE_DRAFT_TOKENS;
+    int64_t decode, most;
+
+    if (!config_ok(config, KEY_DISAGGREGATION_MODE)) return -1;
+    if (config_word(config, KEY_DISAGGREGATION_MODE) == DISAGGREGATION_PREFILL) return 0;
+    if (requests < 0 || draft < 0) return -1;
+    if (size_mul(requests, draft, &decode)) return decode;
+    most = bounds_tokens_countable(config) / (requests >= draft ? draft : requests);
+    report_reason(report, MOXIE_E_CONFIG, key,
+                  "decode = %s %" PRId64 " x speculative_draft_tokens %" PRId64
+                  " passes 2^62: set %s to %" PRId64 " or less",
+                  config_name(requests_key), requests, draft, config_name(key),
+                  most < 1 ? 1 : most);
+    return -1;
+}
+
+static int64_t gcd(int64_t a, int64_t b)
+{
+    int64_t rest;
+
+    while (b != 0) {
+        rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
+static int64_t attn_tp_of(const struct config *config, struct report *report)
+{
+    int64_t dp_size = value_of(config, KEY_DP_SIZE);
+    int64_t tp_size = value_of(config, KEY_TP_SIZE);
+
+    if (dp_size < 0 || tp_size < 0) return -1;
+    if (tp_size % dp_size == 0) return tp_size / dp_size;
+    report_reason(report, MOXIE_E_CONFIG, KEY_DP_SIZE,
+                  "tp_size %" PRId64 " is not divisible by dp_size %" PRId64
+                  " (tp_size counts all ranks of the MoE group): set dp_size to %" PRId64,
+                  tp_size, dp_size, gcd(tp_size, dp_size));
+    return -1;
+}
+
+static int64_t physical_experts_of(const struct config *config, struct report *report)
+{
+    static const enum config_key keys[] = {KEY_NUM_EXPERTS, KEY_NUM_REDUNDANT_EXPERTS,
+                                           KEY_NUM_FUSED_SHARED_EXPERTS};
+    int64_t counts[3], sum = -1, others = 0, most;
+    int32_t largest = 0;
+
+    for (int32_t i = 0; i < 3; i++) {
+        counts[i] = value_of(config, keys[i]);
+        if (counts[i] < 0) return -1;
+        if (counts[i] > counts[largest]) largest = i;
+    }
+    if (size_add(counts[0], counts[1], &sum) && size_add(sum, counts[2], &sum) &&
+        sum <= EXPERTS_MAX)
+        return sum;
+    for (int32_t i = 0; i < 3; i++) {
+        if (i != largest) others += counts[i] < EXPERTS_MAX ? counts[i] : EXPERTS_MAX;
+    }
+    most = others < EXPERTS_MAX ? EXPERTS_MAX - others : 1;
+    report_reason(report, MOXIE_E_UNSUPPORTED, keys[largest],
+                  "physical_experts = num_experts %" PRId64 " + num_redundant_experts %" PRId64
+                  " + num_fused_shared_experts %" PRId64 " passes %d: set %s to %" PRId64
+                  " or less",
+                  counts[0], counts[1], counts[2], EXPERTS_MAX, config_name(keys[largest]), most);
+    return -1;
+}
+
+static int64_t forward_rows(const struct bounds *bounds, const struct config *config,
+                            struct factor ranks, struct factor tokens, struct report *report)
+{
+    char explain[320], advice[160];
+    enum config_key key;
+    int64_t rows;
+
+    if (ranks.value < 0 || tokens.value < 0) return -1;
+    if (size_mul(ranks.value, tokens.value, &rows)) return rows;
+    bounds_explain(bounds, config, explain, sizeof explain);
+    key = bounds_advise(bounds, config, bounds_tokens_countable(config), advice, sizeof advice);
+    if (ranks.value > tokens.value) {
+        key = KEY_DP_SIZE; // ep_size is at most MOXIE_RANKS_MAX
+        (void)snprintf(advice, sizeof advice, "dp_size to 1");
+    }
+    report_reason(report, MOXIE_E_CONFIG, key,
+                  "%s %" PRId64 " x %s %" PRId64 " passes 2^62 rows (%s): set %s", ranks.name,
+                  ranks.value, tokens.name, tokens.value, explain, advice);
+    return -1;
+}
+
+// Rows of one all-to-all round. An explicit cap has a key of its own to lower.
+static int64_t round_rows(const struct bounds *bounds, const struct config *config,
+                          struct report *report)
+{
+    int64_t ep_size = value_of(config, KEY_EP_SIZE);
+    int64_t rows;
+
+    if (ep_size < 0 || bounds->dispatch_tokens < 0) return -1;
+    if (size_mul(ep_size, bounds->dispatch_tokens, &rows)) return rows;
+    if (config_i64(config, KEY_MAX_DISPATCH_TOKENS_PER_RANK) == 0)
+        return -1; // the rows of a forward said why
+    report_reason(report, MOXIE_E_CONFIG, KEY_MAX_DISPATCH_TOKENS_PER_RANK,
+                  "ep_size %" PRId64 " x max_dispatch_tokens_per_rank %" PRId64
+                  " passes 2^62 rows: set max_dispatch_tokens_per_rank to %" PRId64 " or less",
+                  ep_size, bounds->dispatch_tokens,
+                  INT32_MAX / config_i64(config, KEY_TOP_K) / ep_size);
+    return -1;
+}
+
+static void ranks_compute(struct bounds *bounds, const struct config *config, struct report *report)
+{
+    int64_t cap = value_of(config, KEY_MAX_DISPATCH_TOKENS_PER_RANK);
+    int64_t rounds = value_of(config, KEY_DISPATCH_ROUNDS_MAX);
+    struct factor dp_size = {config_name(KEY_DP_SIZE), value_of(config, KEY_DP_SIZE)};
+    struct factor ep_size = {config_name(KEY_EP_SIZE), value_of(config, KEY_EP_SIZE)};
+    struct factor forward = {"forward_tokens", bounds->forward_tokens};
+    struct factor required = {"dispatch_required", -1};
+    int64_t padded_rows = -1;
+
+    bounds->attn_tp = attn_tp_of(config, report);
+    if (bounds->forward_tokens >= 0 && bounds->attn_tp > 0)
+        required.value = ceil_div(bounds->forward_tokens, bounds->attn_tp);
+    bounds->dispatch_required = required.value;
+    bounds->dispatch_tokens = -1;
+    if (cap > 0)
+        bounds->dispatch_tokens = cap;
+    else if (cap == 0 && rounds > 0 && required.value > 0)
+        bounds->dispatch_tokens = ceil_div(required.value, rounds);
+    bounds->allgather_rows = forward_rows(bounds, config, dp_size, forward, report);
+    if (bounds->allgather_rows >= 0)
+        padded_rows = forward_rows(bounds, config, ep_size, required, report);
+    bounds->gather_rows = larger(bounds->allgather_rows, padded_rows);
+    bounds->alltoall_rows = round_rows(bounds, config, report);
+    bounds->capture_rows = bounds->allgather_rows;
+}
+
+void bounds_compute(struct bounds *bounds, const struct config *config, struct report *report)
+{
+    int64_t own = value_of(config, KEY_FORWARD_TOKENS_MAX);
+
+    memset(bounds, 0, sizeof *bounds);
+    bounds->tokens_per_request = tokens_per_request_of(config);
+    bounds->chunk = chunk_of(config, report);
+    bounds->prefill = prefill_of(bounds, config);
+    bounds->decode = decode_of(bounds, config, report);
+    bounds->derived_tokens = larger(larger(bounds->prefill, bounds->decode),
+                                    larger(value_of(config, KEY_WARMUP_TOKENS_MAX), 1));
+    bounds->forward_tokens = own > 0 ? own : -1;
+    if (own == 0) bounds->forward_tokens = bounds->derived_tokens;
+    bounds->dominant = dominant_key(bounds, config);
+    bounds->physical_experts = physical_experts_of(config, report);
+    ranks_compute(bounds, config, report);
+}
+
+int64_t experts_first(int64_t experts, int64_t ranks, int64_t rank)
+{
+    int64_t rest = experts % ranks;
+
+    return rank * (experts / ranks) + (rank < rest ? rank : rest);
+}

@@ -1,0 +1,35 @@
+// The routed-experts capture: the physical ids that every layer chose, kept in one planned buffer
+// int32 [capture_rows, num_layers, top_k], a slice of forward_tokens rows per data-parallel rank.
+
+#ifndef MOXIE_PLUGIN_CAPTURE_H
+#define MOXIE_PLUGIN_CAPTURE_H
+
+#include "plugin/status.h"
+
+// Rows [first, first + tokens) of the buffer, from ids int32 or int64 [tokens, top_k].
+struct capture_rows {
+    const void *ids;
+    int64_t id_stride_bytes;
+    int32_t id_bytes;
+    int32_t tokens;
+    const int32_t *expert_map;  // id -> physical id; NULL: the identity
+    int64_t map_count;
+    int64_t row_first;          // in the whole buffer
+    int32_t layer;
+    int32_t reserved;
+};
+
+// Every entry becomes -1 ("no expert").
+void capture_clear(moxie_instance *instance);
+
+// Records; a no-op without the capture. The rows were checked by capture_check.
+void capture_record(moxie_instance *instance, const struct capture_rows *rows);
+
+// MOXIE_E_CAPACITY when rows [row, row + tokens) of a slice of `slice_rows` rows would overrun it.
+int32_t capture_check(const moxie_instance *instance, int64_t row, int64_t tokens, int64_t slice_rows,
+                      moxie_error *error);
+
+// The slice of captured->dp_rank as a tensor.
+int32_t capture_view(const moxie_instance *instance, moxie_captured *captured, moxie_error *error);
+
+#endif

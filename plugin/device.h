@@ -1,0 +1,26 @@
+// What differs between a GPU and a CPU besides the kernels: memory, streams, capture, error texts.
+
+#ifndef MOXIE_PLUGIN_DEVICE_H
+#define MOXIE_PLUGIN_DEVICE_H
+
+#include "kernels/kernels.h"
+#include "plugin/status.h"
+
+struct device {
+    const char *name;               // the word of the key `device`
+    int32_t tensor_device;          // MOXIE_DEVICE_* of every tensor a host passes
+    const struct kernels *kernels;
+    // Memory for hosts without an allocator of their own. `align` is a power of two.
+    int32_t (*allocate)(const moxie_allocation *request, void **memory);
+    void (*release)(const moxie_allocation *request, void *memory);
+    // 1 while `stream` is being captured into a graph.
+    int (*capturing)(void *stream);
+    // In stream order.
+    void (*zero)(void *memory, int64_t bytes, void *stream);
+    // Words for a kernel launcher's non-zero answer.
+    const char *(*error_text)(int32_t code);
+};
+
+extern const struct device device_cpu;
+
+#endif

@@ -1,0 +1,48 @@
+// The CPU as a device: plain memory, no streams, nothing to capture.
+
+#include "plugin/device.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static int32_t cpu_allocate(const moxie_allocation *request, void **memory)
+{
+    size_t align = request->align < sizeof(void *) ? sizeof(void *) : (size_t)request->align;
+
+    return posix_memalign(memory, align, (size_t)request->bytes);
+}
+
+static void cpu_release(const moxie_allocation *request, void *memory)
+{
+    (void)request;
+    free(memory);
+}
+
+static int cpu_capturing(void *stream)
+{
+    (void)stream;
+    return 0;
+}
+
+static void cpu_zero(void *memory, int64_t bytes, void *stream)
+{
+    (void)stream;
+    memset(memory, 0, (size_t)bytes);
+}
+
+static const char *cpu_error_text(int32_t code)
+{
+    (void)code;
+    return "a CPU kernel refused its arguments";
+}
+
+const struct device device_cpu = {
+    .name = "cpu",
+    .tensor_device = MOXIE_DEVICE_CPU,
+    .kernels = &kernels_cpu,
+    .allocate = cpu_allocate,
+    .release = cpu_release,
+    .capturing = cpu_capturing,
+    .zero = cpu_zero,
+    .error_text = cpu_error_text,
+};

@@ -1,0 +1,480 @@
+// The dispatcher.
+
+#include "plugin/dispatcher.h"
+
+#include "plugin/capture.h"
+#include "plugin/digest.h"
+#include "plugin/exchange.h"
+#include "plugin/log.h"
+#include "plugin/step.h"
+#include "plugin/tensor.h"
+
+#include <inttypes.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define DISPATCHER_MAGIC 0x4d4f584944495350u  // "MOXIDISP"
+
+#define DISPATCHER_BUFFERS                                                                     \
+    (1u << BUFFER_SEND_SLOT | 1u << BUFFER_OWN_IDS | 1u << BUFFER_OWN_WEIGHTS |                \
+     1u << BUFFER_CAPTURE | 1u << BUFFER_CPU_SCRATCH)
+
+enum slot_state { SLOT_IDLE, SLOT_BEGUN, SLOT_SENT, SLOT_RECEIVED, SLOT_RETURNED };
+
+// What the next call of a slot in this state must be, for errors.
+static const char *const slot_next[] = {
+    [SLOT_IDLE] = "begin_forward",
+    [SLOT_BEGUN] = "dispatch or dispatch_send",
+    [SLOT_SENT] = "dispatch_recv",
+    [SLOT_RECEIVED] = "combine or combine_send",
+    [SLOT_RETURNED] = "combine_recv",
+};
+
+struct slot {
+    int32_t state;  // enum slot_state
+    int32_t reserved;
+    struct step_shape shape;
+    struct exchange_round round;  // between dispatch_send and combine_recv
+    const void *y;                // of that layer
+};
+
+struct moxie_dispatcher {
+    uint64_t magic;
+    moxie_instance *instance;
+    int32_t kind;   // enum dispatcher_kind
+    int32_t taken;  // holds its buffers
+    struct exchange_group group;
+    struct slot slots[MOXIE_SLOTS_MAX];
+    struct exchange exchanges[MOXIE_SLOTS_MAX];
+    // The sticky failure: texts first, then the code with release order, so that any thread may poll.
+    _Atomic int32_t failed;
+    int32_t failed_rank;
+    char failed_text[256];
+};
+
+static const struct limits *limits_of(const moxie_dispatcher *dispatcher)
+{
+    return &dispatcher->instance->plan.limits;
+}
+
+static int is_local(const moxie_dispatcher *dispatcher)
+{
+    return dispatcher->kind == DISPATCHER_LOCAL;
+}
+
+// ---- create and destroy ------------------------------------------------------------------------
+
+static int32_t join_peers(moxie_dispatcher *dispatcher, moxie_error *error)
+{
+    const moxie_host *host = &dispatcher->instance->host;
+    const struct limits *limits = limits_of(dispatcher);
+    struct exchange_group *group = &dispatcher->group;
+    struct bootstrap bootstrap = {.all_gather = host->all_gather,
+                                  .barrier = host->barrier,
+                                  .ctx = host->ctx,
+                                  .rank = limits->rank,
+                                  .ranks = limits->ranks};
+    int32_t st = MOXIE_OK;
+
+    group->instance = dispatcher->instance;
+    group->everywhere = dispatcher->kind == DISPATCHER_ALLGATHER;
+    group->ops = limits->ranks > 1 ? &transport_shm : &transport_self;
+    group->active = limits->ranks == 64 ? UINT64_MAX : (UINT64_C(1) << limits->ranks) - 1;
+    for (int32_t rank = 0; rank <= limits->ranks; rank++)
+        group->expert_first[rank] = experts_first(limits->physical_experts, limits->ranks, rank);
+    TRY(group->ops->create(&bootstrap, &group->transport, error));
+    TRY(exchange_open(group, dispatcher->exchanges, limits->slots, error));
+    dispatcher->instance->stats.bytes_allocated +=
+        dispatcher->exchanges[0].window->bytes_mapped * (uint64_t)limits->slots;
+out:
+    return st;
+}
+
+// Every rank takes part with its status, so that one that fails takes all with it, in words.
+static int32_t agree(const moxie_instance *instance, int32_t status, moxie_error *error)
+{
+    const moxie_host *host = &instance->host;
+    struct bootstrap bootstrap = {.all_gather = host->all_gather,
+                                  .barrier = host->barrier,
+                                  .ctx = host->ctx,
+                                  .rank = (int32_t)config_i64(&instance->config, KEY_EP_RANK),
+                                  .ranks = (int32_t)config_i64(&instance->config, KEY_EP_SIZE)};
+
+    if (bootstrap.ranks <= 1)
+        return status;
+    if (host->all_gather == NULL)
+        return fail_with(error, MOXIE_E_INVALID,
+                         "create: ep_size is %d, but the host has no all_gather and barrier",
+                         bootstrap.ranks);
+    return digest_compare(&bootstrap, &instance->config, status, error);
+}
+
+static int32_t prepare(moxie_dispatcher *dispatcher, moxie_error *error)
+{
+    moxie_instance *instance = dispatcher->instance;
+    int32_t st = MOXIE_OK;
+
+    TRY(instance_accepted(instance, error));
+    if (dispatcher->kind != limits_of(dispatcher)->dispatcher)
+        TRY(fail_with(error, MOXIE_E_INVALID,
+                      "create: the configuration chose dispatcher %s; create that one, or set the key",
+                      config_str(&instance->config, KEY_DISPATCHER)));
+    TRY(instance_take(instance, DISPATCHER_BUFFERS, error));
+    dispatcher->taken = 1;
+    capture_clear(instance);
+out:
+    return st;
+}
+
+int32_t dispatcher_create(moxie_instance *instance, enum dispatcher_kind kind, moxie_dispatcher **out,
+                          moxie_error *error)
+{
+    moxie_dispatcher *dispatcher = NULL;
+    int32_t st = MOXIE_OK;
+
+    *out = NULL;
+    dispatcher = calloc(1, sizeof *dispatcher);
+    if (dispatcher == NULL)
+        TRY(agree(instance, fail_with(error, MOXIE_E_MEMORY, "dispatcher: no memory for the handle"),
+                  error));
+    dispatcher->instance = instance;
+    dispatcher->kind = (int32_t)kind;
+    TRY(agree(instance, prepare(dispatcher, error), error));
+    if (!is_local(dispatcher))
+        TRY(join_peers(dispatcher, error));
+    dispatcher->magic = DISPATCHER_MAGIC;
+    *out = dispatcher;
+    dispatcher = NULL;
+out:
+    dispatcher_destroy(dispatcher);
+    return st;
+}
+
+void dispatcher_destroy(moxie_dispatcher *dispatcher)
+{
+    struct exchange_group *group;
+
+    if (dispatcher == NULL)
+        return;
+    dispatcher->magic = 0;
+    group = &dispatcher->group;
+    if (group->transport != NULL) {
+        if (dispatcher->exchanges[0].window != NULL)
+            dispatcher->instance->stats.bytes_allocated -=
+                dispatcher->exchanges[0].window->bytes_mapped *
+                (uint64_t)limits_of(dispatcher)->slots;
+        exchange_close(group, dispatcher->exchanges, limits_of(dispatcher)->slots);
+        group->ops->destroy(group->transport);
+    }
+    if (dispatcher->taken)
+        instance_drop(dispatcher->instance, DISPATCHER_BUFFERS);
+    free(dispatcher);
+}
+
+int dispatcher_is_live(const moxie_dispatcher *dispatcher)
+{
+    return dispatcher != NULL && dispatcher->magic == DISPATCHER_MAGIC;
+}
+
+moxie_instance *dispatcher_instance(const moxie_dispatcher *dispatcher)
+{
+    return dispatcher->instance;
+}
+
+// ---- failure -----------------------------------------------------------------------------------
+
+int32_t dispatcher_poll_error(const moxie_dispatcher *dispatcher, moxie_error *error)
+{
+    int32_t failed = atomic_load_explicit(&dispatcher->failed, memory_order_acquire);
+
+    if (failed == MOXIE_OK)
+        return MOXIE_OK;
+    return fail_rank(error, failed, dispatcher->failed_rank, "%s", dispatcher->failed_text);
+}
+
+// Makes a failure that happened among the ranks stick, and the output zero.
+static void stick(moxie_dispatcher *dispatcher, const moxie_batch *batch, int32_t code,
+                  const moxie_error *seen)
+{
+    moxie_instance *instance = dispatcher->instance;
+
+    dispatcher->failed_rank = seen->rank;
+    atomic_store_explicit(&dispatcher->failed, code, memory_order_release);
+    instance->stats.peer_failures++;
+    for (int64_t token = 0; token < batch->y.shape[0]; token++)
+        instance->device->zero(tensor_data(&batch->y) + token * tensor_stride_bytes(&batch->y, 0),
+                               batch->y.shape[1] * tensor_element_bytes(&batch->y), batch->stream);
+    log_line(&instance->host, MOXIE_LOG_ERROR, "dispatcher", "%s", dispatcher->failed_text);
+}
+
+// An exchange step's answer: failures among ranks stick, and the caller gets the same text.
+static int32_t settle(moxie_dispatcher *dispatcher, const moxie_batch *batch, int32_t answer,
+                      const moxie_error *seen, moxie_error *error)
+{
+    if (answer == MOXIE_OK)
+        return MOXIE_OK;
+    stick(dispatcher, batch, answer, seen);
+    return dispatcher_poll_error(dispatcher, error);
+}
+
+// Where an exchange step writes its failure before it sticks.
+static moxie_error sticky_error(moxie_dispatcher *dispatcher)
+{
+    return (moxie_error){.struct_size = sizeof(moxie_error),
+                         .rank = -1,
+                         .text_bytes = sizeof dispatcher->failed_text,
+                         .text = dispatcher->failed_text};
+}
+
+int32_t dispatcher_set_active_ranks(moxie_dispatcher *dispatcher, const uint8_t *active,
+                                    moxie_error *error)
+{
+    const struct limits *limits = limits_of(dispatcher);
+    struct exchange_group *group = &dispatcher->group;
+    uint64_t mask = 0;
+
+    if (is_local(dispatcher))
+        return fail_with(error, MOXIE_E_UNSUPPORTED, "set_active_ranks: dispatcher local has no peers");
+    for (int32_t rank = 0; rank < limits->ranks; rank++)
+        mask |= (uint64_t)(active[rank] != 0) << rank;
+    if ((mask >> limits->rank & 1) == 0)
+        return fail_with(error, MOXIE_E_INVALID, "set_active_ranks: leaves out rank %d itself",
+                         limits->rank);
+    if ((mask & ~group->active) != 0)
+        return fail_with(error, MOXIE_E_INVALID,
+                         "set_active_ranks: a rank once left out cannot return (now 0x%" PRIx64
+                         ", asked 0x%" PRIx64 "); create the dispatchers anew",
+                         group->active, mask);
+    exchange_regroup(group, dispatcher->exchanges, limits->slots, mask);
+    for (int32_t i = 0; i < limits->slots; i++)
+        dispatcher->slots[i].state = SLOT_IDLE;
+    atomic_store_explicit(&dispatcher->failed, MOXIE_OK, memory_order_release);
+    return MOXIE_OK;
+}
+
+// ---- begin -------------------------------------------------------------------------------------
+
+static int32_t refuse_capacity(moxie_dispatcher *dispatcher, int32_t code)
+{
+    dispatcher->instance->stats.refused += code == MOXIE_E_CAPACITY;
+    return code;
+}
+
+int32_t dispatcher_begin_forward(moxie_dispatcher *dispatcher, const moxie_step *step, moxie_error *error)
+{
+    struct slot *slot;
+    struct step_shape shape;
+    int32_t st = MOXIE_OK;
+
+    TRY(dispatcher_poll_error(dispatcher, error));
+    TRY(step_check(dispatcher->instance, is_local(dispatcher), step, &shape, error));
+    slot = &dispatcher->slots[step->slot];
+    if (!is_local(dispatcher) && slot->state > SLOT_BEGUN)
+        TRY(fail_with(error, MOXIE_E_INVALID, "begin_forward: slot %d is inside a layer; next is %s",
+                      step->slot, slot_next[slot->state]));
+    *slot = (struct slot){.state = SLOT_BEGUN, .shape = shape};
+out:
+    return refuse_capacity(dispatcher, st);
+}
+
+// ---- a layer -----------------------------------------------------------------------------------
+
+static int32_t check_batch(const moxie_dispatcher *dispatcher, const moxie_batch *batch,
+                           enum slot_state state, moxie_error *error)
+{
+    const struct slot *slot;
+    int32_t st = MOXIE_OK;
+
+    TRY(dispatcher_poll_error(dispatcher, error));
+    TRY(step_check_slot(dispatcher->instance, "batch.slot", batch->slot, error));
+    slot = &dispatcher->slots[batch->slot];
+    if (slot->state != (int32_t)state)
+        TRY(fail_with(error, MOXIE_E_INVALID, "slot %d: called out of order; next is %s", batch->slot,
+                      slot_next[slot->state]));
+    TRY(step_check_batch(dispatcher->instance, is_local(dispatcher), slot->shape.tokens, batch, error));
+    if (state > SLOT_BEGUN && slot->y != tensor_data(&batch->y))
+        TRY(fail_with(error, MOXIE_E_INVALID, "batch.y is not the y of this layer's dispatch"));
+out:
+    return st;
+}
+
+static int32_t rounds_of(const moxie_dispatcher *dispatcher, const struct slot *slot)
+{
+    int64_t rounds = ceil_div(slot->shape.tokens_most, limits_of(dispatcher)->tokens_max);
+
+    return rounds < 1 ? 1 : (int32_t)rounds;
+}
+
+int32_t dispatcher_forward_begin(moxie_dispatcher *dispatcher, const moxie_instance *runner_instance,
+                                 const moxie_batch *batch, int32_t *rounds, moxie_error *error)
+{
+    moxie_stats *stats = &dispatcher->instance->stats;
+    int32_t st = MOXIE_OK;
+
+    if (runner_instance != dispatcher->instance)
+        TRY(fail_with(error, MOXIE_E_INVALID, "forward: runner and dispatcher are of different instances"));
+    TRY(check_batch(dispatcher, batch, SLOT_BEGUN, error));
+    *rounds = rounds_of(dispatcher, &dispatcher->slots[batch->slot]);
+    stats->forwards++;
+    stats->rounds += (uint64_t)*rounds;
+out:
+    return st;
+}
+
+static void capture_round(moxie_dispatcher *dispatcher, const struct slot *slot, const moxie_batch *batch)
+{
+    const struct exchange_round *round = &slot->round;
+    struct capture_rows rows = {
+        .ids = tensor_data(&batch->ids),
+        .id_stride_bytes = tensor_stride_bytes(&batch->ids, 0),
+        .id_bytes = (int32_t)tensor_element_bytes(&batch->ids),
+        .tokens = round->tokens,
+        .expert_map = (const int32_t *)(const void *)tensor_data(&batch->expert_map),
+        .map_count = batch->expert_map.data != NULL ? batch->expert_map.shape[0] : 0,
+        .row_first = slot->shape.capture_row + round->first,
+        .layer = batch->layer,
+    };
+
+    if (rows.ids != NULL)
+        rows.ids = (const unsigned char *)rows.ids + round->first * rows.id_stride_bytes;
+    capture_record(dispatcher->instance, &rows);
+}
+
+int32_t dispatcher_send_round(moxie_dispatcher *dispatcher, const moxie_batch *batch, int32_t round,
+                              moxie_error *error)
+{
+    const struct limits *limits = limits_of(dispatcher);
+    struct slot *slot = &dispatcher->slots[batch->slot];
+    int64_t first = round * limits->tokens_max;
+    int64_t left = slot->shape.tokens > first ? slot->shape.tokens - first : 0;
+    moxie_error seen = sticky_error(dispatcher);
+    int32_t st = MOXIE_OK;
+
+    slot->round = (struct exchange_round){
+        .batch = batch,
+        .tokens_valid = slot->shape.tokens_valid,
+        .first = left > 0 ? first : 0,
+        .tokens = (int32_t)(left < limits->tokens_max ? left : limits->tokens_max),
+        .slot = batch->slot,
+    };
+    if (slot->shape.padding == MOXIE_PADDING_MAX_LEN)
+        slot->round.pad_rows = (int32_t)slot->shape.tokens_most;
+    slot->y = tensor_data(&batch->y);
+    capture_round(dispatcher, slot, batch);
+    if (!is_local(dispatcher))
+        TRY(settle(dispatcher, batch,
+                   exchange_dispatch_send(&dispatcher->group, &dispatcher->exchanges[batch->slot],
+                                          &slot->round, &seen),
+                   &seen, error));
+    slot->state = SLOT_SENT;
+    dispatcher->instance->stats.dispatches++;
+    dispatcher->instance->stats.tokens += (uint64_t)slot->round.tokens;
+out:
+    return st;
+}
+
+int32_t dispatcher_dispatch_send(moxie_dispatcher *dispatcher, const moxie_batch *batch, moxie_error *error)
+{
+    const struct step_shape *shape;
+    int64_t tokens;
+    int32_t st = MOXIE_OK;
+
+    TRY(check_batch(dispatcher, batch, SLOT_BEGUN, error));
+    shape = &dispatcher->slots[batch->slot].shape;
+    tokens = shape->listed ? shape->tokens_most : shape->tokens;
+    if (tokens > limits_of(dispatcher)->tokens_max)
+        TRY(fail_with(error, MOXIE_E_CAPACITY,
+                      "dispatch: a rank has %" PRId64 " tokens; one dispatch takes %" PRId64
+                      ". Use forward(), which splits into rounds, or raise max_dispatch_tokens_per_rank",
+                      tokens, limits_of(dispatcher)->tokens_max));
+    TRY(dispatcher_send_round(dispatcher, batch, 0, error));
+out:
+    return refuse_capacity(dispatcher, st);
+}
+
+// The input itself is what was received, and y is where results go.
+static void describe_local(const struct slot *slot, struct exchange *exchange,
+                           const moxie_batch *batch)
+{
+    const moxie_rows rows = {.struct_size = sizeof rows,
+                             .layout = MOXIE_LAYOUT_STANDARD,
+                             .id_space = batch->id_space,
+                             .slabs_count = 1,
+                             .slab_stride = sizeof(moxie_slab),
+                             .expert_map = batch->expert_map};
+
+    exchange->in_slabs[0] = (moxie_slab){.struct_size = sizeof(moxie_slab),
+                                         .rows = batch->x,
+                                         .ids = batch->ids,
+                                         .weights = batch->weights};
+    exchange->out_slabs[0] = (moxie_slab){.struct_size = sizeof(moxie_slab), .rows = batch->y};
+    exchange->in = rows;
+    exchange->in.slabs = exchange->in_slabs;
+    exchange->out = rows;
+    exchange->out.slabs = exchange->out_slabs;
+    if (slot->shape.tokens_valid != NULL) {
+        exchange->counts_dim = 1;
+        // Read by the kernels only; DLPack has no const.
+        exchange->in.counts = tensor_make((void *)(uintptr_t)slot->shape.tokens_valid, 1,
+                                          &exchange->counts_dim, NULL, TENSOR_INT32);
+    }
+}
+
+int32_t dispatcher_dispatch_recv(moxie_dispatcher *dispatcher, const moxie_batch *batch,
+                                 const moxie_rows **in, const moxie_rows **out, moxie_error *error)
+{
+    moxie_error seen = sticky_error(dispatcher);
+    struct exchange *exchange;
+    struct slot *slot;
+    int32_t st = MOXIE_OK;
+
+    TRY(check_batch(dispatcher, batch, SLOT_SENT, error));
+    slot = &dispatcher->slots[batch->slot];
+    exchange = &dispatcher->exchanges[batch->slot];
+    slot->round.batch = batch;
+    if (is_local(dispatcher))
+        describe_local(slot, exchange, batch);
+    else
+        TRY(settle(dispatcher, batch,
+                   exchange_dispatch_recv(&dispatcher->group, exchange, &slot->round, &seen), &seen,
+                   error));
+    slot->state = SLOT_RECEIVED;
+    *in = &exchange->in;
+    *out = &exchange->out;
+out:
+    return st;
+}
+
+int32_t dispatcher_combine_send(moxie_dispatcher *dispatcher, const moxie_batch *batch, moxie_error *error)
+{
+    int32_t st = MOXIE_OK;
+
+    TRY(check_batch(dispatcher, batch, SLOT_RECEIVED, error));
+    if (!is_local(dispatcher))
+        exchange_combine_send(&dispatcher->group, &dispatcher->exchanges[batch->slot]);
+    dispatcher->slots[batch->slot].state = SLOT_RETURNED;
+out:
+    return st;
+}
+
+int32_t dispatcher_combine_recv(moxie_dispatcher *dispatcher, const moxie_batch *batch, moxie_error *error)
+{
+    moxie_error seen = sticky_error(dispatcher);
+    struct slot *slot;
+    int32_t st = MOXIE_OK;
+
+    TRY(check_batch(dispatcher, batch, SLOT_RETURNED, error));
+    slot = &dispatcher->slots[batch->slot];
+    slot->round.batch = batch;
+    if (!is_local(dispatcher))
+        TRY(settle(dispatcher, batch,
+                   exchange_combine_recv(&dispatcher->group, &dispatcher->exchanges[batch->slot],
+                                         &slot->round, &seen),
+                   &seen, error));
+    slot->state = SLOT_BEGUN;
+    dispatcher->instance->stats.combines++;
+out:
+    return st;
+}

@@ -1,0 +1,423 @@
+// The push protocol of one slot.
+
+#include "plugin/exchange.h"
+
+#include "plugin/tensor.h"
+
+#include <inttypes.h>
+#include <stdatomic.h>
+#include <string.h>
+
+// A flag's value. 40 bits of epochs outlast any server; the generation decides before the epoch.
+#define EPOCH_BITS 40
+
+static uint64_t stamp(const struct exchange_group *group, const struct exchange *slot)
+{
+    return group->generation << EPOCH_BITS | slot->epoch;
+}
+
+static const struct limits *limits_of(const struct exchange_group *group)
+{
+    return &group->instance->plan.limits;
+}
+
+static int is_peer(const struct exchange_group *group, int32_t rank)
+{
+    return rank != limits_of(group)->rank && (group->active >> rank & 1) != 0;
+}
+
+// The piece of `source` in a section of `destination`'s window.
+static unsigned char *piece(unsigned char *base, int64_t section, int64_t piece_bytes, int32_t source,
+                            int32_t destination)
+{
+    return base + section + (source < destination ? source : source - 1) * piece_bytes;
+}
+
+// ---- windows -----------------------------------------------------------------------------------
+
+int32_t exchange_open(struct exchange_group *group, struct exchange *slots, int32_t slots_count,
+                      moxie_error *error)
+{
+    int32_t st = MOXIE_OK;
+
+    for (int32_t i = 0; i < slots_count; i++)
+        TRY(group->ops->window_open(group->transport, (uint64_t)group->instance->plan.window.bytes,
+                                    &slots[i].window, error));
+out:
+    return st;
+}
+
+void exchange_close(struct exchange_group *group, struct exchange *slots, int32_t slots_count)
+{
+    for (int32_t i = 0; i < slots_count; i++) {
+        if (slots[i].window != NULL)
+            group->ops->window_close(group->transport, slots[i].window);
+        slots[i].window = NULL;
+    }
+}
+
+// ---- waits -------------------------------------------------------------------------------------
+
+int32_t exchange_check_generation(struct exchange_group *group, struct exchange *slot, moxie_error *error)
+{
+    for (int32_t rank = 0; rank < limits_of(group)->ranks; rank++) {
+        uint64_t seen;
+
+        if (rank == limits_of(group)->rank)
+            continue;
+        seen = group->ops->read(group->transport, slot->window, rank, WORD_GENERATION);
+        if (seen > group->generation)
+            return fail_rank(error, MOXIE_E_PEER, rank,
+                             "rank %d has moved on to generation %" PRIu64 ", this rank is in %" PRIu64
+                             "; call set_active_ranks with the mask the others used, or leave",
+                             rank, seen, group->generation);
+    }
+    return MOXIE_OK;
+}
+
+static int32_t silent(const struct exchange_group *group, const struct exchange *slot, int32_t rank,
+                      int32_t silent_count, const char *awaited, moxie_error *error)
+{
+    return fail_rank(error, MOXIE_E_PEER, rank,
+                     "rank %d sent no %s of epoch %" PRIu64 ", generation %" PRIu64
+                     " within timeout_ms = %d (%d ranks are silent); if it is gone, call "
+                     "set_active_ranks without it",
+                     rank, awaited, slot->epoch, group->generation, limits_of(group)->timeout_ms,
+                     silent_count);
+}
+
+static int32_t wait_all(struct exchange_group *group, struct exchange *slot, enum transport_word word,
+                        const char *awaited, moxie_error *error)
+{
+    const uint64_t want = stamp(group, slot);
+    const int64_t deadline_ns = clock_ns() + (int64_t)limits_of(group)->timeout_ms * 1000000;
+    int32_t st = MOXIE_OK;
+
+    for (;;) {
+        uint32_t ticket = group->ops->ticket(group->transport, slot->window);
+        int32_t first = -1, count = 0;
+
+        for (int32_t rank = 0; rank < limits_of(group)->ranks; rank++) {
+            uint64_t seen;
+
+            if (!is_peer(group, rank))
+                continue;
+            seen = group->ops->read(group->transport, slot->window, rank, word);
+            if (seen >> EPOCH_BITS == group->generation && seen >= want)
+                continue;
+            first = first < 0 ? rank : first;
+            count++;
+        }
+        if (count == 0)
+            break;
+        TRY(exchange_check_generation(group, slot, error));
+        if (clock_ns() >= deadline_ns)
+            TRY(silent(group, slot, first, count, awaited, error));
+        group->ops->wait(group->transport, slot->window, ticket, deadline_ns);
+    }
+out:
+    return st;
+}
+
+static void signal_all(struct exchange_group *group, struct exchange *slot, enum transport_word word)
+{
+    for (int32_t rank = 0; rank < limits_of(group)->ranks; rank++) {
+        if (is_peer(group, rank))
+            group->ops->signal(group->transport, slot->window, rank, word, stamp(group, slot));
+    }
+}
+
+// ---- dispatch ----------------------------------------------------------------------------------
+
+static struct push_slab push_to(const struct exchange_group *group, const struct exchange *slot,
+                                const struct exchange_round *round, int32_t to)
+{
+    const struct window_layout *w = &group->instance->plan.window;
+    const struct memory *memory = &group->instance->memory;
+    int32_t me = limits_of(group)->rank;
+    unsigned char *base = slot->window->peer[to];
+
+    if (to == me)
+        return (struct push_slab){
+            .ids = memory_slot(memory, BUFFER_OWN_IDS, round->slot),
+            .weights = memory_slot(memory, BUFFER_OWN_WEIGHTS, round->slot),
+        };
+    if (!is_peer(group, to))
+        return (struct push_slab){0};
+    return (struct push_slab){
+        .rows = piece(base, w->rows, w->rows_slab_bytes, me, to),
+        .scales = piece(base, w->scales, w->scales_slab_bytes, me, to),
+        .ids = (int32_t *)(void *)piece(base, w->ids, w->ids_slab_bytes, me, to),
+        .weights = (float *)(void *)piece(base, w->weights, w->weights_slab_bytes, me, to),
+        .count = (int32_t *)(void *)piece(base, w->counts, 64, me, to),
+    };
+}
+
+static const unsigned char *at_token(const moxie_tensor *tensor, int64_t token)
+{
+    const unsigned char *data = tensor_data(tensor);
+
+    return data == NULL ? NULL : data + token * tensor_stride_bytes(tensor, 0);
+}
+
+static struct dispatch_args dispatch_stage(const struct exchange_group *group,
+                                           const struct exchange_round *round)
+{
+    const struct limits *limits = limits_of(group);
+    const moxie_batch *batch = round->batch;
+
+    return (struct dispatch_args){
+        .x = at_token(&batch->x, round->first),
+        .ids = at_token(&batch->ids, round->first),
+        .weights = at_token(&batch->weights, round->first),
+        .tokens_valid = round->tokens_valid,
+        .token_first = round->first,
+        .expert_map = (const int32_t *)(const void *)tensor_data(&batch->expert_map),
+        .expert_first = group->expert_first,
+        .send_slot = memory_slot(&group->instance->memory, BUFFER_SEND_SLOT, round->slot),
+        .x_stride_bytes = tensor_stride_bytes(&batch->x, 0),
+        .id_stride_bytes = tensor_stride_bytes(&batch->ids, 0),
+        .weight_stride_bytes = tensor_stride_bytes(&batch->weights, 0),
+        .row_stride_bytes = limits->row_bytes,
+        .scale_stride_bytes = limits->scale_bytes,
+        .map_count = batch->expert_map.data != NULL ? batch->expert_map.shape[0] : 0,
+        .x_format = limits->input_format,
+        .wire_format = limits->wire_format,
+        .id_bytes = (int32_t)tensor_element_bytes(&batch->ids),
+        .weight_format = tensor_format(&batch->weights),
+        .tokens = round->tokens,
+        .hidden = limits->hidden,
+        .top_k = limits->top_k,
+        .rows_cap = (int32_t)limits->rows_cap,
+        .ranks = limits->ranks,
+        .rank = limits->rank,
+        .everywhere = group->everywhere,
+        .pad_rows = round->pad_rows,
+    };
+}
+
+int32_t exchange_dispatch_send(struct exchange_group *group, struct exchange *slot,
+                               const struct exchange_round *round, moxie_error *error)
+{
+    moxie_instance *instance = group->instance;
+    struct push_slab to[MOXIE_RANKS_MAX];
+    struct dispatch_args args = dispatch_stage(group, round);
+    int32_t st = MOXIE_OK;
+
+    TRY(exchange_check_generation(group, slot, error));
+    for (int32_t rank = 0; rank < limits_of(group)->ranks; rank++)
+        to[rank] = push_to(group, slot, round, rank);
+    args.to = to;
+    slot->epoch++;
+    TRY(instance_launched(
+        instance,
+        instance->device->kernels->dispatch(&args, instance_stream(instance, round->batch->stream)),
+        "dispatch", error));
+    for (int32_t rank = 0; rank < limits_of(group)->ranks; rank++)
+        instance->stats.rows_sent += to[rank].rows != NULL ? (uint64_t)*to[rank].count : 0;
+    signal_all(group, slot, WORD_DISPATCH);
+out:
+    return st;
+}
+
+// ---- what came, and where results go -----------------------------------------------------------
+
+// A row-strided 2-D tensor whose shape lives in the slot.
+static moxie_tensor strided(void *data, int64_t rows, int64_t columns, int64_t stride_bytes,
+                            uint32_t type, int64_t dims[2], int64_t strides[2])
+{
+    moxie_tensor tensor = tensor_make(data, 2, dims, strides, type);
+
+    dims[0] = rows;
+    dims[1] = columns;
+    strides[0] = stride_bytes / tensor_element_bytes(&tensor);
+    strides[1] = 1;
+    return tensor;
+}
+
+// The part of a batch tensor that this round covers.
+static moxie_tensor part(const moxie_tensor *whole, const struct exchange_round *round, int64_t dims[2],
+                         int64_t strides[2])
+{
+    moxie_tensor tensor = *whole;
+
+    dims[0] = round->tokens;
+    dims[1] = whole->shape[1];
+    strides[0] = tensor_stride_bytes(whole, 0) / tensor_element_bytes(whole);
+    strides[1] = 1;
+    tensor.shape = dims;
+    tensor.strides = strides;
+    tensor.byte_offset += (uint64_t)(round->first * tensor_stride_bytes(whole, 0));
+    return tensor;
+}
+
+static void describe_own(const struct exchange_group *group, struct exchange *slot,
+                         const struct exchange_round *round)
+{
+    const struct limits *limits = limits_of(group);
+    const struct memory *memory = &group->instance->memory;
+    struct exchange_dims *dims = &slot->dims[limits->rank];
+    moxie_slab *in = &slot->in_slabs[limits->rank], *out = &slot->out_slabs[limits->rank];
+
+    *in = (moxie_slab){.struct_size = sizeof *in};
+    *out = (moxie_slab){.struct_size = sizeof *out};
+    in->rows = part(&round->batch->x, round, dims->rows, dims->row_strides);
+    in->ids = strided(memory_slot(memory, BUFFER_OWN_IDS, round->slot), round->tokens, limits->top_k,
+                      (int64_t)limits->top_k * 4, TENSOR_INT32, dims->ids, dims->id_strides);
+    in->weights =
+        strided(memory_slot(memory, BUFFER_OWN_WEIGHTS, round->slot), round->tokens, limits->top_k,
+                (int64_t)limits->top_k * 4, 1u << MOXIE_FORMAT_F32, dims->weights,
+                dims->weight_strides);
+    out->rows = part(&round->batch->y, round, dims->results, dims->result_strides);
+    slot->counts[limits->rank] = round->tokens;
+}
+
+static void describe_payload(const struct limits *limits, const struct window_layout *w,
+                             unsigned char *base, int32_t from, moxie_slab *in,
+                             struct exchange_dims *dims)
+{
+    unsigned char *rows = piece(base, w->rows, w->rows_slab_bytes, from, limits->rank);
+    unsigned char *scales = piece(base, w->scales, w->scales_slab_bytes, from, limits->rank);
+
+    switch (limits->wire_format) {
+    case FORMAT_FP8_BLOCK128:
+        in->rows = strided(rows, limits->rows_cap, limits->hidden, limits->row_bytes, TENSOR_E4M3,
+                           dims->rows, dims->row_strides);
+        in->scales = strided(scales, limits->rows_cap, ceil_div(limits->hidden, 128),
+                             limits->scale_bytes, 1u << MOXIE_FORMAT_F32, dims->scales,
+                             dims->scale_strides);
+        break;
+    case FORMAT_NVFP4:
+        in->rows = strided(rows, limits->rows_cap, limits->hidden / 2, limits->row_bytes, TENSOR_UINT8,
+                           dims->rows, dims->row_strides);
+        in->scales = strided(scales, limits->rows_cap, 4 + limits->hidden / 16, limits->scale_bytes,
+                             TENSOR_UINT8, dims->scales, dims->scale_strides);
+        break;
+    default:
+        in->rows = strided(rows, limits->rows_cap, limits->hidden, limits->row_bytes,
+                           1u << limits->wire_format, dims->rows, dims->row_strides);
+        break;
+    }
+}
+
+static void describe_peer(const struct exchange_group *group, struct exchange *slot, int32_t from)
+{
+    const struct limits *limits = limits_of(group);
+    const struct window_layout *w = &group->instance->plan.window;
+    struct exchange_dims *dims = &slot->dims[from];
+    moxie_slab *in = &slot->in_slabs[from], *out = &slot->out_slabs[from];
+    unsigned char *base = slot->window->base;
+    const _Atomic int32_t *count =
+        (const _Atomic int32_t *)(void *)piece(base, w->counts, 64, from, limits->rank);
+    int32_t rows = is_peer(group, from) ? atomic_load_explicit(count, memory_order_relaxed) : 0;
+
+    *in = (moxie_slab){.struct_size = sizeof *in};
+    *out = (moxie_slab){.struct_size = sizeof *out};
+    describe_payload(limits, w, base, from, in, dims);
+    in->ids = strided(piece(base, w->ids, w->ids_slab_bytes, from, limits->rank), limits->rows_cap,
+                      limits->top_k, limits->id_bytes, TENSOR_INT32, dims->ids, dims->id_strides);
+    in->weights = strided(piece(base, w->weights, w->weights_slab_bytes, from, limits->rank),
+                          limits->rows_cap, limits->top_k, limits->weight_bytes,
+                          1u << MOXIE_FORMAT_F32, dims->weights, dims->weight_strides);
+    out->rows = strided(piece(slot->window->peer[from], w->results, w->results_slab_bytes, limits->rank,
+                              from),
+                        limits->rows_cap, limits->hidden, limits->result_bytes,
+                        1u << limits->output_format, dims->results, dims->result_strides);
+    // A peer may write anything there: what it may mean is 0..rows_cap.
+    slot->counts[from] = rows < 0 ? 0 : rows > limits->rows_cap ? (int32_t)limits->rows_cap : rows;
+}
+
+static moxie_rows describe_rows(const struct limits *limits, moxie_slab *slabs)
+{
+    return (moxie_rows){.struct_size = sizeof(moxie_rows),
+                        .layout = MOXIE_LAYOUT_RANK_MAJOR,
+                        .id_space = MOXIE_IDS_PHYSICAL,
+                        .slabs_count = (uint32_t)limits->ranks,
+                        .slab_stride = sizeof(moxie_slab),
+                        .slabs = slabs};
+}
+
+int32_t exchange_dispatch_recv(struct exchange_group *group, struct exchange *slot,
+                               const struct exchange_round *round, moxie_error *error)
+{
+    const struct limits *limits = limits_of(group);
+    moxie_stats *stats = &group->instance->stats;
+    int32_t st = MOXIE_OK;
+
+    TRY(wait_all(group, slot, WORD_DISPATCH, "rows", error));
+    slot->in = describe_rows(limits, slot->in_slabs);
+    slot->out = describe_rows(limits, slot->out_slabs);
+    for (int32_t rank = 0; rank < limits->ranks; rank++) {
+        if (rank == limits->rank) {
+            describe_own(group, slot, round);
+            continue;
+        }
+        describe_peer(group, slot, rank);
+        stats->rows_received += (uint64_t)slot->counts[rank];
+    }
+    slot->counts_dim = limits->ranks;
+    slot->in.counts = tensor_make(slot->counts, 1, &slot->counts_dim, NULL, TENSOR_INT32);
+    slot->out.counts = slot->in.counts;
+out:
+    return st;
+}
+
+// ---- combine -----------------------------------------------------------------------------------
+
+void exchange_combine_send(struct exchange_group *group, struct exchange *slot)
+{
+    signal_all(group, slot, WORD_COMBINE);
+}
+
+int32_t exchange_combine_recv(struct exchange_group *group, struct exchange *slot,
+                              const struct exchange_round *round, moxie_error *error)
+{
+    const struct limits *limits = limits_of(group);
+    const struct window_layout *w = &group->instance->plan.window;
+    moxie_instance *instance = group->instance;
+    const void *parts[MOXIE_RANKS_MAX] = {NULL};
+    struct sum_args args = {
+        .y = tensor_data(&slot->out_slabs[limits->rank].rows),
+        .y_stride_bytes = tensor_stride_bytes(&round->batch->y, 0),
+        .parts = parts,
+        .part_stride_bytes = limits->result_bytes,
+        .send_slot = memory_slot(&instance->memory, BUFFER_SEND_SLOT, round->slot),
+        .active = group->active,
+        .format = limits->output_format,
+        .tokens = round->tokens,
+        .hidden = limits->hidden,
+        .ranks = limits->ranks,
+        .rank = limits->rank,
+        .rows_cap = (int32_t)limits->rows_cap,
+    };
+    int32_t st = MOXIE_OK;
+
+    TRY(wait_all(group, slot, WORD_COMBINE, "results", error));
+    for (int32_t rank = 0; rank < limits->ranks; rank++) {
+        if (rank != limits->rank)
+            parts[rank] =
+                piece(slot->window->base, w->results, w->results_slab_bytes, rank, limits->rank);
+    }
+    TRY(instance_launched(
+        instance, instance->device->kernels->sum(&args, instance_stream(instance, round->batch->stream)),
+        "sum", error));
+out:
+    return st;
+}
+
+// ---- generations -------------------------------------------------------------------------------
+
+void exchange_regroup(struct exchange_group *group, struct exchange *slots, int32_t slots_count,
+                      uint64_t active)
+{
+    group->active = active;
+    group->generation++;
+    for (int32_t i = 0; i < slots_count; i++) {
+        slots[i].epoch = 0;
+        for (int32_t rank = 0; rank < limits_of(group)->ranks; rank++) {
+            if (rank != limits_of(group)->rank)
+                group->ops->signal(group->transport, slots[i].window, rank, WORD_GENERATION,
+                                   group->generation);
+        }
+    }
+}

@@ -1,0 +1,174 @@
+// The forward path.
+
+#include "plugin/forward.h"
+
+#include "plugin/dispatcher.h"
+#include "plugin/runner.h"
+
+// The buffers that one slot's experts work in.
+struct experts_buffers {
+    int32_t *expert_offset;
+    int32_t *pair_row;
+    float *pair_weight;
+    int32_t *row_pair;
+    void *mid;
+    void *pair_out;
+    int64_t mid_stride_bytes;
+    int64_t pair_stride_bytes;
+};
+
+static int64_t pitch_f32(int32_t columns)
+{
+    return ((int64_t)columns * 4 + 127) & ~(int64_t)127;
+}
+
+static struct experts_buffers buffers_of(const struct experts_job *job)
+{
+    const struct memory *memory = &job->instance->memory;
+    const struct limits *limits = &job->instance->plan.limits;
+
+    return (struct experts_buffers){
+        .expert_offset = memory_slot(memory, BUFFER_EXPERT_OFFSET, job->slot),
+        .pair_row = memory_slot(memory, BUFFER_PAIR_ROW, job->slot),
+        .pair_weight = memory_slot(memory, BUFFER_PAIR_WEIGHT, job->slot),
+        .row_pair = memory_slot(memory, BUFFER_ROW_PAIR, job->slot),
+        .mid = memory_slot(memory, BUFFER_MID, job->slot),
+        .pair_out = memory_slot(memory, BUFFER_PAIR_OUT, job->slot),
+        .mid_stride_bytes = pitch_f32(limits->intermediate),
+        .pair_stride_bytes = pitch_f32(limits->hidden),
+    };
+}
+
+static struct route_args route_stage(const struct experts_job *job, const struct experts_buffers *b)
+{
+    const struct rows_view *in = job->in;
+
+    return (struct route_args){
+        .slabs = in->slabs,
+        .expert_map = in->expert_map,
+        .expert_counts = in->expert_counts,
+        .expert_offset = b->expert_offset,
+        .pair_row = b->pair_row,
+        .pair_weight = b->pair_weight,
+        .row_pair = b->row_pair,
+        .pairs_max = in->pairs_max,
+        .map_count = in->map_count,
+        .expert_first = in->expert_first,
+        .experts = job->instance->plan.limits.experts_local,
+        .slabs_count = in->slabs_count,
+        .rows_cap = in->rows_cap,
+        .rows_per_expert = in->rows_per_expert,
+        .top_k = in->top_k,
+        .by = in->by,
+    };
+}
+
+static struct gate_up_args gate_up_stage(const struct experts_job *job, const struct experts_buffers *b)
+{
+    const struct limits *limits = &job->instance->plan.limits;
+
+    return (struct gate_up_args){
+        .slabs = job->in->slabs,
+        .expert_offset = b->expert_offset,
+        .pair_row = b->pair_row,
+        .pair_weight = limits->weight_on_input ? b->pair_weight : NULL,
+        .w1 = job->weights->w1,
+        .mid = b->mid,
+        .mid_stride_bytes = b->mid_stride_bytes,
+        .mid_format = FORMAT_F32,
+        .experts = limits->experts_local,
+        .slabs_count = job->in->slabs_count,
+        .rows_cap = job->in->rows_cap,
+        .hidden = limits->hidden,
+        .intermediate = limits->intermediate,
+        .activation = limits->activation,
+        .operand_format = limits->operand_format,
+        .alpha = limits->alpha,
+        .beta = limits->beta,
+        .limit = limits->limit,
+    };
+}
+
+static struct down_args down_stage(const struct experts_job *job, const struct experts_buffers *b)
+{
+    const struct limits *limits = &job->instance->plan.limits;
+
+    return (struct down_args){
+        .expert_offset = b->expert_offset,
+        .mid = b->mid,
+        .mid_stride_bytes = b->mid_stride_bytes,
+        .w2 = job->weights->w2,
+        .pair_out = b->pair_out,
+        .pair_stride_bytes = b->pair_stride_bytes,
+        .mid_format = FORMAT_F32,
+        .pair_format = FORMAT_F32,
+        .experts = limits->experts_local,
+        .operand_format = limits->operand_format,
+    };
+}
+
+static struct combine_args combine_stage(const struct experts_job *job, const struct experts_buffers *b)
+{
+    const struct limits *limits = &job->instance->plan.limits;
+    int by_ids = job->in->by == ROUTE_BY_IDS;
+
+    return (struct combine_args){
+        .pair_out = b->pair_out,
+        .pair_stride_bytes = b->pair_stride_bytes,
+        .pairs = job->in->pairs_max,
+        .row_pair = by_ids ? b->row_pair : NULL,
+        .pair_row = by_ids ? NULL : b->pair_row,
+        .pairs_count = &b->expert_offset[limits->experts_local],
+        .pair_weight = limits->weight_on_input ? NULL : b->pair_weight,
+        .slabs = job->out->slabs,
+        .pair_format = FORMAT_F32,
+        .slabs_count = job->in->slabs_count,
+        .rows_cap = job->in->rows_cap,
+        .hidden = limits->hidden,
+        .top_k = job->in->top_k,
+        .scale = limits->scaling_factor,
+    };
+}
+
+int32_t forward_experts(const struct experts_job *job, moxie_error *error)
+{
+    const struct kernels *kernels = job->instance->device->kernels;
+    const struct experts_buffers buffers = buffers_of(job);
+    const struct route_args route = route_stage(job, &buffers);
+    const struct gate_up_args gate_up = gate_up_stage(job, &buffers);
+    const struct down_args down = down_stage(job, &buffers);
+    const struct combine_args combine = combine_stage(job, &buffers);
+    moxie_instance *instance = job->instance;
+    int32_t st = MOXIE_OK;
+
+    TRY(instance_launched(instance, kernels->route(&route, job->stream), "route", error));
+    TRY(instance_launched(instance, kernels->gate_up(&gate_up, job->stream), "gate_up", error));
+    TRY(instance_launched(instance, kernels->down(&down, job->stream), "down", error));
+    TRY(instance_launched(instance, kernels->combine(&combine, job->stream), "combine", error));
+out:
+    return st;
+}
+
+int32_t forward_layer(moxie_dispatcher *dispatcher, moxie_runner *runner, const moxie_batch *batch,
+                      moxie_error *error)
+{
+    moxie_call call = {.struct_size = sizeof call,
+                       .slot = batch->slot,
+                       .layer = batch->layer,
+                       .stream = batch->stream};
+    int32_t rounds = 0;
+    int32_t st = MOXIE_OK;
+
+    TRY(dispatcher_forward_begin(dispatcher, runner_instance(runner), batch, &rounds, error));
+    for (int32_t round = 0; round < rounds; round++) {
+        const moxie_rows *in = NULL, *out = NULL;
+
+        TRY(dispatcher_send_round(dispatcher, batch, round, error));
+        TRY(dispatcher_dispatch_recv(dispatcher, batch, &in, &out, error));
+        TRY(runner_run(runner, &call, in, out, error));
+        TRY(dispatcher_combine_send(dispatcher, batch, error));
+        TRY(dispatcher_combine_recv(dispatcher, batch, error));
+    }
+out:
+    return st;
+}

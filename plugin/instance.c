@@ -1,0 +1,304 @@
+// The instance.
+
+#include "plugin/instance.h"
+
+#include "plugin/capture.h"
+#include "plugin/log.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define INSTANCE_MAGIC 0x4d4f584945494e53u  // "MOXIEINS"
+
+// ---- open --------------------------------------------------------------------------------------
+
+static void publish_bounds(moxie_instance *instance)
+{
+    const struct bounds *bounds = &instance->bounds;
+    const struct limits *limits = &instance->plan.limits;
+    int planned = instance->plan.buffers_count > 0;
+
+    instance->public_bounds = (moxie_bounds){
+        .struct_size = sizeof(moxie_bounds),
+        .forward_tokens = bounds->forward_tokens,
+        .dominant = bounds_dominant(bounds),
+        .prefill = bounds->prefill,
+        .decode = bounds->decode,
+        .dispatch_required = bounds->dispatch_required,
+        .dispatch_tokens = bounds->dispatch_tokens,
+        .allgather_rows = bounds->allgather_rows,
+        .alltoall_rows = bounds->alltoall_rows,
+        .capture_rows = bounds->capture_rows,
+        .dispatch_call_tokens_max = planned ? limits->tokens_max : -1,
+        .forward_call_tokens_max = planned ? limits->forward_tokens_max : -1,
+        .physical_experts = bounds->physical_experts,
+        .expert_first = planned ? limits->experts_first : -1,
+        .experts_local = planned ? limits->experts_local : -1,
+    };
+}
+
+static void publish(moxie_instance *instance)
+{
+    const struct report *report = &instance->report;
+    const struct plan *plan = &instance->plan;
+
+    publish_bounds(instance);
+    instance->public_report = (moxie_report){.struct_size = sizeof(moxie_report),
+                                             .reason_stride = sizeof(moxie_reason),
+                                             .reasons_count = report->reasons_count,
+                                             .reasons = report->reasons,
+                                             .warnings_count = report->warnings_count,
+                                             .warnings = report->warnings};
+    instance->public_plan = (moxie_plan){.struct_size = sizeof(moxie_plan),
+                                         .buffer_stride = sizeof(moxie_buffer),
+                                         .bounds = &instance->public_bounds};
+    if (report->reasons_count == 0) {
+        instance->public_plan.buffers_count = plan->buffers_count;
+        instance->public_plan.buffers = plan->buffers;
+        instance->public_plan.device_bytes = plan->device_bytes;
+        instance->public_plan.symmetric_bytes = plan->symmetric_bytes;
+        instance->public_plan.pinned_bytes = plan->pinned_bytes;
+        instance->public_plan.host_bytes = plan->host_bytes;
+    }
+    instance->captured_shape[0] = plan->limits.capture_tokens;
+    instance->captured_shape[1] = plan->limits.layers;
+    instance->captured_shape[2] = plan->limits.top_k;
+    instance->captured_strides[0] = (int64_t)plan->limits.layers * plan->limits.top_k;
+    instance->captured_strides[1] = plan->limits.top_k;
+    instance->captured_strides[2] = 1;
+    for (int32_t key = 0; key < KEY_COUNT; key++)
+        config_print(&instance->config, (enum config_key)key, instance->printed[key],
+                     sizeof instance->printed[key]);
+    bounds_explain(&instance->bounds, &instance->config, instance->explained,
+                   sizeof instance->explained);
+}
+
+static void judge(moxie_instance *instance)
+{
+    config_read(&instance->config, &instance->host, &instance->report);
+    validate_resolve(&instance->config);
+    bounds_compute(&instance->bounds, &instance->config, &instance->report);
+    validate_config(&instance->config, &instance->bounds, &instance->report);
+    if (instance->report.reasons_count == 0) {
+        plan_make(&instance->plan, &instance->config, &instance->bounds, &instance->report);
+        validate_plan(&instance->config, &instance->plan, &instance->report);
+    }
+}
+
+static int32_t register_backends(const moxie_instance *instance, const struct registry *registry,
+                                 moxie_error *error)
+{
+    const moxie_host *host = &instance->host;
+
+    for (uint32_t i = 0; i < registry->runners_count; i++) {
+        int32_t answer = host->register_runner(host->ctx, &registry->runners[i]);
+
+        if (answer != 0)
+            return fail_with(error, MOXIE_E_UNAVAILABLE, "the host's register_runner refused %s: %d",
+                             registry->runners[i].name, answer);
+    }
+    for (uint32_t i = 0; i < registry->dispatchers_count; i++) {
+        int32_t answer = host->register_dispatcher(host->ctx, &registry->dispatchers[i]);
+
+        if (answer != 0)
+            return fail_with(error, MOXIE_E_UNAVAILABLE,
+                             "the host's register_dispatcher refused %s: %d",
+                             registry->dispatchers[i].name, answer);
+    }
+    return MOXIE_OK;
+}
+
+static void log_verdict(const moxie_instance *instance)
+{
+    const struct report *report = &instance->report;
+
+    for (uint64_t i = 0; i < report->warnings_count; i++)
+        log_line(&instance->host, MOXIE_LOG_WARNING, "config", "%s: %s", report->warnings[i].key,
+                 report->warnings[i].message);
+    if (report->reasons_count > 0) {
+        log_line(&instance->host, MOXIE_LOG_WARNING, "config",
+                 "refused for %" PRIu64 " reasons; validate() lists them", report->reasons_count);
+        return;
+    }
+    log_line(&instance->host, MOXIE_LOG_INFO, "config", "runner %s, dispatcher %s, %s",
+             config_str(&instance->config, KEY_RUNNER),
+             config_str(&instance->config, KEY_DISPATCHER), instance->explained);
+}
+
+int32_t instance_open(const moxie_host *host, const struct registry *registry, moxie_instance **out,
+                      moxie_error *error)
+{
+    moxie_instance *instance = NULL;
+    int32_t st = MOXIE_OK;
+
+    *out = NULL;
+    instance = calloc(1, sizeof *instance);
+    if (instance == NULL)
+        TRY(fail_with(error, MOXIE_E_MEMORY, "open: no memory for the instance"));
+    instance->host = *host;
+    (void)snprintf(instance->host_name, sizeof instance->host_name, "%s",
+                   host->name != NULL ? host->name : "unnamed host");
+    instance->host.name = instance->host_name;
+    instance->device = &device_cpu;
+    instance->memory = (struct memory){
+        .host = &instance->host, .device = instance->device, .plan = &instance->plan};
+    instance->stats.struct_size = sizeof instance->stats;
+    judge(instance);
+    if (instance->report.memory_failed)
+        TRY(fail_with(error, MOXIE_E_MEMORY, "open: no memory for the verdict"));
+    publish(instance);
+    TRY(register_backends(instance, registry, error));
+    log_verdict(instance);
+    instance->magic = INSTANCE_MAGIC;
+    *out = instance;
+    instance = NULL;
+out:
+    if (instance != NULL) {
+        report_fini(&instance->report);
+        free(instance);
+    }
+    return st;
+}
+
+int32_t instance_close(moxie_instance *instance, moxie_error *error)
+{
+    if (instance->users > 0)
+        return fail_with(error, MOXIE_E_INVALID,
+                         "close: %d runners and dispatchers of this instance still live; destroy them "
+                         "first",
+                         instance->users);
+    instance->magic = 0;
+    threads_destroy(instance->threads);
+    report_fini(&instance->report);
+    free(instance);
+    return MOXIE_OK;
+}
+
+int instance_is_live(const moxie_instance *instance)
+{
+    return instance != NULL && instance->magic == INSTANCE_MAGIC;
+}
+
+int32_t instance_check_thread(const moxie_instance *instance, int32_t tag, moxie_error *error)
+{
+    const moxie_host *host = &instance->host;
+
+    if (host->thread_check == NULL || host->thread_check(host->ctx, tag) != 0)
+        return MOXIE_OK;
+    log_line(host, MOXIE_LOG_HOST_MISBEHAVING, "thread",
+             "the host's thread_check refused its own thread for a slot tagged %s",
+             tag == MOXIE_THREAD_INIT ? "[init]" : "[instance-serial]");
+    return fail_with(error, MOXIE_E_INVALID, "called on a thread that the host's thread_check refuses");
+}
+
+// ---- what was decided --------------------------------------------------------------------------
+
+int32_t instance_config(const moxie_instance *instance, uint64_t index, moxie_config_entry *entry)
+{
+    static const char *const types[] = {"i64", "f64", "str"};
+    enum config_key key = (enum config_key)index;
+
+    if (index >= KEY_COUNT)
+        return MOXIE_E_INVALID;
+    entry->key = config_name(key);
+    entry->type = types[config_type_of(key)];
+    entry->value = instance->printed[key];
+    entry->help = config_help(key);
+    entry->found = config_found(&instance->config, key);
+    return MOXIE_OK;
+}
+
+void instance_validate(const moxie_instance *instance, const moxie_report **report)
+{
+    *report = &instance->public_report;
+}
+
+int32_t instance_plan(const moxie_instance *instance, const moxie_plan **plan, moxie_error *error)
+{
+    *plan = &instance->public_plan;
+    return instance_accepted(instance, error);
+}
+
+int32_t instance_accepted(const moxie_instance *instance, moxie_error *error)
+{
+    const struct report *report = &instance->report;
+    char text[512];
+    size_t used = 0;
+
+    if (report->reasons_count == 0)
+        return MOXIE_OK;
+    for (uint64_t i = 0; i < report->reasons_count && used < sizeof text; i++)
+        used += (size_t)snprintf(text + used, sizeof text - used, "%s%s: %s", i > 0 ? "; " : "",
+                                 report->reasons[i].key, report->reasons[i].message);
+    return fail_with(error, MOXIE_E_CONFIG, "configuration refused for %" PRIu64 " reasons: %s",
+                     report->reasons_count, text);
+}
+
+int32_t instance_captured(const moxie_instance *instance, moxie_captured *captured, moxie_error *error)
+{
+    return capture_view(instance, captured, error);
+}
+
+void instance_stats(const moxie_instance *instance, moxie_stats *stats)
+{
+    *stats = instance->stats;
+    stats->bytes_allocated += instance->memory.bytes_held;
+}
+
+// ---- what runners and dispatchers share --------------------------------------------------------
+
+static int32_t start_threads(moxie_instance *instance, moxie_error *error)
+{
+    int32_t st = MOXIE_OK;
+
+    if (instance->stream.workers > 0)
+        return st;
+    if (instance->host.parallel_for == NULL) {
+        TRY(threads_create(instance->plan.limits.threads, &instance->threads, error));
+        instance->stream.parallel_for = threads_parallel_for;
+        instance->stream.ctx = instance->threads;
+    } else {
+        instance->stream.parallel_for = instance->host.parallel_for;
+        instance->stream.ctx = instance->host.ctx;
+    }
+    instance->stream.isa = (int32_t)cpu_isa_best();
+    instance->stream.workers = instance->plan.limits.threads;
+out:
+    return st;
+}
+
+int32_t instance_take(moxie_instance *instance, uint32_t set, moxie_error *error)
+{
+    int32_t st = MOXIE_OK;
+
+    TRY(start_threads(instance, error));
+    TRY(memory_take(&instance->memory, set, error));
+    instance->stream.scratch = memory_slot(&instance->memory, BUFFER_CPU_SCRATCH, 0);
+    instance->users++;
+out:
+    return st;
+}
+
+void instance_drop(moxie_instance *instance, uint32_t set)
+{
+    memory_drop(&instance->memory, set);
+    instance->users--;
+}
+
+void *instance_stream(moxie_instance *instance, void *host_stream)
+{
+    if (instance->device->tensor_device == MOXIE_DEVICE_CPU)
+        return &instance->stream;
+    return host_stream;
+}
+
+int32_t instance_launched(const moxie_instance *instance, int32_t answer, const char *kernel,
+                          moxie_error *error)
+{
+    if (answer == 0)
+        return MOXIE_OK;
+    return fail_with(error, MOXIE_E_DEVICE, "%s: %s (%d)", kernel, instance->device->error_text(answer),
+                     answer);
+}

@@ -1,0 +1,167 @@
+// Whether a runner and a dispatcher meet, and have kernels for the formats asked of them. Nothing
+// is assumed: each says in its tables what it produces or accepts, and every refusal names the
+// nearest that works.
+
+#include "plugin/validate.h"
+
+#include "kernels/types.h"
+#include "plugin/backends.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#define NAMES_BYTES 256
+
+// "a, b" of the backends of a kind on a device.
+static void names_list(enum backend_kind kind, const char *device, char names[NAMES_BYTES])
+{
+    size_t length = 0;
+
+    names[0] = '\0';
+    for (uint32_t i = 0; i < backends_count && length < NAMES_BYTES; i++) {
+        if (backends[i].kind != (int32_t)kind || strcmp(backends[i].device, device) != 0) continue;
+        length += (size_t)snprintf(names + length, NAMES_BYTES - length, "%s%s",
+                                   length == 0 ? "" : ", ", backends[i].name);
+    }
+}
+
+// The word of `key` whose number is in `bits` and nearest to `number`: tables are ordered by width.
+static void nearest_word(enum config_key key, uint32_t bits, int32_t number,
+                         char word[CONFIG_TEXT_BYTES])
+{
+    for (int32_t distance = 1; distance < 32; distance++) {
+        for (int32_t sign = -1; sign <= 1; sign += 2) {
+            int32_t other = number + sign * distance;
+
+            if (other < 0 || other > 31 || (bits & BACKEND_BIT(other)) == 0) continue;
+            config_word_text(key, other, word);
+            if (word[0] != '\0') return;
+        }
+    }
+    (void)snprintf(word, CONFIG_TEXT_BYTES, "nothing: this backend has none");
+}
+
+static void check_word(const struct config *config, const struct backend *backend,
+                       enum config_key key, uint32_t bits, struct report *report)
+{
+    int32_t number = config_word(config, key);
+    char word[CONFIG_TEXT_BYTES];
+
+    if (!config_ok(config, key) || (bits & BACKEND_BIT(number)) != 0) return;
+    nearest_word(key, bits, number, word);
+    report_reason(report, MOXIE_E_UNSUPPORTED, key,
+                  "%s has no kernel on %s for %s %s: set %s to %s", backend->name, backend->device,
+                  config_name(key), config_str(config, key), config_name(key), word);
+}
+
+// The dispatched rows are what one side writes and the other reads.
+static void check_wire(const struct config *config, const struct backend *runner,
+                       const struct backend *dispatcher, struct report *report)
+{
+    static const int32_t formats[] = {FORMAT_AUTO, FORMAT_FP8_BLOCK128, FORMAT_NVFP4};
+    int32_t format = formats[config_word(config, KEY_DISPATCH_FORMAT)];
+    const struct backend *lacking;
+
+    if (format == FORMAT_AUTO) format = config_word(config, KEY_INPUT_FORMAT);
+    if ((runner->wire_formats & dispatcher->wire_formats & BACKEND_BIT(format)) != 0) return;
+    lacking = (runner->wire_formats & BACKEND_BIT(format)) == 0 ? runner : dispatcher;
+    report_reason(
+        report, MOXIE_E_UNSUPPORTED, KEY_DISPATCH_FORMAT,
+        "%s has no kernel on %s for rows of dispatch_format %s: set dispatch_format to %s",
+        lacking->name, lacking->device, config_str(config, KEY_DISPATCH_FORMAT),
+        config_word(config, KEY_DISPATCH_FORMAT) == DISPATCH_INPUT ? "fp8_block128" : "input");
+}
+
+// What the two sides must agree on, whatever the formats.
+static void check_traits(const struct backend *runner, const struct backend *dispatcher,
+                         struct report *report)
+{
+    const moxie_traits *accepts = runner->traits;
+    const moxie_traits *produces = dispatcher->traits;
+    const char *what = NULL;
+    char names[NAMES_BYTES];
+
+    if ((accepts->layouts & produces->layouts) == 0)
+        what = "share no row layout";
+    else if ((accepts->id_spaces & produces->id_spaces) == 0)
+        what = "share no meaning of expert ids";
+    else if (accepts->weights_applied_by != produces->weights_applied_by)
+        what = "disagree on who applies the router weights";
+    else if (accepts->scaling_applied_by != produces->scaling_applied_by)
+        what = "disagree on who applies routed_scaling_factor";
+    if (what == NULL) return;
+    names_list(BACKEND_DISPATCHER, dispatcher->device, names);
+    report_reason(report, MOXIE_E_UNSUPPORTED, KEY_DISPATCHER,
+                  "runner %s and dispatcher %s %s; others are %s: set dispatcher to auto",
+                  runner->name, dispatcher->name, what, names);
+}
+
+static void refuse_name(const struct config *config, enum config_key key, enum backend_kind kind,
+                        struct report *report)
+{
+    const char *device = config_str(config, KEY_DEVICE);
+    char names[NAMES_BYTES];
+
+    names_list(kind, device, names);
+    report_reason(report, MOXIE_E_UNSUPPORTED, key,
+                  "%s '%s' is not registered for device %s, which has %s: set %s to auto",
+                  config_name(key), config_str(config, key), device, names, config_name(key));
+}
+
+// 0 when nothing at all runs on the device; then that is the only reason worth giving.
+static int check_device(const struct config *config, struct report *report)
+{
+    const char *device = config_str(config, KEY_DEVICE);
+    char names[NAMES_BYTES];
+
+    names_list(BACKEND_RUNNER, device, names);
+    if (names[0] != '\0') return 1;
+    names_list(BACKEND_RUNNER, "cpu", names);
+    report_reason(report, MOXIE_E_UNSUPPORTED, KEY_DEVICE,
+                  "this library has no runner for device %s (runner '%s'), and for cpu %s: set "
+                  "device to cpu and runner to auto",
+                  device, config_str(config, KEY_RUNNER), names);
+    return 0;
+}
+
+// A push dispatcher reduces over the EP ranks only; with one, the partial sums of the other tp
+// ranks would be lost.
+static void check_group(const struct config *config, const struct backend *dispatcher,
+                        struct report *report)
+{
+    int64_t tp_size = config_i64(config, KEY_TP_SIZE);
+
+    if (dispatcher->id == DISPATCHER_LOCAL || config_i64(config, KEY_EP_SIZE) > 1 || tp_size == 1)
+        return;
+    report_reason(
+        report, MOXIE_E_UNSUPPORTED, KEY_DISPATCHER,
+        "dispatcher %s moves rows between EP ranks, and ep_size is 1 while tp_size is %" PRId64
+        ": set dispatcher to local, or ep_size to %" PRId64,
+        dispatcher->name, tp_size, tp_size);
+}
+
+void validate_backends(const struct config *config, const struct backend *runner,
+                       const struct backend *dispatcher, struct report *report)
+{
+    if ((runner == NULL || dispatcher == NULL) && !check_device(config, report)) return;
+    if (runner == NULL && config_ok(config, KEY_RUNNER))
+        refuse_name(config, KEY_RUNNER, BACKEND_RUNNER, report);
+    if (dispatcher == NULL && config_ok(config, KEY_DISPATCHER))
+        refuse_name(config, KEY_DISPATCHER, BACKEND_DISPATCHER, report);
+    if (runner != NULL) {
+        check_word(config, runner, KEY_WEIGHT_FORMAT, runner->weight_formats, report);
+        check_word(config, runner, KEY_ACTIVATION_FORMAT, runner->activation_formats, report);
+        check_word(config, runner, KEY_ACTIVATION, runner->activations, report);
+    }
+    if (runner == NULL || dispatcher == NULL) return;
+    check_word(config,
+               (runner->input_formats & ~dispatcher->input_formats) == 0 ? runner : dispatcher,
+               KEY_INPUT_FORMAT, runner->input_formats & dispatcher->input_formats, report);
+    check_word(config,
+               (runner->output_formats & ~dispatcher->output_formats) == 0 ? runner : dispatcher,
+               KEY_OUTPUT_FORMAT, runner->output_formats & dispatcher->output_formats, report);
+    if (validate_has_wire(config)) check_wire(config, runner, dispatcher, report);
+    check_traits(runner, dispatcher, report);
+    check_group(config, dispatcher, report);
+}

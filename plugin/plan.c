@@ -1,0 +1,371 @@
+// The plan. Every buffer is pieces of rows of bytes: one piece per forward in flight, so that
+// overlapping forwards share nothing. All layers of an instance share one pool.
+
+#include "plugin/plan.h"
+
+#include "kernels/cpu/cpu.h"
+#include "kernels/types.h"
+#include "plugin/backends.h"
+#include "plugin/transport.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#define ALIGN_BYTES                                                                                \
+    128 // of rows, slabs and pieces: a cache line pair, and what bulk copies on a GPU want
+#define SCALE_ALIGN_BYTES 16
+#define COUNT_BYTES       64   // between two counts: a line each, every source writes one
+#define PAGE_BYTES        4096 // shared memory is mapped in pages
+
+struct planner {
+    struct plan *plan;
+    const struct config *config;
+    const struct bounds *bounds;
+    struct report *report;
+};
+
+// One buffer before it is entered: `slots` pieces of rows x row_bytes. `columns_key` is what a
+// row's size comes from.
+struct request {
+    enum buffer_id id;
+    int32_t kind;
+    const char *name;
+    const char *why;
+    int64_t pieces, rows, row_bytes;
+    enum config_key columns_key;
+};
+
+// ---- Rows --------------------------------------------------------------------------------------
+
+struct shape {
+    int64_t tokens_max, forward_tokens_max, rows_cap, slabs;
+};
+
+static const struct backend *dispatcher_of(const struct config *config)
+{
+    return backend_find(BACKEND_DISPATCHER, config_str(config, KEY_DISPATCHER),
+                        config_str(config, KEY_DEVICE));
+}
+
+static struct shape shape_of(const struct config *config, const struct bounds *bounds,
+                             enum dispatcher_kind kind)
+{
+    int64_t ep_size = config_i64(config, KEY_EP_SIZE);
+    struct shape shape = {.slabs = ep_size};
+
+    if (kind == DISPATCHER_LOCAL) {
+        // The host brings the tokens of all DP ranks, padded as it gathers them.
+        shape.slabs = 1;
+        shape.tokens_max = bounds->gather_rows;
+        shape.forward_tokens_max = shape.tokens_max;
+    } else if (kind == DISPATCHER_ALLGATHER) {
+        shape.tokens_max = bounds->dispatch_required;
+        shape.forward_tokens_max = shape.tokens_max;
+    } else {
+        shape.tokens_max = bounds->dispatch_tokens;
+        shape.forward_tokens_max = bounds->dispatch_required;
+    }
+    shape.rows_cap = shape.tokens_max;
+    return shape;
+}
+
+int64_t plan_rows_max(const struct config *config, const struct bounds *bounds)
+{
+    const struct backend *dispatcher = dispatcher_of(config);
+    struct shape shape;
+    int64_t rows;
+
+    if (dispatcher == NULL) return -1;
+    shape = shape_of(config, bounds, (enum dispatcher_kind)dispatcher->id);
+    if (shape.rows_cap < 0 || !size_mul(shape.rows_cap, shape.slabs, &rows)) return -1;
+    return rows;
+}
+
+// Bytes of a row of `columns` of a format, without its scales.
+static int64_t row_bytes_of(int32_t format, int64_t columns)
+{
+    switch (format) {
+    case FORMAT_F32:
+        return columns * 4;
+    case FORMAT_BF16:
+    case FORMAT_F16:
+        return columns * 2;
+    case FORMAT_NVFP4:
+        return ceil_div(columns, 2);
+    default:
+        return columns;
+    }
+}
+
+static int64_t scale_bytes_of(int32_t format, int64_t columns)
+{
+    if (format == FORMAT_FP8_BLOCK128) return ceil_div(columns, 128) * 4;
+    if (format == FORMAT_NVFP4) return 4 + ceil_div(columns, 16);
+    return 0;
+}
+
+static int64_t pitch(int64_t bytes, int64_t align)
+{
+    return (bytes + align - 1) & ~(align - 1);
+}
+
+// ---- Limits ------------------------------------------------------------------------------------
+
+static int32_t wire_format_of(const struct config *config, enum dispatcher_kind kind)
+{
+    if (kind != DISPATCHER_LOCAL && config_i64(config, KEY_EP_SIZE) > 1) {
+        switch (config_word(config, KEY_DISPATCH_FORMAT)) {
+        case DISPATCH_FP8_BLOCK128:
+            return FORMAT_FP8_BLOCK128;
+        case DISPATCH_NVFP4:
+            return FORMAT_NVFP4;
+        default:
+            break;
+        }
+    }
+    return config_word(config, KEY_INPUT_FORMAT);
+}
+
+static void limits_formats(struct limits *limits, const struct config *config)
+{
+    limits->activation = config_word(config, KEY_ACTIVATION);
+    limits->alpha = (float)config_f64(config, KEY_ACTIVATION_ALPHA);
+    limits->beta = (float)config_f64(config, KEY_ACTIVATION_BETA);
+    limits->limit = (float)config_f64(config, KEY_ACTIVATION_LIMIT);
+    limits->scaling_factor = (float)config_f64(config, KEY_ROUTED_SCALING_FACTOR);
+    limits->weight_format = config_word(config, KEY_WEIGHT_FORMAT);
+    limits->operand_format = config_word(config, KEY_ACTIVATION_FORMAT);
+    limits->input_format = config_word(config, KEY_INPUT_FORMAT);
+    limits->output_format = config_word(config, KEY_OUTPUT_FORMAT);
+    limits->wire_format = wire_format_of(config, (enum dispatcher_kind)limits->dispatcher);
+    limits->row_bytes = pitch(row_bytes_of(limits->wire_format, limits->hidden), ALIGN_BYTES);
+    limits->scale_bytes =
+        pitch(scale_bytes_of(limits->wire_format, limits->hidden), SCALE_ALIGN_BYTES);
+    limits->id_bytes = (int64_t)limits->top_k * 4;
+    limits->weight_bytes = (int64_t)limits->top_k * 4;
+    limits->result_bytes = pitch(row_bytes_of(limits->output_format, limits->hidden), ALIGN_BYTES);
+}
+
+static void limits_fill(struct limits *limits, const struct config *config,
+                        const struct bounds *bounds, enum dispatcher_kind kind)
+{
+    struct shape shape = shape_of(config, bounds, kind);
+    int64_t timeout_ms = config_i64(config, KEY_TIMEOUT_MS);
+
+    limits->tokens_max = shape.tokens_max;
+    limits->forward_tokens_max = shape.forward_tokens_max;
+    limits->rows_cap = shape.rows_cap;
+    limits->rows_max = shape.rows_cap * shape.slabs;
+    limits->hidden = (int32_t)config_i64(config, KEY_HIDDEN_SIZE);
+    limits->intermediate = (int32_t)config_i64(config, KEY_INTERMEDIATE_SIZE);
+    limits->top_k = (int32_t)config_i64(config, KEY_TOP_K);
+    limits->pairs_max = limits->rows_max * limits->top_k;
+    limits->layers = (int32_t)config_i64(config, KEY_NUM_LAYERS);
+    limits->experts = (int32_t)config_i64(config, KEY_NUM_EXPERTS);
+    limits->physical_experts = (int32_t)bounds->physical_experts;
+    limits->ranks = (int32_t)config_i64(config, KEY_EP_SIZE);
+    limits->rank = (int32_t)config_i64(config, KEY_EP_RANK);
+    limits->experts_first = experts_first(bounds->physical_experts, limits->ranks, limits->rank);
+    limits->experts_local =
+        (int32_t)(experts_first(bounds->physical_experts, limits->ranks, limits->rank + 1) -
+                  limits->experts_first);
+    limits->dp_size = (int32_t)config_i64(config, KEY_DP_SIZE);
+    limits->attn_tp = (int32_t)bounds->attn_tp;
+    limits->slots = (int32_t)config_i64(config, KEY_FORWARDS_IN_FLIGHT_MAX);
+    limits->threads = (int32_t)config_i64(config, KEY_CPU_THREADS);
+    limits->dispatcher = (int32_t)kind;
+    limits->weight_on_input = (int32_t)config_i64(config, KEY_APPLY_ROUTER_WEIGHT_ON_INPUT);
+    limits->capture = (int32_t)config_i64(config, KEY_CAPTURE_ROUTED_EXPERTS);
+    limits->capture_tokens = limits->capture ? bounds->forward_tokens : 0;
+    limits->timeout_ms = timeout_ms < INT32_MAX ? (int32_t)timeout_ms : INT32_MAX;
+    limits_formats(limits, config);
+}
+
+// ---- Window ------------------------------------------------------------------------------------
+
+// One slab of rows per peer at `*end`, which moves past them; 0 when a size passes 2^62.
+static int slabs_place(const struct limits *limits, int64_t row_bytes, int64_t *end,
+                       int64_t *offset, int64_t *slab_bytes)
+{
+    int64_t all;
+
+    *offset = *end;
+    return size_mul(limits->rows_cap, row_bytes, slab_bytes) &&
+           size_align(*slab_bytes, ALIGN_BYTES, slab_bytes) &&
+           size_mul(*slab_bytes, limits->ranks - 1, &all) && size_add(*end, all, end);
+}
+
+static int window_fill(struct window_layout *window, const struct limits *limits)
+{
+    int64_t end;
+
+    window->flags = 0;
+    window->counts = pitch(TRANSPORT_CONTROL_BYTES(limits->ranks), ALIGN_BYTES);
+    end = pitch(window->counts + (int64_t)(limits->ranks - 1) * COUNT_BYTES, ALIGN_BYTES);
+    if (!slabs_place(limits, limits->row_bytes, &end, &window->rows, &window->rows_slab_bytes) ||
+        !slabs_place(limits, limits->scale_bytes, &end, &window->scales,
+                     &window->scales_slab_bytes) ||
+        !slabs_place(limits, limits->id_bytes, &end, &window->ids, &window->ids_slab_bytes) ||
+        !slabs_place(limits, limits->weight_bytes, &end, &window->weights,
+                     &window->weights_slab_bytes) ||
+        !slabs_place(limits, limits->result_bytes, &end, &window->results,
+                     &window->results_slab_bytes))
+        return 0;
+    window->bytes = end;
+    return 1;
+}
+
+// ---- Buffers -----------------------------------------------------------------------------------
+
+static uint64_t *total_of(struct plan *plan, int32_t kind)
+{
+    switch (kind) {
+    case MOXIE_MEMORY_SYMMETRIC:
+        return &plan->symmetric_bytes;
+    case MOXIE_MEMORY_PINNED:
+        return &plan->pinned_bytes;
+    case MOXIE_MEMORY_HOST:
+        return &plan->host_bytes;
+    default:
+        return &plan->device_bytes;
+    }
+}
+
+static int buffer_add(const struct planner *planner, const struct request *request)
+{
+    struct plan *plan = planner->plan;
+    int symmetric = request->kind == MOXIE_MEMORY_SYMMETRIC;
+    int64_t granule = symmetric ? PAGE_BYTES : 1;
+    uint64_t *total = total_of(plan, request->kind);
+    int64_t piece, bytes, mapped, sum, most;
+
+    assert(plan->buffers_count < BUFFER_COUNT);
+    if (!size_mul(request->rows, request->row_bytes, &piece) ||
+        !size_align(piece, request->pieces > 1 ? ALIGN_BYTES : 1, &piece) ||
+        !size_mul(piece, request->pieces, &bytes) || !size_align(piece, granule, &mapped) ||
+        !size_mul(mapped, request->pieces, &mapped) || !size_add((int64_t)*total, mapped, &sum)) {
+        most = ((int64_t)1 << 52) / request->rows / request->pieces / 4;
+        report_reason(planner->report, MOXIE_E_CAPACITY, request->columns_key,
+                      "%s: %" PRId64 " x %" PRId64 " rows of %" PRId64
+                      " bytes pass 2^62: set %s to %" PRId64 " or less",
+                      request->name, request->pieces, request->rows, request->row_bytes,
+                      config_name(request->columns_key), most < 1 ? 1 : most);
+        return 0;
+    }
+    plan->buffers[plan->buffers_count] = (moxie_buffer){
+        .struct_size = sizeof(moxie_buffer),
+        .kind = request->kind,
+        .name = request->name,
+        .bytes = (uint64_t)bytes,
+        .bytes_mapped = (uint64_t)mapped,
+        .align = symmetric ? PAGE_BYTES : ALIGN_BYTES,
+        .why = request->why,
+    };
+    plan->buffer_ids[plan->buffers_count++] = (int32_t)request->id;
+    plan->slot_bytes[request->id] = piece;
+    *total = (uint64_t)sum;
+    return 1;
+}
+
+static int runner_buffers(const struct planner *planner)
+{
+    const struct limits *limits = &planner->plan->limits;
+    int64_t slots = limits->slots;
+    const struct request requests[] = {
+        {BUFFER_EXPERT_OFFSET, MOXIE_MEMORY_DEVICE, "expert_offset",
+         "first pair of each local expert, int32", slots, (int64_t)limits->experts_local + 1, 4,
+         KEY_NUM_EXPERTS},
+        {BUFFER_PAIR_ROW, MOXIE_MEMORY_DEVICE, "pair_row",
+         "row of each (row, local expert) pair, int32", slots, limits->pairs_max, 4, KEY_TOP_K},
+        {BUFFER_PAIR_WEIGHT, MOXIE_MEMORY_DEVICE, "pair_weight", "router weight of each pair, f32",
+         slots, limits->pairs_max, 4, KEY_TOP_K},
+        {BUFFER_ROW_PAIR, MOXIE_MEMORY_DEVICE, "row_pair",
+         "pair of each position in a row's top_k, int32", slots, limits->pairs_max, 4, KEY_TOP_K},
+        {BUFFER_MID, MOXIE_MEMORY_DEVICE, "mid",
+         "activations between the two GEMMs: intermediate_size f32 per pair", slots,
+         limits->pairs_max, pitch((int64_t)limits->intermediate * 4, ALIGN_BYTES),
+         KEY_INTERMEDIATE_SIZE},
+        {BUFFER_PAIR_OUT, MOXIE_MEMORY_DEVICE, "pair_out",
+         "result of each pair before the sum: hidden_size f32", slots, limits->pairs_max,
+         pitch((int64_t)limits->hidden * 4, ALIGN_BYTES), KEY_HIDDEN_SIZE},
+        {BUFFER_CPU_SCRATCH, MOXIE_MEMORY_HOST, "cpu_scratch",
+         "tiles of each of cpu_threads threads", limits->threads, 1, (int64_t)CPU_SCRATCH_BYTES,
+         KEY_CPU_THREADS},
+    };
+
+    for (size_t i = 0; i < sizeof requests / sizeof requests[0]; i++) {
+        if (!buffer_add(planner, &requests[i])) return 0;
+    }
+    return 1;
+}
+
+static int dispatcher_buffers(const struct planner *planner)
+{
+    const struct limits *limits = &planner->plan->limits;
+    struct window_layout *window = &planner->plan->window;
+    struct request request = {
+        .id = BUFFER_SEND_SLOT,
+        .kind = MOXIE_MEMORY_DEVICE,
+        .name = "send_slot",
+        .why = "where each token went at each rank, int32",
+        .pieces = limits->slots,
+        .rows = limits->tokens_max,
+        .row_bytes = (int64_t)limits->ranks * 4,
+        .columns_key = KEY_EP_SIZE,
+    };
+
+    if (limits->dispatcher == DISPATCHER_LOCAL) return 1;
+    if (!buffer_add(planner, &request)) return 0;
+    request = (struct request){
+        .id = BUFFER_WINDOW,
+        .kind = MOXIE_MEMORY_SYMMETRIC,
+        .name = "window",
+        .why = "rows from and results of every peer (ep_size - 1 slabs each), written by the peers",
+        .pieces = limits->slots,
+        .rows = limits->rows_max,
+        .row_bytes = limits->row_bytes + limits->result_bytes,
+        .columns_key = KEY_HIDDEN_SIZE,
+    };
+    if (window_fill(window, limits)) {
+        request.rows = 1;
+        request.row_bytes = window->bytes;
+    }
+    return buffer_add(planner, &request);
+}
+
+static int capture_buffer(const struct planner *planner)
+{
+    const struct limits *limits = &planner->plan->limits;
+    struct request request = {
+        .id = BUFFER_CAPTURE,
+        .kind = MOXIE_MEMORY_DEVICE,
+        .name = "capture",
+        .why = "chosen expert ids, int32 [dp_size * forward_tokens, num_layers, top_k]",
+        .pieces = 1,
+        .rows = planner->bounds->capture_rows,
+        .row_bytes = (int64_t)limits->layers * limits->top_k * 4,
+        .columns_key = KEY_NUM_LAYERS,
+    };
+
+    return !limits->capture || buffer_add(planner, &request);
+}
+
+void plan_make(struct plan *plan, const struct config *config, const struct bounds *bounds,
+               struct report *report)
+{
+    const struct backend *dispatcher = dispatcher_of(config);
+    struct planner planner = {plan, config, bounds, report};
+    int64_t rows = plan_rows_max(config, bounds);
+
+    memset(plan, 0, sizeof *plan);
+    if (report->reasons_count > 0 || dispatcher == NULL) return;
+    if (rows < 1 || rows > INT32_MAX / config_i64(config, KEY_TOP_K)) return;
+    limits_fill(&plan->limits, config, bounds, (enum dispatcher_kind)dispatcher->id);
+    if (runner_buffers(&planner) && dispatcher_buffers(&planner) && capture_buffer(&planner))
+        return;
+    plan->buffers_count = 0;
+    plan->device_bytes = plan->symmetric_bytes = plan->pinned_bytes = plan->host_bytes = 0;
+    memset(plan->slot_bytes, 0, sizeof plan->slot_bytes);
+}

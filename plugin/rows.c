@@ -1,0 +1,294 @@
+// Received rows and result rows.
+
+#include "plugin/rows.h"
+
+#include "plugin/tensor.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+struct rows_reader {
+    const moxie_rows *rows;
+    const struct limits *limits;
+    const char *explained;
+    int32_t device;
+    int32_t by_expert;
+};
+
+static const moxie_slab *slab_at(const moxie_rows *rows, uint32_t index)
+{
+    const unsigned char *first = (const unsigned char *)rows->slabs;
+
+    return (const moxie_slab *)(const void *)(first + (size_t)index * rows->slab_stride);
+}
+
+static int32_t check_header(const moxie_rows *rows, const char *name, moxie_error *error)
+{
+    int many = rows->layout == MOXIE_LAYOUT_RANK_MAJOR;
+
+    if (rows->layout < MOXIE_LAYOUT_STANDARD || rows->layout > MOXIE_LAYOUT_EXPERT_MASKED)
+        return fail_with(error, MOXIE_E_UNSUPPORTED, "%s.layout: %d; want a MOXIE_LAYOUT_*", name,
+                         rows->layout);
+    if (rows->slabs == NULL || rows->slab_stride < sizeof(moxie_slab) || rows->slabs_count == 0 ||
+        rows->slabs_count > (many ? (uint32_t)MOXIE_RANKS_MAX : 1u))
+        return fail_with(error, MOXIE_E_INVALID,
+                         "%s: %u slabs of stride %u; want %s slabs of stride %zu or more", name,
+                         rows->slabs_count, rows->slab_stride, many ? "1..64" : "1",
+                         sizeof(moxie_slab));
+    return MOXIE_OK;
+}
+
+// The payload: its format, and for quantised rows the width of values and scales.
+static int32_t read_payload(const struct rows_reader *r, const moxie_slab *slab, struct row_slab *to,
+                            moxie_error *error)
+{
+    int32_t hidden = r->limits->hidden;
+    int masked = r->rows->layout == MOXIE_LAYOUT_EXPERT_MASKED;
+    struct tensor_want want = {.name = "rows.slab.rows",
+                               .shape = {-1, hidden},
+                               .ndim = 2,
+                               .types = TENSOR_FORMATS_FLOAT | TENSOR_E4M3,
+                               .device = r->device};
+    struct tensor_want scales = {
+        .name = "rows.slab.scales", .shape = {-1, -1}, .ndim = 2, .device = r->device};
+    int32_t st = MOXIE_OK;
+
+    if (masked) {
+        want.ndim = 3;
+        want.shape[0] = r->limits->experts_local;
+        want.shape[1] = -1;
+        want.shape[2] = hidden;
+    }
+    to->format = tensor_format(&slab->rows);
+    if (slab->scales.data != NULL && slab->rows.ndim == want.ndim && slab->rows.shape != NULL &&
+        slab->rows.shape[want.ndim - 1] == hidden / 2) {
+        want.shape[want.ndim - 1] = hidden / 2;
+        to->format = FORMAT_NVFP4;
+        scales.types = TENSOR_UINT8;
+        scales.shape[1] = 4 + hidden / 16;
+    } else if (to->format == MOXIE_FORMAT_FP8_TENSOR) {
+        to->format = FORMAT_FP8_BLOCK128;
+        scales.types = 1u << MOXIE_FORMAT_F32;
+        scales.shape[1] = ceil_div(hidden, 128);
+    }
+    TRY(tensor_check(&slab->rows, &want, error));
+    to->rows = tensor_data(&slab->rows);
+    to->row_stride_bytes = tensor_stride_bytes(&slab->rows, want.ndim - 2);
+    if (masked && slab->rows.shape[0] > 1 &&
+        tensor_stride_bytes(&slab->rows, 0) != slab->rows.shape[1] * to->row_stride_bytes)
+        TRY(fail_with(error, MOXIE_E_UNSUPPORTED,
+                      "rows.slab.rows: experts are strided; want them one after the other"));
+    if (scales.types != 0) {
+        scales.shape[0] = masked ? slab->rows.shape[0] * slab->rows.shape[1] : slab->rows.shape[0];
+        TRY(tensor_check(&slab->scales, &scales, error));
+        to->scales = tensor_data(&slab->scales);
+        to->scale_stride_bytes = tensor_stride_bytes(&slab->scales, 0);
+    }
+out:
+    return st;
+}
+
+static int32_t read_ids(const struct rows_reader *r, const moxie_slab *slab, struct row_slab *to,
+                        moxie_error *error)
+{
+    struct tensor_want ids = {.name = "rows.slab.ids",
+                              .shape = {to->cap, r->limits->top_k},
+                              .ndim = 2,
+                              .types = TENSOR_INT32 | TENSOR_INT64,
+                              .device = r->device};
+    struct tensor_want weights = {.name = "rows.slab.weights",
+                                  .shape = {to->cap, r->limits->top_k},
+                                  .ndim = 2,
+                                  .types = TENSOR_FORMATS_FLOAT,
+                                  .device = r->device};
+    int32_t st = MOXIE_OK;
+
+    if (r->by_expert) {
+        weights.ndim = 1;
+        weights.optional = 1;
+    } else {
+        TRY(tensor_check(&slab->ids, &ids, error));
+        to->ids = tensor_data(&slab->ids);
+        to->id_stride_bytes = tensor_stride_bytes(&slab->ids, 0);
+        to->id_bytes = (int32_t)tensor_element_bytes(&slab->ids);
+    }
+    TRY(tensor_check(&slab->weights, &weights, error));
+    to->weights = tensor_data(&slab->weights);
+    if (to->weights != NULL) {
+        to->weight_stride_bytes = tensor_stride_bytes(&slab->weights, 0);
+        to->weight_format = tensor_format(&slab->weights);
+    }
+out:
+    return st;
+}
+
+static int32_t read_slab(const struct rows_reader *r, const moxie_slab *slab, struct row_slab *to,
+                         moxie_error *error)
+{
+    int64_t most = r->by_expert ? r->limits->pairs_max : r->limits->rows_max;
+    int64_t cap;
+    int32_t st = MOXIE_OK;
+
+    TRY(read_payload(r, slab, to, error));
+    cap = slab->rows.shape[0];
+    // Most rows of a masked layout are empty places: only an index must fit them.
+    if (r->rows->layout == MOXIE_LAYOUT_EXPERT_MASKED) {
+        most = INT32_MAX;
+        if (!size_mul(cap, slab->rows.shape[1], &cap))
+            cap = INT64_MAX;
+    }
+    if (cap > most)
+        TRY(fail_with(error, MOXIE_E_CAPACITY,
+                      "a slab of %" PRId64 " rows; the plan holds %" PRId64 " (%s)", cap, most,
+                      r->explained));
+    to->cap = (int32_t)cap;
+    TRY(read_ids(r, slab, to, error));
+out:
+    return st;
+}
+
+static int32_t read_counts(const struct rows_reader *r, struct rows_view *view, moxie_error *error)
+{
+    struct tensor_want want = {.name = "rows.counts",
+                               .shape = {view->slabs_count},
+                               .ndim = 1,
+                               .types = TENSOR_INT32,
+                               .device = r->device,
+                               .optional = r->rows->layout == MOXIE_LAYOUT_STANDARD};
+    const int32_t *counts;
+    int32_t st = MOXIE_OK;
+
+    if (r->by_expert)
+        want.shape[0] = r->limits->experts_local + (view->by == ROUTE_BY_PREFIX);
+    TRY(tensor_check(&r->rows->counts, &want, error));
+    counts = (const int32_t *)(const void *)tensor_data(&r->rows->counts);
+    if (r->by_expert) {
+        view->expert_counts = counts;
+        goto out;
+    }
+    for (int32_t i = 0; counts != NULL && i < view->slabs_count; i++)
+        view->slabs[i].count = counts + i;
+out:
+    return st;
+}
+
+static int32_t read_map(const struct rows_reader *r, struct rows_view *view, moxie_error *error)
+{
+    const moxie_rows *rows = r->rows;
+    struct tensor_want want = {.name = "rows.expert_map",
+                               .shape = {-1},
+                               .ndim = 1,
+                               .types = TENSOR_INT32,
+                               .device = r->device,
+                               .optional = 1};
+    int32_t st = MOXIE_OK;
+
+    if (r->by_expert)
+        goto out;
+    if (rows->id_space < MOXIE_IDS_GLOBAL || rows->id_space > MOXIE_IDS_LOCAL)
+        TRY(fail_with(error, MOXIE_E_INVALID, "rows.id_space: %d; want a MOXIE_IDS_*", rows->id_space));
+    TRY(tensor_check(&rows->expert_map, &want, error));
+    view->expert_map = (const int32_t *)(const void *)tensor_data(&rows->expert_map);
+    view->map_count = view->expert_map != NULL ? rows->expert_map.shape[0] : 0;
+    view->expert_first = rows->id_space == MOXIE_IDS_LOCAL ? 0 : r->limits->experts_first;
+out:
+    return st;
+}
+
+int32_t rows_read(const moxie_rows *rows, const struct limits *limits, int32_t device,
+                  const char *explained, struct rows_view *view, moxie_error *error)
+{
+    static const int32_t by[] = {[MOXIE_LAYOUT_EXPERT_CONTIGUOUS] = ROUTE_BY_PREFIX,
+                                 [MOXIE_LAYOUT_EXPERT_MASKED] = ROUTE_BY_COUNTS};
+    struct rows_reader r = {rows, limits, explained, device, 0};
+    int32_t st = MOXIE_OK;
+
+    memset(view, 0, sizeof *view);
+    TRY(check_header(rows, "rows", error));
+    view->layout = rows->layout;
+    view->by = by[rows->layout];
+    r.by_expert = view->by != ROUTE_BY_IDS;
+    view->slabs_count = (int32_t)rows->slabs_count;
+    view->top_k = r.by_expert ? 1 : limits->top_k;
+    for (int32_t i = 0; i < view->slabs_count; i++) {
+        TRY(read_slab(&r, slab_at(rows, (uint32_t)i), &view->slabs[i], error));
+        if (view->slabs[i].cap > view->rows_cap)
+            view->rows_cap = view->slabs[i].cap;
+    }
+    view->pairs_max = (int64_t)view->slabs_count * view->rows_cap * view->top_k;
+    if (r.by_expert && view->pairs_max > limits->pairs_max)
+        view->pairs_max = limits->pairs_max;
+    if (view->pairs_max > limits->pairs_max)
+        TRY(fail_with(error, MOXIE_E_CAPACITY,
+                      "%d slabs of %d rows hold %" PRId64 " expert places; the plan holds %" PRId64
+                      " (%s)",
+                      view->slabs_count, view->rows_cap, view->pairs_max, limits->pairs_max,
+                      explained));
+    if (rows->layout == MOXIE_LAYOUT_EXPERT_MASKED)
+        view->rows_per_expert = (int32_t)slab_at(rows, 0)->rows.shape[1];
+    TRY(read_counts(&r, view, error));
+    TRY(read_map(&r, view, error));
+out:
+    return st;
+}
+
+static int32_t read_out_slab(const moxie_tensor *rows, const struct tensor_want *want,
+                             struct out_slab *to, moxie_error *error)
+{
+    int32_t st = MOXIE_OK;
+
+    TRY(tensor_check(rows, want, error));
+    to->rows = tensor_data(rows);
+    to->row_stride_bytes = tensor_stride_bytes(rows, want->ndim - 2);
+    to->format = tensor_format(rows);
+    if (want->ndim == 3 && rows->shape[0] > 1 &&
+        tensor_stride_bytes(rows, 0) != rows->shape[1] * to->row_stride_bytes)
+        TRY(fail_with(error, MOXIE_E_UNSUPPORTED,
+                      "out.slab.rows: experts are strided; want them one after the other"));
+out:
+    return st;
+}
+
+int32_t rows_out(const moxie_rows *out, const struct rows_view *in, const struct limits *limits,
+                 int32_t device, struct out_view *view, moxie_error *error)
+{
+    struct tensor_want want = {.name = "out.slab.rows",
+                               .shape = {-1, limits->hidden},
+                               .ndim = 2,
+                               .types = TENSOR_FORMATS_FLOAT,
+                               .device = device};
+    int32_t st = MOXIE_OK;
+
+    memset(view, 0, sizeof *view);
+    TRY(check_header(out, "out", error));
+    if (in != NULL && (out->layout != in->layout || out->slabs_count != (uint32_t)in->slabs_count))
+        TRY(fail_with(error, MOXIE_E_INVALID, "out: layout %d with %u slabs; in has %d with %d",
+                      out->layout, out->slabs_count, in->layout, in->slabs_count));
+    if (out->layout == MOXIE_LAYOUT_EXPERT_MASKED) {
+        want.ndim = 3;
+        want.shape[0] = limits->experts_local;
+        want.shape[1] = in != NULL ? in->rows_per_expert : -1;
+        want.shape[2] = limits->hidden;
+    }
+    view->slabs_count = (int32_t)out->slabs_count;
+    for (int32_t i = 0; i < view->slabs_count; i++) {
+        const moxie_tensor *rows = &slab_at(out, (uint32_t)i)->rows;
+        struct out_slab *to = &view->slabs[i];
+
+        if (in != NULL && want.ndim == 2)
+            want.shape[0] = in->slabs[i].cap;
+        TRY(read_out_slab(rows, &want, to, error));
+        if (in == NULL && rows->shape[0] > limits->rows_max)
+            TRY(fail_with(error, MOXIE_E_CAPACITY,
+                          "out: %" PRId64 " rows; the plan holds %" PRId64, rows->shape[0],
+                          limits->rows_max));
+        to->cap = in != NULL ? in->slabs[i].cap : (int32_t)rows->shape[0];
+        // Rows of STANDARD are the host's own output: those past the count are written too, as zero.
+        to->count = in != NULL && in->by == ROUTE_BY_IDS && in->layout != MOXIE_LAYOUT_STANDARD
+                        ? in->slabs[i].count
+                        : NULL;
+        view->rows_cap = to->cap > view->rows_cap ? to->cap : view->rows_cap;
+    }
+out:
+    return st;
+}

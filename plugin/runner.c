@@ -1,0 +1,295 @@
+// The runner.
+
+#include "plugin/runner.h"
+
+#include "plugin/forward.h"
+#include "plugin/tensor.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define RUNNER_MAGIC 0x4d4f58495252554eu  // "MOXIRRUN"
+
+#define RUNNER_BUFFERS                                                                          \
+    (1u << BUFFER_EXPERT_OFFSET | 1u << BUFFER_PAIR_ROW | 1u << BUFFER_PAIR_WEIGHT |            \
+     1u << BUFFER_ROW_PAIR | 1u << BUFFER_MID | 1u << BUFFER_PAIR_OUT | 1u << BUFFER_CPU_SCRATCH)
+
+struct moxie_runner {
+    uint64_t magic;
+    moxie_instance *instance;
+    struct layer_weights weights;
+    int32_t layer;
+    int32_t taken;  // holds its buffers
+};
+
+int32_t runner_create(moxie_instance *instance, int32_t layer, const moxie_weights *weights,
+                      moxie_runner **out, moxie_error *error)
+{
+    moxie_runner *runner = NULL;
+    int32_t st = MOXIE_OK;
+
+    *out = NULL;
+    TRY(instance_accepted(instance, error));
+    if (layer < 0 || layer >= instance->plan.limits.layers)
+        TRY(fail_with(error, MOXIE_E_INVALID, "layer %d; want 0..%d (num_layers - 1)", layer,
+                      instance->plan.limits.layers - 1));
+    runner = calloc(1, sizeof *runner);
+    if (runner == NULL)
+        TRY(fail_with(error, MOXIE_E_MEMORY, "runner: no memory for the handle"));
+    runner->instance = instance;
+    runner->layer = layer;
+    TRY(weights_read(weights, &instance->plan.limits, instance->device->tensor_device,
+                     &runner->weights, error));
+    TRY(instance_take(instance, RUNNER_BUFFERS, error));
+    runner->taken = 1;
+    runner->magic = RUNNER_MAGIC;
+    *out = runner;
+    runner = NULL;
+out:
+    runner_destroy(runner);
+    return st;
+}
+
+void runner_destroy(moxie_runner *runner)
+{
+    if (runner == NULL)
+        return;
+    runner->magic = 0;
+    if (runner->taken)
+        instance_drop(runner->instance, RUNNER_BUFFERS);
+    free(runner);
+}
+
+int runner_is_live(const moxie_runner *runner)
+{
+    return runner != NULL && runner->magic == RUNNER_MAGIC;
+}
+
+moxie_instance *runner_instance(const moxie_runner *runner)
+{
+    return runner->instance;
+}
+
+static int32_t check_call(const moxie_runner *runner, const moxie_call *call, moxie_error *error)
+{
+    const struct limits *limits = &runner->instance->plan.limits;
+
+    if (call->slot < 0 || call->slot >= limits->slots)
+        return fail_with(error, MOXIE_E_INVALID, "call.slot: %d; want 0..%d (forwards_in_flight_max - 1)",
+                         call->slot, limits->slots - 1);
+    if (call->layer < 0 || call->layer >= limits->layers)
+        return fail_with(error, MOXIE_E_INVALID, "call.layer: %d; want 0..%d (num_layers - 1)",
+                         call->layer, limits->layers - 1);
+    if (runner->instance->device->tensor_device == MOXIE_DEVICE_CPU && call->stream != NULL)
+        return fail_with(error, MOXIE_E_INVALID, "call.stream: %p; want NULL on the CPU", call->stream);
+    return MOXIE_OK;
+}
+
+static int32_t read_rows(const moxie_runner *runner, const moxie_call *call, const moxie_rows *rows,
+                         struct rows_view *view, moxie_error *error)
+{
+    moxie_instance *instance = runner->instance;
+    int32_t st = MOXIE_OK;
+
+    TRY(check_call(runner, call, error));
+    TRY(rows_read(rows, &instance->plan.limits, instance->device->tensor_device, instance->explained,
+                  view, error));
+out:
+    if (st == MOXIE_E_CAPACITY)
+        instance->stats.refused++;
+    return st;
+}
+
+int32_t runner_run(moxie_runner *runner, const moxie_call *call, const moxie_rows *in,
+                   const moxie_rows *out, moxie_error *error)
+{
+    moxie_instance *instance = runner->instance;
+    struct rows_view view;
+    struct out_view results;
+    struct experts_job job = {.instance = instance,
+                              .weights = &runner->weights,
+                              .in = &view,
+                              .out = &results,
+                              .slot = call->slot,
+                              .stream = instance_stream(instance, call->stream)};
+    int32_t st = MOXIE_OK;
+
+    TRY(read_rows(runner, call, in, &view, error));
+    TRY(rows_out(out, &view, &instance->plan.limits, instance->device->tensor_device, &results, error));
+    TRY(forward_experts(&job, error));
+out:
+    return st;
+}
+
+int32_t runner_weights_updated(moxie_runner *runner, const int32_t *experts, uint64_t count,
+                               moxie_error *error)
+{
+    int32_t experts_local = runner->instance->plan.limits.experts_local;
+    int32_t st = MOXIE_OK;
+
+    if (experts == NULL)
+        count = (uint64_t)experts_local;
+    for (uint64_t i = 0; i < count; i++) {
+        int32_t expert = experts != NULL ? experts[i] : (int32_t)i;
+
+        if (expert < 0 || expert >= experts_local)
+            TRY(fail_with(error, MOXIE_E_INVALID,
+                          "experts[%" PRIu64 "]: %d; want a local expert 0..%d", i, expert,
+                          experts_local - 1));
+        TRY(weights_check_scales(&runner->weights, expert, error));
+    }
+out:
+    return st;
+}
+
+// ---- moxie.expand/1 ----------------------------------------------------------------------------
+
+static int32_t check_index(const moxie_runner *runner, const moxie_tensor *row_index, int64_t rows,
+                           moxie_error *error)
+{
+    struct tensor_want want = {.name = "row_index",
+                               .shape = {rows, runner->instance->plan.limits.top_k},
+                               .ndim = 2,
+                               .types = TENSOR_INT32,
+                               .device = runner->instance->device->tensor_device};
+    int32_t st = MOXIE_OK;
+
+    TRY(tensor_check(row_index, &want, error));
+    if (rows > 1 && tensor_stride_bytes(row_index, 0) != 4 * want.shape[1])
+        TRY(fail_with(error, MOXIE_E_UNSUPPORTED, "row_index: strided; want it compact"));
+out:
+    return st;
+}
+
+// The routing part of run, shared with expand.
+static int32_t route_rows(const moxie_runner *runner, const moxie_call *call, const struct rows_view *view,
+                          struct route_args *route, moxie_error *error)
+{
+    moxie_instance *instance = runner->instance;
+    const struct memory *memory = &instance->memory;
+
+    *route = (struct route_args){
+        .slabs = view->slabs,
+        .expert_map = view->expert_map,
+        .expert_offset = memory_slot(memory, BUFFER_EXPERT_OFFSET, call->slot),
+        .pair_row = memory_slot(memory, BUFFER_PAIR_ROW, call->slot),
+        .pair_weight = memory_slot(memory, BUFFER_PAIR_WEIGHT, call->slot),
+        .row_pair = memory_slot(memory, BUFFER_ROW_PAIR, call->slot),
+        .pairs_max = view->pairs_max,
+        .map_count = view->map_count,
+        .expert_first = view->expert_first,
+        .experts = instance->plan.limits.experts_local,
+        .slabs_count = view->slabs_count,
+        .rows_cap = view->rows_cap,
+        .top_k = view->top_k,
+        .by = view->by,
+    };
+    return instance_launched(instance,
+                             instance->device->kernels->route(
+                                 route, instance_stream(instance, call->stream)),
+                             "route", error);
+}
+
+// `to` must hold the worst case: every place of every row has a local expert, or for EXPERT_MASKED all
+// rows choose the same one with every place.
+static int32_t check_expanded(const struct rows_view *from, const struct rows_view *to,
+                              moxie_error *error)
+{
+    int64_t rows = to->layout == MOXIE_LAYOUT_EXPERT_MASKED ? to->rows_per_expert : to->rows_cap;
+
+    if (from->by != ROUTE_BY_IDS || to->by == ROUTE_BY_IDS)
+        return fail_with(error, MOXIE_E_INVALID,
+                         "expand: from layout %d to %d; want STANDARD or RANK_MAJOR to an EXPERT_ layout",
+                         from->layout, to->layout);
+    if (from->slabs[0].format != to->slabs[0].format)
+        return fail_with(error, MOXIE_E_INVALID, "expand: rows of format %d into rows of format %d",
+                         from->slabs[0].format, to->slabs[0].format);
+    if (to->slabs[0].weights == NULL || to->slabs[0].weight_format != FORMAT_F32 ||
+        to->slabs[0].weight_stride_bytes != 4)
+        return fail_with(error, MOXIE_E_INVALID, "expand: out needs compact f32 weights, one per row");
+    if (rows < from->pairs_max)
+        return fail_with(error, MOXIE_E_CAPACITY,
+                         "expand: out has %" PRId64 " rows; the worst case is %" PRId64, rows,
+                         from->pairs_max);
+    return MOXIE_OK;
+}
+
+int32_t runner_expand(moxie_runner *runner, const moxie_call *call, const moxie_rows *in,
+                      const moxie_rows *out, const moxie_tensor *row_index, moxie_error *error)
+{
+    moxie_instance *instance = runner->instance;
+    struct rows_view from, to;
+    struct route_args route;
+    struct expand_args args;
+    int32_t st = MOXIE_OK;
+
+    TRY(read_rows(runner, call, in, &from, error));
+    TRY(read_rows(runner, call, out, &to, error));
+    TRY(check_expanded(&from, &to, error));
+    TRY(check_index(runner, row_index, (int64_t)from.slabs_count * from.rows_cap, error));
+    TRY(route_rows(runner, call, &from, &route, error));
+    args = (struct expand_args){
+        .slabs = from.slabs,
+        .expert_offset = route.expert_offset,
+        .pair_row = route.pair_row,
+        .pair_weight = route.pair_weight,
+        .row_pair = route.row_pair,
+        .rows = tensor_data(&out->slabs->rows),
+        .scales = tensor_data(&out->slabs->scales),
+        .weights = (float *)(void *)tensor_data(&out->slabs->weights),
+        .counts = (int32_t *)(void *)tensor_data(&out->counts),
+        .row_index = (int32_t *)(void *)tensor_data(row_index),
+        .row_stride_bytes = to.slabs[0].row_stride_bytes,
+        .scale_stride_bytes = to.slabs[0].scale_stride_bytes,
+        .experts = instance->plan.limits.experts_local,
+        .slabs_count = from.slabs_count,
+        .rows_cap = from.rows_cap,
+        .rows_per_expert = to.rows_per_expert,
+        .hidden = instance->plan.limits.hidden,
+        .top_k = from.top_k,
+    };
+    TRY(instance_launched(instance,
+                          instance->device->kernels->expand(&args, instance_stream(instance, call->stream)),
+                          "expand", error));
+out:
+    return st;
+}
+
+int32_t runner_fold(moxie_runner *runner, const moxie_call *call, const moxie_rows *expanded,
+                    const moxie_tensor *row_index, const moxie_rows *out, moxie_error *error)
+{
+    moxie_instance *instance = runner->instance;
+    const struct limits *limits = &instance->plan.limits;
+    struct rows_view from;
+    struct out_view to;
+    struct combine_args args;
+    int32_t st = MOXIE_OK;
+
+    TRY(read_rows(runner, call, expanded, &from, error));
+    if (from.by == ROUTE_BY_IDS || from.slabs[0].scales != NULL)
+        TRY(fail_with(error, MOXIE_E_INVALID, "fold: expanded needs an EXPERT_ layout of f32, bf16 or f16"));
+    if (out->layout != MOXIE_LAYOUT_STANDARD && out->layout != MOXIE_LAYOUT_RANK_MAJOR)
+        TRY(fail_with(error, MOXIE_E_INVALID, "fold: out has layout %d; want STANDARD or RANK_MAJOR",
+                      out->layout));
+    TRY(rows_out(out, NULL, limits, instance->device->tensor_device, &to, error));
+    TRY(check_index(runner, row_index, (int64_t)to.slabs_count * to.rows_cap, error));
+    args = (struct combine_args){
+        .pair_out = from.slabs[0].rows,
+        .pair_stride_bytes = from.slabs[0].row_stride_bytes,
+        .pairs = from.slabs[0].cap,
+        .row_pair = (const int32_t *)(const void *)tensor_data(row_index),
+        .slabs = to.slabs,
+        .pair_format = from.slabs[0].format,
+        .slabs_count = to.slabs_count,
+        .rows_cap = to.rows_cap,
+        .hidden = limits->hidden,
+        .top_k = limits->top_k,
+        .scale = 1.0f,
+    };
+    TRY(instance_launched(instance,
+                          instance->device->kernels->combine(&args, instance_stream(instance, call->stream)),
+                          "combine", error));
+out:
+    return st;
+}

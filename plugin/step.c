@@ -1,0 +1,154 @@
+// What a step and a batch may be.
+
+#include "plugin/step.h"
+
+#include "plugin/capture.h"
+#include "plugin/tensor.h"
+
+#include <inttypes.h>
+
+static int32_t check_rank_tokens(const moxie_instance *instance, const moxie_step *step,
+                                 struct step_shape *shape, moxie_error *error)
+{
+    const struct limits *limits = &instance->plan.limits;
+
+    shape->tokens_most = 0;
+    shape->listed = 1;
+    for (int32_t rank = 0; rank < limits->ranks; rank++) {
+        int64_t tokens = step->rank_tokens[rank];
+
+        if (tokens < 0 || (rank == limits->rank && tokens != step->tokens))
+            return fail_with(error, MOXIE_E_INVALID,
+                             "step.rank_tokens[%d]: %" PRId64 "; step.tokens of this rank (%d) is %" PRId64,
+                             rank, tokens, limits->rank, step->tokens);
+        if (tokens > limits->forward_tokens_max)
+            return fail_with(error, MOXIE_E_CAPACITY,
+                             "step.rank_tokens[%d]: %" PRId64 "; the plan holds %" PRId64
+                             " a rank (%s)",
+                             rank, tokens, limits->forward_tokens_max, instance->explained);
+        if (tokens > shape->tokens_most)
+            shape->tokens_most = tokens;
+    }
+    return MOXIE_OK;
+}
+
+static int32_t check_tokens(const moxie_instance *instance, int local, const moxie_step *step,
+                            struct step_shape *shape, moxie_error *error)
+{
+    int64_t most = instance->plan.limits.forward_tokens_max;
+
+    if (step->tokens < 0)
+        return fail_with(error, MOXIE_E_INVALID, "step.tokens: %" PRId64, step->tokens);
+    if (step->tokens > most)
+        return fail_with(error, MOXIE_E_CAPACITY,
+                         "step.tokens: %" PRId64 "; the plan holds %" PRId64 " on this rank (%s)",
+                         step->tokens, most, instance->explained);
+    shape->tokens = step->tokens;
+    shape->tokens_most = local ? step->tokens : most;
+    if (local || step->rank_tokens == NULL)
+        return MOXIE_OK;
+    return check_rank_tokens(instance, step, shape, error);
+}
+
+// Where this rank's rows go in the capture: after those of the ranks that share its DP rank.
+static int32_t place_capture(const moxie_instance *instance, int local, const moxie_step *step,
+                             struct step_shape *shape, moxie_error *error)
+{
+    const struct limits *limits = &instance->plan.limits;
+    int64_t slice_rows = limits->capture_tokens, first = 0;
+    int64_t offset = step->capture_row;
+    int32_t st = MOXIE_OK;
+
+    shape->capture_row = 0;
+    if (!limits->capture)
+        goto out;
+    if (local) {
+        slice_rows *= limits->dp_size;
+    } else {
+        int32_t group_first = limits->rank / limits->attn_tp * limits->attn_tp;
+
+        first = (int64_t)(limits->rank / limits->attn_tp) * slice_rows;
+        for (int32_t rank = group_first; rank < limits->rank; rank++)
+            offset += step->rank_tokens != NULL ? step->rank_tokens[rank] : limits->forward_tokens_max;
+    }
+    TRY(capture_check(instance, offset, step->tokens, slice_rows, error));
+    shape->capture_row = first + offset;
+out:
+    return st;
+}
+
+int32_t step_check_slot(const moxie_instance *instance, const char *name, int32_t slot, moxie_error *error)
+{
+    if (slot >= 0 && slot < instance->plan.limits.slots)
+        return MOXIE_OK;
+    return fail_with(error, MOXIE_E_INVALID, "%s: %d; want 0..%d (forwards_in_flight_max - 1)", name, slot,
+                     instance->plan.limits.slots - 1);
+}
+
+int32_t step_check(const moxie_instance *instance, int local, const moxie_step *step,
+                   struct step_shape *shape, moxie_error *error)
+{
+    int32_t st = MOXIE_OK;
+
+    *shape = (struct step_shape){.padding = step->padding, .tokens_valid = step->tokens_valid};
+    TRY(step_check_slot(instance, "step.slot", step->slot, error));
+    if (step->padding < MOXIE_PADDING_NONE || step->padding > MOXIE_PADDING_SUM_LEN)
+        TRY(fail_with(error, MOXIE_E_INVALID, "step.padding: %d; want a MOXIE_PADDING_*", step->padding));
+    if (step->phase < MOXIE_PHASE_MIXED || step->phase > MOXIE_PHASE_IDLE)
+        TRY(fail_with(error, MOXIE_E_INVALID, "step.phase: %d; want a MOXIE_PHASE_*", step->phase));
+    if (step->capture_row < 0 || step->capture_row > (int64_t)1 << 40)
+        TRY(fail_with(error, MOXIE_E_INVALID, "step.capture_row: %" PRId64, step->capture_row));
+    TRY(check_tokens(instance, local, step, shape, error));
+    TRY(place_capture(instance, local, step, shape, error));
+out:
+    return st;
+}
+
+static int32_t check_tensors(const moxie_instance *instance, int64_t tokens, const moxie_batch *batch,
+                             moxie_error *error)
+{
+    const struct limits *limits = &instance->plan.limits;
+    int32_t device = instance->device->tensor_device;
+    struct tensor_want x = {"batch.x", {tokens, limits->hidden}, 2, 1u << limits->input_format,
+                            device, 0};
+    struct tensor_want ids = {"batch.ids", {tokens, limits->top_k}, 2, TENSOR_INT32 | TENSOR_INT64,
+                              device, 0};
+    struct tensor_want weights = {"batch.weights", {tokens, limits->top_k}, 2, TENSOR_FORMATS_FLOAT,
+                                  device, 0};
+    struct tensor_want y = {"batch.y", {tokens, limits->hidden}, 2, 1u << limits->output_format,
+                            device, 0};
+    struct tensor_want map = {"batch.expert_map", {-1}, 1, TENSOR_INT32, device, 1};
+    int32_t st = MOXIE_OK;
+
+    TRY(tensor_check(&batch->x, &x, error));
+    TRY(tensor_check(&batch->ids, &ids, error));
+    TRY(tensor_check(&batch->weights, &weights, error));
+    TRY(tensor_check(&batch->y, &y, error));
+    TRY(tensor_check(&batch->expert_map, &map, error));
+    if (tensor_overlap(&batch->x, &batch->y))
+        TRY(fail_with(error, MOXIE_E_INVALID, "batch.y overlaps batch.x; give it memory of its own"));
+    if (tokens > 1 && tensor_stride_bytes(&batch->y, 0) < limits->hidden * tensor_element_bytes(&batch->y))
+        TRY(fail_with(error, MOXIE_E_INVALID, "batch.y: its rows overlap each other"));
+out:
+    return st;
+}
+
+int32_t step_check_batch(const moxie_instance *instance, int local, int64_t tokens,
+                         const moxie_batch *batch, moxie_error *error)
+{
+    const struct limits *limits = &instance->plan.limits;
+    int32_t st = MOXIE_OK;
+
+    if (batch->layer < 0 || batch->layer >= limits->layers)
+        TRY(fail_with(error, MOXIE_E_INVALID, "batch.layer: %d; want 0..%d (num_layers - 1)",
+                      batch->layer, limits->layers - 1));
+    if (batch->id_space < MOXIE_IDS_GLOBAL ||
+        batch->id_space > (local ? MOXIE_IDS_LOCAL : MOXIE_IDS_PHYSICAL))
+        TRY(fail_with(error, MOXIE_E_INVALID, "batch.id_space: %d; want %s", batch->id_space,
+                      local ? "a MOXIE_IDS_*" : "MOXIE_IDS_GLOBAL or _PHYSICAL"));
+    if (instance->device->tensor_device == MOXIE_DEVICE_CPU && batch->stream != NULL)
+        TRY(fail_with(error, MOXIE_E_INVALID, "batch.stream: %p; want NULL on the CPU", batch->stream));
+    TRY(check_tensors(instance, tokens, batch, error));
+out:
+    return st;
+}

@@ -1,0 +1,217 @@
+// Checks of tensors that a host passes.
+
+#include "plugin/tensor.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+struct tensor_type {
+    uint32_t bit;
+    uint8_t code, bits;
+    const char *name;
+};
+
+static const struct tensor_type tensor_types[] = {
+    {1u << MOXIE_FORMAT_F32, MOXIE_DTYPE_FLOAT, 32, "float32"},
+    {1u << MOXIE_FORMAT_BF16, MOXIE_DTYPE_BFLOAT, 16, "bfloat16"},
+    {1u << MOXIE_FORMAT_F16, MOXIE_DTYPE_FLOAT, 16, "float16"},
+    {TENSOR_E4M3, MOXIE_DTYPE_FLOAT8_E4M3FN, 8, "float8_e4m3fn"},
+    {TENSOR_E4M3, MOXIE_DTYPE_UINT, 8, "uint8"},
+    {TENSOR_INT32, MOXIE_DTYPE_INT, 32, "int32"},
+    {TENSOR_INT64, MOXIE_DTYPE_INT, 64, "int64"},
+    {TENSOR_UINT8, MOXIE_DTYPE_UINT, 8, "uint8"},
+};
+
+#define TENSOR_TYPES_COUNT (sizeof tensor_types / sizeof tensor_types[0])
+
+static int dtype_is(const moxie_tensor *tensor, const struct tensor_type *type)
+{
+    return tensor->dtype.code == type->code && tensor->dtype.bits == type->bits &&
+           tensor->dtype.lanes == 1;
+}
+
+static int dtype_wanted(const moxie_tensor *tensor, uint32_t types)
+{
+    for (size_t i = 0; i < TENSOR_TYPES_COUNT; i++) {
+        if ((types & tensor_types[i].bit) != 0 && dtype_is(tensor, &tensor_types[i]))
+            return 1;
+    }
+    return 0;
+}
+
+static int32_t refuse_dtype(const moxie_tensor *tensor, const struct tensor_want *want,
+                            moxie_error *error)
+{
+    char names[96] = "";
+    size_t used = 0;
+
+    for (size_t i = 0; i < TENSOR_TYPES_COUNT; i++) {
+        if ((want->types & tensor_types[i].bit) == 0 || used >= sizeof names)
+            continue;
+        used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", used > 0 ? ", " : "",
+                                 tensor_types[i].name);
+    }
+    return fail_with(error, MOXIE_E_UNSUPPORTED, "%s: dtype code %d, %d bits, %d lanes; want %s",
+                     want->name, tensor->dtype.code, tensor->dtype.bits, tensor->dtype.lanes, names);
+}
+
+static void print_shape(char *text, size_t capacity, const int64_t *shape, int32_t ndim)
+{
+    size_t used = 0;
+
+    for (int32_t i = 0; i < ndim && used < capacity; i++) {
+        const char *separator = i > 0 ? ", " : "";
+
+        if (shape[i] < 0)
+            used += (size_t)snprintf(text + used, capacity - used, "%s*", separator);
+        else
+            used += (size_t)snprintf(text + used, capacity - used, "%s%" PRId64, separator, shape[i]);
+    }
+}
+
+static int32_t check_shape(const moxie_tensor *tensor, const struct tensor_want *want,
+                           moxie_error *error)
+{
+    char seen[96] = "", wanted[96] = "";
+    int same = tensor->ndim == want->ndim && tensor->shape != NULL;
+
+    for (int32_t i = 0; same && i < want->ndim; i++)
+        same = tensor->shape[i] >= 0 && (want->shape[i] < 0 || tensor->shape[i] == want->shape[i]);
+    if (same)
+        return MOXIE_OK;
+    print_shape(wanted, sizeof wanted, want->shape, want->ndim);
+    if (tensor->shape != NULL && tensor->ndim >= 1 && tensor->ndim <= 8)
+        print_shape(seen, sizeof seen, tensor->shape, tensor->ndim);
+    return fail_with(error, MOXIE_E_INVALID, "%s: %d dimensions [%s]; want [%s]", want->name,
+                     tensor->ndim, seen, wanted);
+}
+
+// The bytes from the first to past the last element; 0 for an empty tensor, -1 on overflow.
+static int64_t extent_bytes(const moxie_tensor *tensor)
+{
+    int64_t last = 0;
+
+    for (int32_t i = 0; i < tensor->ndim; i++) {
+        int64_t step;
+
+        if (tensor->shape[i] == 0)
+            return 0;
+        if (!size_mul(tensor->shape[i] - 1, tensor_stride_bytes(tensor, i), &step) ||
+            !size_add(last, step, &last))
+            return -1;
+    }
+    return last + tensor_element_bytes(tensor);
+}
+
+static int32_t check_strides(const moxie_tensor *tensor, const struct tensor_want *want,
+                             moxie_error *error)
+{
+    int64_t elements = tensor_element_bytes(tensor);
+    int64_t bytes;
+
+    for (int32_t i = 0; i < tensor->ndim; i++) {
+        if (!size_mul(elements, tensor->shape[i] > 0 ? tensor->shape[i] : 1, &elements))
+            return fail_with(error, MOXIE_E_INVALID, "%s: its size overflows", want->name);
+    }
+    if (tensor->strides == NULL)
+        return MOXIE_OK;
+    for (int32_t i = 0; i < tensor->ndim; i++) {
+        if (tensor->strides[i] < 0 ||
+            !size_mul(tensor->strides[i], tensor_element_bytes(tensor), &bytes))
+            return fail_with(error, MOXIE_E_INVALID, "%s: stride %" PRId64 " of dimension %d",
+                             want->name, tensor->strides[i], i);
+    }
+    if (tensor->shape[tensor->ndim - 1] > 1 && tensor->strides[tensor->ndim - 1] != 1)
+        return fail_with(error, MOXIE_E_UNSUPPORTED,
+                         "%s: the last dimension has stride %" PRId64 "; want 1 (compact)", want->name,
+                         tensor->strides[tensor->ndim - 1]);
+    return MOXIE_OK;
+}
+
+int32_t tensor_check(const moxie_tensor *tensor, const struct tensor_want *want, moxie_error *error)
+{
+    int32_t st = MOXIE_OK;
+    int64_t bytes;
+
+    if (tensor->data == NULL && want->optional)
+        goto out;
+    TRY(check_shape(tensor, want, error));
+    if (!dtype_wanted(tensor, want->types))
+        TRY(refuse_dtype(tensor, want, error));
+    TRY(check_strides(tensor, want, error));
+    bytes = extent_bytes(tensor);
+    if (bytes < 0 || tensor->byte_offset > (uint64_t)1 << 62)
+        TRY(fail_with(error, MOXIE_E_INVALID, "%s: its size overflows", want->name));
+    if (bytes > 0 && tensor->data == NULL)
+        TRY(fail_with(error, MOXIE_E_INVALID, "%s: data is NULL", want->name));
+    if (bytes > 0 && tensor->device.type != want->device)
+        TRY(fail_with(error, MOXIE_E_INVALID, "%s: on device type %d; want %d", want->name,
+                      tensor->device.type, want->device));
+out:
+    return st;
+}
+
+unsigned char *tensor_data(const moxie_tensor *tensor)
+{
+    if (tensor->data == NULL)
+        return NULL;
+    return (unsigned char *)tensor->data + tensor->byte_offset;
+}
+
+int64_t tensor_element_bytes(const moxie_tensor *tensor)
+{
+    return tensor->dtype.bits / 8;
+}
+
+int64_t tensor_stride_bytes(const moxie_tensor *tensor, int32_t dim)
+{
+    int64_t stride = tensor_element_bytes(tensor);
+
+    if (tensor->strides != NULL)
+        return tensor->strides[dim] * stride;
+    for (int32_t i = dim + 1; i < tensor->ndim; i++)
+        stride *= tensor->shape[i];
+    return stride;
+}
+
+int32_t tensor_format(const moxie_tensor *tensor)
+{
+    static const int32_t formats[] = {MOXIE_FORMAT_F32, MOXIE_FORMAT_BF16, MOXIE_FORMAT_F16,
+                                      MOXIE_FORMAT_FP8_TENSOR};
+
+    for (size_t i = 0; i < sizeof formats / sizeof formats[0]; i++) {
+        if (dtype_wanted(tensor, 1u << formats[i]))
+            return formats[i];
+    }
+    return 0;
+}
+
+int tensor_overlap(const moxie_tensor *a, const moxie_tensor *b)
+{
+    int64_t a_bytes = extent_bytes(a), b_bytes = extent_bytes(b);
+    uintptr_t a_first = (uintptr_t)tensor_data(a), b_first = (uintptr_t)tensor_data(b);
+
+    if (a_bytes <= 0 || b_bytes <= 0)
+        return 0;
+    return a_first < b_first + (uintptr_t)b_bytes && b_first < a_first + (uintptr_t)a_bytes;
+}
+
+moxie_tensor tensor_make(void *data, int32_t ndim, int64_t *dims, int64_t *strides, uint32_t type)
+{
+    moxie_tensor tensor = {.data = data,
+                           .device = {MOXIE_DEVICE_CPU, 0},
+                           .ndim = ndim,
+                           .shape = dims,
+                           .strides = strides};
+
+    for (size_t i = 0; i < TENSOR_TYPES_COUNT; i++) {
+        if (tensor_types[i].bit != type)
+            continue;
+        tensor.dtype.code = tensor_types[i].code;
+        tensor.dtype.bits = tensor_types[i].bits;
+        tensor.dtype.lanes = 1;
+        break;
+    }
+    return tensor;
+}

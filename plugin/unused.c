@@ -1,0 +1,95 @@
+// Keys that are set and have no effect here: warnings, because a host may well set all it knows.
+
+#include "plugin/validate.h"
+
+#include <inttypes.h>
+#include <stdint.h>
+#include <string.h>
+
+static void unused_if(int condition, const struct config *config, enum config_key key,
+                      const char *why, struct report *report)
+{
+    if (condition && config_changed(config, key))
+        report_warning(report, key, "%s is unused: %s", config_name(key), why);
+}
+
+static void unused_dispatch(const struct config *config, struct report *report)
+{
+    static const enum config_key wire[] = {KEY_DISPATCH_FORMAT, KEY_TIMEOUT_MS};
+    static const enum config_key rounds[] = {KEY_MAX_DISPATCH_TOKENS_PER_RANK,
+                                             KEY_DISPATCH_ROUNDS_MAX};
+    int32_t kind = validate_dispatcher(config);
+    int alone = config_i64(config, KEY_EP_SIZE) == 1;
+
+    for (int32_t i = 0; i < 2; i++) {
+        unused_if(!validate_has_wire(config), config, wire[i],
+                  alone ? "ep_size is 1" : "dispatcher local moves no rows", report);
+        unused_if(kind == DISPATCHER_LOCAL, config, rounds[i], "dispatcher is local", report);
+        unused_if(kind == DISPATCHER_ALLGATHER, config, rounds[i],
+                  "dispatcher allgather moves a forward in one round", report);
+    }
+    if (kind == DISPATCHER_ALLTOALL && config_i64(config, KEY_DISPATCH_ROUNDS_MAX) > 1)
+        report_warning(
+            report, KEY_DISPATCH_ROUNDS_MAX,
+            "dispatch_rounds_max is %" PRId64
+            ": forward() alone splits a forward; dispatch() takes the tokens of one round",
+            config_i64(config, KEY_DISPATCH_ROUNDS_MAX));
+}
+
+static void unused_prefill(const struct config *config, const struct bounds *bounds,
+                           struct report *report)
+{
+    static const enum config_key keys[] = {KEY_MAX_PREFILL_TOKENS, KEY_CONTEXT_LENGTH,
+                                           KEY_CHUNKED_PREFILL_SIZE, KEY_PIPELINE_DYNAMIC_CHUNKING,
+                                           KEY_PREFILL_GRAPH_MAX_TOKENS};
+
+    if (config_word(config, KEY_DISAGGREGATION_MODE) == DISAGGREGATION_DECODE) {
+        for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++)
+            unused_if(1, config, keys[i], "disaggregation_mode is decode", report);
+        return;
+    }
+    unused_if(bounds->chunk > 0, config, KEY_CONTEXT_LENGTH,
+              "chunking is on (chunked_prefill_size)", report);
+    unused_if(bounds->chunk == 0, config, KEY_PIPELINE_DYNAMIC_CHUNKING,
+              "chunking is off (chunked_prefill_size)", report);
+    unused_if(config_i64(config, KEY_DISABLE_PREFILL_GRAPH) == 1, config,
+              KEY_PREFILL_GRAPH_MAX_TOKENS, "disable_prefill_graph is 1", report);
+}
+
+static void unused_decode(const struct config *config, struct report *report)
+{
+    static const enum config_key keys[] = {KEY_DECODE_GRAPH_MAX_BATCH, KEY_MAX_RUNNING_REQUESTS,
+                                           KEY_SPECULATIVE_DRAFT_TOKENS};
+    const char *algorithm = config_str(config, KEY_SPECULATIVE_ALGORITHM);
+    int speculates = algorithm[0] != '\0' && strcmp(algorithm, "none") != 0;
+
+    if (config_word(config, KEY_DISAGGREGATION_MODE) == DISAGGREGATION_PREFILL) {
+        for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++)
+            unused_if(1, config, keys[i], "disaggregation_mode is prefill", report);
+        return;
+    }
+    unused_if(config_i64(config, KEY_DISABLE_DECODE_GRAPH) == 1, config, KEY_DECODE_GRAPH_MAX_BATCH,
+              "disable_decode_graph is 1", report);
+    unused_if(!speculates, config, KEY_SPECULATIVE_DRAFT_TOKENS, "speculative_algorithm is none",
+              report);
+}
+
+void validate_unused(const struct config *config, const struct bounds *bounds,
+                     struct report *report)
+{
+    int64_t own = config_i64(config, KEY_FORWARD_TOKENS_MAX);
+
+    unused_dispatch(config, report);
+    unused_prefill(config, bounds, report);
+    unused_decode(config, report);
+    if (own > 0 && own < bounds->derived_tokens)
+        report_warning(report, KEY_FORWARD_TOKENS_MAX,
+                       "forward_tokens_max %" PRId64 " is below the %" PRId64
+                       " tokens derived from the other keys: a larger forward is refused with "
+                       "MOXIE_E_CAPACITY",
+                       own, bounds->derived_tokens);
+    if (config_i64(config, KEY_TIMEOUT_MS) > INT32_MAX)
+        report_warning(report, KEY_TIMEOUT_MS,
+                       "timeout_ms %" PRId64 " is cut to %d, which is 24 days",
+                       config_i64(config, KEY_TIMEOUT_MS), INT32_MAX);
+}
