@@ -1,4 +1,5 @@
-// The machine's ceilings, by two loops that do nothing else. Built with optimisation in every build type.
+// The machine's ceilings, by two loops that do nothing else. Built with optimisation in every build
+// type.
 
 #include "hosts/cli/machine.h"
 
@@ -28,7 +29,7 @@ struct worker {
     _Atomic int *gate;
     const uint64_t *data; // read: its part
     uint64_t count;
-    uint64_t flops;       // peak: what it has done
+    uint64_t flops; // peak: what it has done
     uint64_t sink_u64;
     float sink_f32;
 };
@@ -136,7 +137,8 @@ static void *peak_worker(void *arg)
     return NULL;
 }
 
-// Seconds from the start of all workers until the last is through. Negative when a thread is lacking.
+// Seconds from the start of all workers until the last is through. Negative when a thread is
+// lacking.
 static double race(struct worker *workers, int threads, void *(*work)(void *))
 {
     _Atomic int gate = GATE_SHUT;
@@ -155,7 +157,8 @@ static double race(struct worker *workers, int threads, void *(*work)(void *))
     return started == threads ? (double)(clock_ns() - started_ns) / 1e9 : -1;
 }
 
-static double measure_read(struct worker *workers, int threads, const uint64_t *data, uint64_t count)
+static double measure_read(struct worker *workers, int threads, const uint64_t *data,
+                           uint64_t count)
 {
     uint64_t part = count / (uint64_t)threads;
     double best_s = -1;

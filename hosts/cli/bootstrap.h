@@ -1,7 +1,7 @@
-// R processes of this program, started by posix_spawn of itself (never a fork: the library and the bench
-// have threads) and joined by socket pairs. The parent is the hub of every all-gather and barrier, which
-// it serves in one poll loop with deadlines; results travel over the same sockets. A child that dies ends
-// the run with its rank and how it died; an interrupt ends the children.
+// R processes of this program, started by posix_spawn of itself (never a fork: the library and the
+// bench have threads) and joined by socket pairs. The parent is the hub of every all-gather and
+// barrier, which it serves in one poll loop with deadlines; results travel over the same sockets. A
+// child that dies ends the run with its rank and how it died; an interrupt ends the children.
 
 #ifndef MOXIE_HOSTS_CLI_BOOTSTRAP_H
 #define MOXIE_HOSTS_CLI_BOOTSTRAP_H
@@ -18,7 +18,8 @@
 
 enum message {
     MESSAGE_JOB = 1,  // parent to child: JSON
-    MESSAGE_GATHER,   // child to parent: one part; back: all parts in rank order. A barrier has no bytes
+    MESSAGE_GATHER,   // child to parent: one part; back: all parts in rank order. A barrier has no
+                      // bytes
     MESSAGE_PROGRESS, // child to parent: a double, 0..1
     MESSAGE_ROWS,     // child to parent: f32 rows
     MESSAGE_RESULT,   // child to parent: JSON
@@ -37,12 +38,12 @@ struct hub_handler {
 
 struct hub_options {
     int ranks;
-    int64_t silence_ms;   // a child that says nothing for so long ends the run
-    const char *doing;    // for the progress line
+    int64_t silence_ms; // a child that says nothing for so long ends the run
+    const char *doing;  // for the progress line
 };
 
-// Starts the children, gives each `job` with "rank" set, and serves them until every one is done. When it
-// returns no child is left.
+// Starts the children, gives each `job` with "rank" set, and serves them until every one is done.
+// When it returns no child is left.
 int hub_run(const struct hub_options *options, json_t *job, const struct hub_handler *handler,
             struct fault *fault);
 

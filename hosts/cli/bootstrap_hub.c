@@ -17,8 +17,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#define POLL_MS   100
-#define ENDING_MS 2000 // how long a child may take to end once it said it is done, or closed its socket
+#define POLL_MS 100
+#define ENDING_MS                                                                                  \
+    2000 // how long a child may take to end once it said it is done, or closed its socket
 
 struct child {
     pid_t pid;        // 0: none, or reaped
@@ -258,8 +259,8 @@ static int answer_gather(struct hub *hub)
             failed = wire_write(descriptor, hub->children[from].payload, bytes, deadline_ns);
         if (failed == EPIPE || failed == ECONNRESET) return died(hub, to, "before it was done");
         if (failed != 0)
-            return fault_set(hub->fault, EXIT_TROUBLE, "rank %d does not take what it asked for: %s",
-                             to, strerror(failed));
+            return fault_set(hub->fault, EXIT_TROUBLE,
+                             "rank %d does not take what it asked for: %s", to, strerror(failed));
     }
     for (int rank = 0; rank < ranks; rank++) {
         forget_message(&hub->children[rank]);
@@ -350,7 +351,8 @@ out:
     return st;
 }
 
-// Lets children end that are done, kills the others. A child that fails after its work is a fault too.
+// Lets children end that are done, kills the others. A child that fails after its work is a fault
+// too.
 static int stop(struct hub *hub, int st)
 {
     for (int rank = 0; rank < hub->options->ranks; rank++) {

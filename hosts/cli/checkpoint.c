@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define SHARDS_MAX ((uint64_t)4096)
+#define SHARDS_MAX  ((uint64_t)4096)
 #define SINGLE_FILE "model.safetensors"
 #define INDEX_FILE  "model.safetensors.index.json"
 
@@ -147,7 +147,8 @@ int checkpoint_has(const struct checkpoint *checkpoint, const char *name)
     return safetensors_find(&checkpoint->files[0], name) != NULL;
 }
 
-// The file that the index gives a tensor to, opened. NULL and no fault when the index does not know it.
+// The file that the index gives a tensor to, opened. NULL and no fault when the index does not know
+// it.
 static int shard_of(struct checkpoint *checkpoint, const char *name, struct safetensors **out,
                     struct fault *fault)
 {

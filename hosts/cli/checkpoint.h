@@ -1,5 +1,5 @@
-// A set of named tensors: a Hugging Face folder (config.json, one file or a sharded index) or a single
-// safetensors file. Shards are opened when a tensor in them is first asked for.
+// A set of named tensors: a Hugging Face folder (config.json, one file or a sharded index) or a
+// single safetensors file. Shards are opened when a tensor in them is first asked for.
 
 #ifndef MOXIE_HOSTS_CLI_CHECKPOINT_H
 #define MOXIE_HOSTS_CLI_CHECKPOINT_H
@@ -7,10 +7,10 @@
 #include "hosts/cli/safetensors.h"
 
 struct checkpoint {
-    char *folder;      // NULL for a single file
-    json_t *config;    // config.json, or NULL for a single file
-    json_t *shard_of;  // object: tensor name -> shard's file name; NULL without an index
-    json_t *shards;    // object: shard's file name -> number in files
+    char *folder;     // NULL for a single file
+    json_t *config;   // config.json, or NULL for a single file
+    json_t *shard_of; // object: tensor name -> shard's file name; NULL without an index
+    json_t *shards;   // object: shard's file name -> number in files
     struct safetensors *files;
     uint64_t files_count;
 };

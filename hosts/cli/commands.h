@@ -1,5 +1,5 @@
-// The commands. Each gets its own arguments, argv[0] being "moxie NAME", and returns an exit code; what it
-// could not do stands in the fault, for main to print.
+// The commands. Each gets its own arguments, argv[0] being "moxie NAME", and returns an exit code;
+// what it could not do stands in the fault, for main to print.
 
 #ifndef MOXIE_HOSTS_CLI_COMMANDS_H
 #define MOXIE_HOSTS_CLI_COMMANDS_H

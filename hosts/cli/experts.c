@@ -58,7 +58,8 @@ static int take(const struct loader *loader, const struct piece *piece, void *bu
         memcpy(wanted.shape, piece->shape, sizeof piece->shape);
         tensor_print(located.tensor, seen_text, sizeof seen_text);
         tensor_print(&wanted, wanted_text, sizeof wanted_text);
-        return fault_set(loader->fault, EXIT_TROUBLE, "%s: tensor %s is %s; the sizes in the "
+        return fault_set(loader->fault, EXIT_TROUBLE,
+                         "%s: tensor %s is %s; the sizes in the "
                          "model's description want %s",
                          located.file->path, piece->name, seen_text, wanted_text);
     }

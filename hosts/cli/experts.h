@@ -1,10 +1,14 @@
-// Finds the experts of one layer in a checkpoint and loads those that a rank owns. The names, dtypes and shapes
-// of the tensors decide the format; config.json is not asked, since they are what would be read:
-//   <layer>.mlp.experts.E.{gate_proj,up_proj,down_proj}.weight        bf16, f16, f32 (Qwen, DeepSeek)
-//     with .weight_scale_inv                                          fp8 in 128 x 128 blocks (DeepSeek-V3)
-//     with .weight_scale and .weight_scale_2                          nvfp4 (ModelOpt)
+// Finds the experts of one layer in a checkpoint and loads those that a rank owns. The names,
+// dtypes and shapes of the tensors decide the format; config.json is not asked, since they are what
+// would be read:
+//   <layer>.mlp.experts.E.{gate_proj,up_proj,down_proj}.weight        bf16, f16, f32 (Qwen,
+//   DeepSeek)
+//     with .weight_scale_inv                                          fp8 in 128 x 128 blocks
+//     (DeepSeek-V3) with .weight_scale and .weight_scale_2                          nvfp4
+//     (ModelOpt)
 //   <layer>.block_sparse_moe.experts.E.{w1,w3,w2}.weight              the same (Mixtral)
-//   <layer>.mlp.experts.{gate_up_proj,down_proj}[_bias]               fused bf16, f16, f32 (gpt-oss, Llama 4)
+//   <layer>.mlp.experts.{gate_up_proj,down_proj}[_bias]               fused bf16, f16, f32
+//   (gpt-oss, Llama 4)
 //     with _blocks and _scales                                        mxfp4 (gpt-oss)
 // A layer file holds the fused names without a prefix.
 
@@ -19,13 +23,13 @@
 
 // Where a layer's experts and router are.
 struct expert_layout {
-    char prefix[TENSOR_NAME_BYTES];            // "model.layers.3.mlp.experts."
-    const char *gate, *up, *down;              // per expert: "gate_proj", ...; fused: gate is both
+    char prefix[TENSOR_NAME_BYTES]; // "model.layers.3.mlp.experts."
+    const char *gate, *up, *down;   // per expert: "gate_proj", ...; fused: gate is both
     int fused;
-    struct weights_shape w1, w2;               // all experts
-    char router_weight[TENSOR_NAME_BYTES];     // "" where there is none
-    char router_bias[TENSOR_NAME_BYTES];       // "" where there is none
-    char correction_bias[TENSOR_NAME_BYTES];   // "" where there is none
+    struct weights_shape w1, w2;             // all experts
+    char router_weight[TENSOR_NAME_BYTES];   // "" where there is none
+    char router_bias[TENSOR_NAME_BYTES];     // "" where there is none
+    char correction_bias[TENSOR_NAME_BYTES]; // "" where there is none
 };
 
 // What a loader tells while it reads; `report` may be NULL.

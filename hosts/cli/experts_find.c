@@ -159,11 +159,12 @@ static int find_format(struct expert_layout *layout, struct checkpoint *checkpoi
     if (word == WORD_U8 && has_suffix(checkpoint, layout, ".weight_scale_2"))
         *format = MOXIE_FORMAT_NVFP4;
     if (*format != MOXIE_FORMAT_AUTO) return EXIT_OK;
-    return fault_set(fault, EXIT_REFUSED,
-                     "experts stored as %s under %s are of no known format; known are F32, BF16, F16, "
-                     "F8_E4M3 with weight_scale_inv, U8 with weight_scale and weight_scale_2 (nvfp4), "
-                     "U8 blocks and scales (mxfp4)",
-                     word_name(word), layout->prefix);
+    return fault_set(
+        fault, EXIT_REFUSED,
+        "experts stored as %s under %s are of no known format; known are F32, BF16, F16, "
+        "F8_E4M3 with weight_scale_inv, U8 with weight_scale and weight_scale_2 (nvfp4), "
+        "U8 blocks and scales (mxfp4)",
+        word_name(word), layout->prefix);
 }
 
 static int find_bias(struct expert_layout *layout, struct checkpoint *checkpoint, int32_t *format,
@@ -196,8 +197,8 @@ int experts_describe(struct expert_layout *layout, struct checkpoint *checkpoint
     if (layout->fused && model->fused_rows_in && shape.format != MOXIE_FORMAT_MXFP4)
         shape.orientation = MOXIE_ROWS_IN;
     layout->w1 = shape;
-    layout->w1.order = layout->fused && model->fused_interleaved ? MOXIE_ORDER_INTERLEAVED
-                                                                 : MOXIE_ORDER_GATE_UP;
+    layout->w1.order =
+        layout->fused && model->fused_interleaved ? MOXIE_ORDER_INTERLEAVED : MOXIE_ORDER_GATE_UP;
     layout->w1.outputs = 2 * model->intermediate;
     layout->w1.inputs = model->hidden;
     layout->w2 = shape;

@@ -1,5 +1,5 @@
-// How the command fails: one text for standard error and one exit code. Written where the trouble is
-// seen, passed up with TRY.
+// How the command fails: one text for standard error and one exit code. Written where the trouble
+// is seen, passed up with TRY.
 
 #ifndef MOXIE_HOSTS_CLI_FAULT_H
 #define MOXIE_HOSTS_CLI_FAULT_H

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define KEY_BYTES_MAX 64
+#define KEY_BYTES_MAX           64
 #define SUGGESTION_DISTANCE_MAX 4
 
 // Looks a key up and remembers that it was asked for.
@@ -253,8 +253,8 @@ json_t *host_unknown_keys(const struct host *host)
         message = nearest != NULL
                       ? json_sprintf("no such key; did you mean %s? It is ignored", nearest)
                       : json_sprintf("no such key; it is ignored. `moxie info --keys` lists all");
-        if (json_array_append_new(warnings, json_pack("{s:s, s:o}", "key", key, "message",
-                                                      message)) != 0) {
+        if (json_array_append_new(warnings,
+                                  json_pack("{s:s, s:o}", "key", key, "message", message)) != 0) {
             json_decref(warnings);
             return NULL;
         }

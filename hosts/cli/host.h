@@ -1,5 +1,6 @@
-// The engine's side of the contract, played by the command: configuration from a JSON object, memory
-// from the C library, log lines on standard error, and the tables of what the library registered.
+// The engine's side of the contract, played by the command: configuration from a JSON object,
+// memory from the C library, log lines on standard error, and the tables of what the library
+// registered.
 
 #ifndef MOXIE_HOSTS_CLI_HOST_H
 #define MOXIE_HOSTS_CLI_HOST_H
@@ -10,7 +11,7 @@
 #include <jansson.h>
 
 #define HOST_BACKENDS_MAX 32
-#define HOST_NAME "moxie command"
+#define HOST_NAME         "moxie command"
 
 // How ranks find each other; both non-zero when a rank cannot be reached.
 struct host_bootstrap {
@@ -20,11 +21,11 @@ struct host_bootstrap {
 };
 
 struct host {
-    json_t *config;       // borrowed object
-    json_t *keys_asked;   // object: every key the library asked for
-    const char *command;  // what log lines start with: "moxie plan"
+    json_t *config;      // borrowed object
+    json_t *keys_asked;  // object: every key the library asked for
+    const char *command; // what log lines start with: "moxie plan"
     struct host_bootstrap bootstrap;
-    int32_t log_from;     // the lowest severity that is printed
+    int32_t log_from; // the lowest severity that is printed
     uint32_t runners_count, dispatchers_count;
     const moxie_runner_info *runners[HOST_BACKENDS_MAX];
     const moxie_dispatcher_info *dispatchers[HOST_BACKENDS_MAX];
@@ -41,8 +42,8 @@ moxie_host host_table(struct host *host, uint32_t abi_version);
 const moxie_runner_info *host_runner(const struct host *host, const char *name);
 const moxie_dispatcher_info *host_dispatcher(const struct host *host, const char *name);
 
-// After open(): one {"key", "message"} for every key of the file that the library never asked for, with the
-// nearest that it did ask for. NULL when out of memory. owner: caller
+// After open(): one {"key", "message"} for every key of the file that the library never asked for,
+// with the nearest that it did ask for. NULL when out of memory. owner: caller
 json_t *host_unknown_keys(const struct host *host);
 
 #endif

@@ -51,8 +51,7 @@ int inputs_describe(struct inputs *inputs, const struct safetensors *file,
         .topk_weights = safetensors_find(file, "topk_weights"),
         .routed_output = safetensors_find(file, "routed_output"),
     };
-    if (x == NULL)
-        TRY(fault_set(fault, EXIT_TROUBLE, "%s: no tensor hidden_states", file->path));
+    if (x == NULL) TRY(fault_set(fault, EXIT_TROUBLE, "%s: no tensor hidden_states", file->path));
     inputs->format = format_of(x->word);
     if (x->ndim != 2 || x->shape[1] != model->hidden || inputs->format == MOXIE_FORMAT_AUTO) {
         tensor_print(x, seen, sizeof seen);

@@ -1,5 +1,5 @@
-// The hidden states of a run, and where given the routing and the reference output: a model's golden file, or
-// the layer file itself.
+// The hidden states of a run, and where given the routing and the reference output: a model's
+// golden file, or the layer file itself.
 
 #ifndef MOXIE_HOSTS_CLI_INPUTS_H
 #define MOXIE_HOSTS_CLI_INPUTS_H
@@ -13,7 +13,7 @@ struct inputs {
     const struct tensor *topk_weights;  // [T, k] f32, or NULL like the ids
     const struct tensor *routed_output; // [T, H] f32, or NULL: nothing to compare with
     int64_t tokens;
-    int32_t format;                     // MOXIE_FORMAT_* of the hidden states
+    int32_t format; // MOXIE_FORMAT_* of the hidden states
 };
 
 // Checks presence, dtypes and shapes against the model.
@@ -31,13 +31,14 @@ struct token_range token_part(int64_t tokens, int64_t ranks, int64_t rank);
 // One rank's tokens in memory. Every pointer is non-NULL, also without tokens.
 struct rows {
     struct token_range range;
-    uint8_t *x;       // [count, H] in the file's format
-    uint8_t *ids;     // [count, k] int32, or int64 when wide_ids
-    float *weights;   // [count, k]
+    uint8_t *x;     // [count, H] in the file's format
+    uint8_t *ids;   // [count, k] int32, or int64 when wide_ids
+    float *weights; // [count, k]
     int wide_ids;
 };
 
-// Reads the range; ids and weights are left undefined where the file has none. On failure nothing is held.
+// Reads the range; ids and weights are left undefined where the file has none. On failure nothing
+// is held.
 int rows_read(struct rows *rows, const struct inputs *inputs, struct token_range range,
               const struct model *model, struct fault *fault);
 void rows_fini(struct rows *rows);

@@ -69,9 +69,9 @@ json_t *instance_reasons(const struct instance *instance)
     for (uint64_t i = 0; i < report->reasons_count; i++) {
         const moxie_reason *reason = reason_at(report->reasons, report->reason_stride, i);
 
-        (void)json_array_append_new(reasons, json_pack("{s:s, s:s, s:s}", "code", reason->name,
-                                                       "key", reason->key, "message",
-                                                       reason->message));
+        (void)json_array_append_new(reasons,
+                                    json_pack("{s:s, s:s, s:s}", "code", reason->name, "key",
+                                              reason->key, "message", reason->message));
     }
     return reasons;
 }
@@ -84,8 +84,8 @@ json_t *instance_warnings(const struct instance *instance)
     for (uint64_t i = 0; i < report->warnings_count; i++) {
         const moxie_reason *warning = reason_at(report->warnings, report->reason_stride, i);
 
-        (void)json_array_append_new(warnings, json_pack("{s:s, s:s}", "key", warning->key,
-                                                        "message", warning->message));
+        (void)json_array_append_new(
+            warnings, json_pack("{s:s, s:s}", "key", warning->key, "message", warning->message));
     }
     return warnings;
 }

@@ -16,8 +16,8 @@ struct instance {
     struct host host;
 };
 
-// Opens, validates and plans. A refused configuration opens too: look at report->reasons_count. The address of
-// `instance` must not change until instance_close. `config` is borrowed.
+// Opens, validates and plans. A refused configuration opens too: look at report->reasons_count. The
+// address of `instance` must not change until instance_close. `config` is borrowed.
 int instance_open(struct instance *instance, const struct plugin *plugin, json_t *config,
                   const struct host_bootstrap *bootstrap, struct fault *fault);
 // Accepts a zeroed, half-opened or closed instance.
@@ -26,19 +26,21 @@ int instance_close(struct instance *instance, struct fault *fault);
 // The snapshot's value of a key, with `auto` resolved; "" when there is no such key.
 const char *instance_config(const struct instance *instance, const char *key);
 
-// [{"code", "key", "message"}] and [{"key", "message"}], the latter with unknown keys. owner: caller
+// [{"code", "key", "message"}] and [{"key", "message"}], the latter with unknown keys. owner:
+// caller
 json_t *instance_reasons(const struct instance *instance);
 json_t *instance_warnings(const struct instance *instance);
 
-// The bounds; those that a refused configuration does not allow to compute are left out. owner: caller
+// The bounds; those that a refused configuration does not allow to compute are left out. owner:
+// caller
 json_t *instance_bounds(const struct instance *instance);
 
 // Every reason (or warning) in lines that a person reads.
 void reasons_print(FILE *stream, json_t *reasons);
 void warnings_print(FILE *stream, const char *command, json_t *warnings);
 
-// {"ok":false,"reasons":[...]} and, when `bounds`, the bounds, on standard output; or lines on standard error.
-// Returns EXIT_REFUSED, or a fault.
+// {"ok":false,"reasons":[...]} and, when `bounds`, the bounds, on standard output; or lines on
+// standard error. Returns EXIT_REFUSED, or a fault.
 int instance_refuse(const struct instance *instance, int as_json, int bounds, struct fault *fault);
 
 #endif

@@ -9,7 +9,7 @@
 #include <string.h>
 
 #define JSON_FILE_BYTES_MAX ((size_t)64 << 20)
-#define READ_CHUNK_BYTES ((size_t)64 << 10)
+#define READ_CHUNK_BYTES    ((size_t)64 << 10)
 
 // Reads to the end of the stream; a pipe has no size to ask for first.
 static int read_all(FILE *file, const char *path, char **text, size_t *length, struct fault *fault)
@@ -23,8 +23,9 @@ static int read_all(FILE *file, const char *path, char **text, size_t *length, s
 
         if (used > JSON_FILE_BYTES_MAX) {
             free(buffer);
-            return fault_set(fault, EXIT_TROUBLE, "%s: more than %zu MiB; this is no such JSON file",
-                             path, JSON_FILE_BYTES_MAX >> 20);
+            return fault_set(fault, EXIT_TROUBLE,
+                             "%s: more than %zu MiB; this is no such JSON file", path,
+                             JSON_FILE_BYTES_MAX >> 20);
         }
         grown = realloc(buffer, used + READ_CHUNK_BYTES);
         if (grown == NULL) {
@@ -96,7 +97,8 @@ int json_print(json_t *document, struct fault *fault)
                  fputc('\n', stdout) == EOF || fflush(stdout) != 0;
 
     json_decref(document);
-    if (failed) return fault_set(fault, EXIT_TROUBLE, "cannot write the result: %s", strerror(errno));
+    if (failed)
+        return fault_set(fault, EXIT_TROUBLE, "cannot write the result: %s", strerror(errno));
     return EXIT_OK;
 }
 

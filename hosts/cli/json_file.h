@@ -7,7 +7,8 @@
 
 #include <jansson.h>
 
-// Reads one JSON object; duplicate keys, trailing text and files past 64 MiB are refused. owner: caller
+// Reads one JSON object; duplicate keys, trailing text and files past 64 MiB are refused. owner:
+// caller
 int json_file_read(const char *path, json_t **out, struct fault *fault);
 
 // As json_file_read; a file that does not exist gives *out = NULL and no fault.

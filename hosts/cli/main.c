@@ -32,7 +32,8 @@ static const char doc[] =
     "  plan   every buffer of a configuration, and the token bounds behind it\n"
     "  run    one layer of a checkpoint over R processes, compared with its reference\n"
     "  bench  how fast a layer runs, as a share of what this machine allows\n"
-    "\vEvery command has --help. Exit codes: 0 ok, 1 usage or file error, 2 refused, 3 result outside "
+    "\vEvery command has --help. Exit codes: 0 ok, 1 usage or file error, 2 refused, 3 result "
+    "outside "
     "--tolerance.";
 
 // Which command, and where its arguments start.
@@ -50,7 +51,8 @@ static error_t parse(int key, char *text, struct argp_state *state)
         for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++)
             if (strcmp(commands[i].name, text) == 0) choice->command = &commands[i];
         if (choice->command == NULL)
-            argp_error(state, "no command \"%s\"; there are info, check, plan, run and bench", text);
+            argp_error(state, "no command \"%s\"; there are info, check, plan, run and bench",
+                       text);
         choice->first = state->next - 1;
         state->next = state->argc;
         return 0;

@@ -15,12 +15,12 @@
 struct family {
     const char *name;
     int32_t scoring;
-    int32_t renormalize;        // when norm_topk_prob is absent
+    int32_t renormalize; // when norm_topk_prob is absent
     double epsilon;
     int32_t weight_on_input;
     int32_t fused_rows_in;
     int32_t fused_interleaved;
-    const char *activation;     // NULL: hidden_act says
+    const char *activation; // NULL: hidden_act says
 };
 
 static const struct family families[] = {
@@ -65,8 +65,8 @@ static void take_family(struct model *model, const char *name)
 static const char *activation_word(const char *name)
 {
     static const char *const words[][2] = {
-        {"silu", "silu"},   {"swish", "silu"},          {"gelu", "gelu"},
-        {"relu2", "relu2"}, {"swigluoai", "swigluoai"}, {"gelu_pytorch_tanh", "gelu_tanh"},
+        {"silu", "silu"},           {"swish", "silu"},          {"gelu", "gelu"},
+        {"relu2", "relu2"},         {"swigluoai", "swigluoai"}, {"gelu_pytorch_tanh", "gelu_tanh"},
         {"gelu_tanh", "gelu_tanh"},
     };
 
@@ -121,7 +121,8 @@ static int config_activation(struct model *model, const json_t *config, struct f
 {
     const char *name = json_string_value(json_object_get(config, "hidden_act"));
 
-    if (model->activation != NULL) return config_number(config, "swiglu_limit", &model->limit, fault);
+    if (model->activation != NULL)
+        return config_number(config, "swiglu_limit", &model->limit, fault);
     model->activation = activation_word(name != NULL ? name : "silu");
     if (model->activation == NULL)
         return fault_set(fault, EXIT_REFUSED,
@@ -183,9 +184,10 @@ static int metadata_size(const struct safetensors *file, const char *key, int64_
     long long value = 0;
 
     if (text == NULL)
-        return fault_set(fault, EXIT_TROUBLE,
-                         "%s: no metadata key %s; --layer-file wants a file that describes its layer",
-                         file->path, key);
+        return fault_set(
+            fault, EXIT_TROUBLE,
+            "%s: no metadata key %s; --layer-file wants a file that describes its layer",
+            file->path, key);
     errno = 0;
     value = strtoll(text, &end, 10);
     if (errno != 0 || end == text || *end != '\0' || value < 1 || value > MODEL_SIZE_MAX)

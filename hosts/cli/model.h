@@ -14,10 +14,10 @@ struct model {
     int scoring;            // MOXIE_SCORING_*, or 0: no router is known for this family
     int renormalize;
     int64_t groups, groups_top;
-    double epsilon;         // added to the renormalising sum
-    double scaling;         // routed scaling factor
-    int fused_rows_in;      // fused experts are [E, K, N]
-    int fused_interleaved;  // and their gate and up rows alternate
+    double epsilon;        // added to the renormalising sum
+    double scaling;        // routed scaling factor
+    int fused_rows_in;     // fused experts are [E, K, N]
+    int fused_interleaved; // and their gate and up rows alternate
 };
 
 int model_from_config(struct model *model, const struct checkpoint *checkpoint,

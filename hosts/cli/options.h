@@ -6,8 +6,8 @@
 #include <argp.h>
 #include <stdint.h>
 
-// Options of every command. A command whose parser has common_argp as its child hands this over as the
-// child's input.
+// Options of every command. A command whose parser has common_argp as its child hands this over as
+// the child's input.
 struct common_options {
     const char *plugin; // NULL: look for it
     int json;

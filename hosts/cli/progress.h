@@ -6,8 +6,8 @@
 #include <stdint.h>
 
 struct progress {
-    int visible;        // standard error is a terminal
-    int drawn;          // a line stands there
+    int visible; // standard error is a terminal
+    int drawn;   // a line stands there
     int64_t started_ns;
     int64_t drawn_ns;
 };

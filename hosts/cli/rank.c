@@ -26,7 +26,8 @@ static int find_backends(struct rank *rank, struct fault *fault)
     rank->runner_info = host_runner(&rank->instance.host, runner);
     rank->dispatcher_info = host_dispatcher(&rank->instance.host, dispatcher);
     if (rank->runner_info != NULL && rank->dispatcher_info != NULL) return EXIT_OK;
-    return fault_set(fault, EXIT_TROUBLE, "the library accepted runner %s and dispatcher %s, and "
+    return fault_set(fault, EXIT_TROUBLE,
+                     "the library accepted runner %s and dispatcher %s, and "
                      "registered no such pair",
                      runner, dispatcher);
 }
@@ -107,8 +108,8 @@ int rank_forward(struct rank *rank, const struct forward *forward, struct fault 
         rank->dispatcher_info->api->begin_forward(rank->dispatcher, &step, library_error(&error));
 
     if (status != MOXIE_OK) return fault_from_status(fault, status, "begin_forward", error.text);
-    status = rank->instance.api->forward(rank->dispatcher, rank->runner, &batch,
-                                         library_error(&error));
+    status =
+        rank->instance.api->forward(rank->dispatcher, rank->runner, &batch, library_error(&error));
     if (status != MOXIE_OK) return fault_from_status(fault, status, "forward", error.text);
     return EXIT_OK;
 }

@@ -1,5 +1,5 @@
-// One rank's share of a run or a bench: an opened instance, its runner and its dispatcher, in a process of its
-// own.
+// One rank's share of a run or a bench: an opened instance, its runner and its dispatcher, in a
+// process of its own.
 
 #ifndef MOXIE_HOSTS_CLI_RANK_H
 #define MOXIE_HOSTS_CLI_RANK_H

@@ -1,5 +1,5 @@
-// The model's router, for inputs that come without ids: logits here, the choice by the library's routing
-// extension.
+// The model's router, for inputs that come without ids: logits here, the choice by the library's
+// routing extension.
 
 #ifndef MOXIE_HOSTS_CLI_ROUTER_H
 #define MOXIE_HOSTS_CLI_ROUTER_H

@@ -1,4 +1,5 @@
-// What one rank of `moxie run` does: loads its experts and its tokens, runs the layer, sends its rows.
+// What one rank of `moxie run` does: loads its experts and its tokens, runs the layer, sends its
+// rows.
 
 #include "hosts/cli/rank.h"
 #include "hosts/cli/router.h"

@@ -119,14 +119,17 @@ static int parse_tensor(const struct safetensors *file, uint64_t data_first, con
                          tensor->name);
     tensor->word = word_from_name(dtype);
     if (!parse_shape(json_object_get(value, "shape"), tensor, &elements))
-        return fault_set(fault, EXIT_TROUBLE,
-                         "%s: tensor %s: its shape is not at most %d sizes with a product below 2^62",
-                         file->path, tensor->name, SAFETENSORS_DIMS_MAX);
-    if (!parse_offsets(json_object_get(value, "data_offsets"), data_first, file->file_bytes, tensor))
-        return fault_set(fault, EXIT_TROUBLE,
-                         "%s: tensor %s: data_offsets are not two ascending offsets inside the file "
-                         "of %llu bytes; is it cut off?",
-                         file->path, tensor->name, (unsigned long long)file->file_bytes);
+        return fault_set(
+            fault, EXIT_TROUBLE,
+            "%s: tensor %s: its shape is not at most %d sizes with a product below 2^62",
+            file->path, tensor->name, SAFETENSORS_DIMS_MAX);
+    if (!parse_offsets(json_object_get(value, "data_offsets"), data_first, file->file_bytes,
+                       tensor))
+        return fault_set(
+            fault, EXIT_TROUBLE,
+            "%s: tensor %s: data_offsets are not two ascending offsets inside the file "
+            "of %llu bytes; is it cut off?",
+            file->path, tensor->name, (unsigned long long)file->file_bytes);
     if (tensor->word == WORD_UNKNOWN) return EXIT_OK;
     if (!bytes_mul(elements, words[tensor->word].bytes, &bytes) || bytes != tensor->bytes)
         return fault_set(fault, EXIT_TROUBLE,
@@ -234,7 +237,8 @@ static int read_header(struct safetensors *file, struct fault *fault)
         TRY(fault_set(fault, EXIT_TROUBLE,
                       "%s: the header claims %llu bytes, the file has %llu; is it cut off, or no "
                       "safetensors file?",
-                      file->path, (unsigned long long)length, (unsigned long long)file->file_bytes));
+                      file->path, (unsigned long long)length,
+                      (unsigned long long)file->file_bytes));
     text = malloc(length + 1);
     if (text == NULL) TRY(fault_set(fault, EXIT_TROUBLE, "%s: out of memory", file->path));
     TRY(read_exactly(file, PREFIX_BYTES, length, text, fault));
@@ -260,8 +264,7 @@ int safetensors_open(struct safetensors *file, const char *path, struct fault *f
     file->descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (file->descriptor < 0 || fstat(file->descriptor, &info) != 0)
         TRY(fault_set(fault, EXIT_TROUBLE, "%s: %s", path, strerror(errno)));
-    if (!S_ISREG(info.st_mode))
-        TRY(fault_set(fault, EXIT_TROUBLE, "%s: not a regular file", path));
+    if (!S_ISREG(info.st_mode)) TRY(fault_set(fault, EXIT_TROUBLE, "%s: not a regular file", path));
     file->file_bytes = (uint64_t)info.st_size;
     TRY(read_header(file, fault));
     return EXIT_OK;
@@ -296,8 +299,9 @@ int safetensors_read(const struct safetensors *file, const struct tensor *tensor
                      uint64_t bytes, void *buffer, struct fault *fault)
 {
     if (first > tensor->bytes || bytes > tensor->bytes - first)
-        return fault_set(fault, EXIT_TROUBLE, "%s: tensor %s: bytes %llu + %llu are outside its %llu",
-                         file->path, tensor->name, (unsigned long long)first,
-                         (unsigned long long)bytes, (unsigned long long)tensor->bytes);
+        return fault_set(fault, EXIT_TROUBLE,
+                         "%s: tensor %s: bytes %llu + %llu are outside its %llu", file->path,
+                         tensor->name, (unsigned long long)first, (unsigned long long)bytes,
+                         (unsigned long long)tensor->bytes);
     return read_exactly(file, tensor->offset + first, bytes, buffer, fault);
 }

@@ -1,7 +1,7 @@
 // Reads safetensors files, which come from strangers: the header's length, its JSON, every dtype,
 // shape and offset is checked before a tensor can be read, and data is read with pread, so that a
-// file that shrinks under us is an error and not a SIGBUS. As the reference implementation, it wants
-// tensors that cover the data without holes or overlaps.
+// file that shrinks under us is an error and not a SIGBUS. As the reference implementation, it
+// wants tensors that cover the data without holes or overlaps.
 
 #ifndef MOXIE_HOSTS_CLI_SAFETENSORS_H
 #define MOXIE_HOSTS_CLI_SAFETENSORS_H
@@ -10,7 +10,7 @@
 
 #include <jansson.h>
 
-#define SAFETENSORS_DIMS_MAX 8
+#define SAFETENSORS_DIMS_MAX         8
 #define SAFETENSORS_HEADER_BYTES_MAX ((uint64_t)100000000) // the reference implementation's limit
 
 enum word {
@@ -30,11 +30,11 @@ enum word {
 };
 
 struct tensor {
-    const char *name;       // lives as long as the file
+    const char *name; // lives as long as the file
     enum word word;
     uint32_t ndim;
     int64_t shape[SAFETENSORS_DIMS_MAX];
-    uint64_t offset;        // from the start of the file
+    uint64_t offset; // from the start of the file
     uint64_t bytes;
 };
 

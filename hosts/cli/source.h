@@ -1,4 +1,5 @@
-// What `moxie run` works on: a checkpoint and its layer, the model, where the experts are, and the inputs.
+// What `moxie run` works on: a checkpoint and its layer, the model, where the experts are, and the
+// inputs.
 
 #ifndef MOXIE_HOSTS_CLI_SOURCE_H
 #define MOXIE_HOSTS_CLI_SOURCE_H

@@ -80,7 +80,8 @@ void table_print(const struct table *table, int indent)
             int right = (table->right >> j & 1u) != 0;
             int width = last && !right ? 0 : widths[j];
 
-            (void)printf("%*s%s", right ? width : -width, cell_text(table, i, j), last ? "\n" : "  ");
+            (void)printf("%*s%s", right ? width : -width, cell_text(table, i, j),
+                         last ? "\n" : "  ");
         }
     }
     if (table->failed) (void)printf("%*s(cut: out of memory)\n", indent, "");

@@ -9,10 +9,10 @@
 
 struct table {
     uint32_t columns;
-    uint32_t right;  // bit i: column i is aligned to the right
+    uint32_t right; // bit i: column i is aligned to the right
     uint64_t rows, rows_capacity;
-    char **cells;    // [rows, columns]
-    int failed;      // out of memory; table_print says so
+    char **cells; // [rows, columns]
+    int failed;   // out of memory; table_print says so
 };
 
 // The first row is the heading when `heading` is not NULL: `columns` words.

@@ -11,7 +11,7 @@
 struct format_row {
     const char *word;
     int32_t value_bits;
-    int32_t inputs_per_scale;  // K covered by one scale; 0: not by K
+    int32_t inputs_per_scale; // K covered by one scale; 0: not by K
     moxie_dtype values, scales;
 };
 
@@ -218,8 +218,8 @@ static void describe(struct weights *weights)
         weights->matrix.scales =
             tensor_on_cpu(weights->scales, row->scales, scale_dims, weights->dims[1]);
     if (weights->globals != NULL)
-        weights->matrix.global_scales = tensor_on_cpu(
-            weights->globals, (moxie_dtype)F32_DTYPE, gated(shape) ? 2 : 1, weights->dims[2]);
+        weights->matrix.global_scales = tensor_on_cpu(weights->globals, (moxie_dtype)F32_DTYPE,
+                                                      gated(shape) ? 2 : 1, weights->dims[2]);
     if (weights->biases != NULL)
         weights->matrix.bias =
             tensor_on_cpu(weights->biases, format_dtype(shape->bias_format), 2, weights->dims[3]);

@@ -1,5 +1,5 @@
-// Memory for one projection of a rank's experts, in the shapes of moxie_matrix. The file loader and the
-// bench fill it.
+// Memory for one projection of a rank's experts, in the shapes of moxie_matrix. The file loader and
+// the bench fill it.
 
 #ifndef MOXIE_HOSTS_CLI_WEIGHTS_H
 #define MOXIE_HOSTS_CLI_WEIGHTS_H
@@ -14,8 +14,8 @@ struct weights_shape {
     int32_t orientation; // MOXIE_ROWS_*
     int32_t bias_format; // MOXIE_FORMAT_F32, _BF16, _F16, or MOXIE_FORMAT_AUTO for none
     int64_t experts;
-    int64_t outputs;     // N, gate and up counted
-    int64_t inputs;      // K
+    int64_t outputs; // N, gate and up counted
+    int64_t inputs;  // K
 };
 
 struct weights {
@@ -29,7 +29,8 @@ struct weights {
     int64_t dims[4][3];
 };
 
-// Bytes of all experts together, without allocating; 0 when the product is past 2^62 or the shape cannot be.
+// Bytes of all experts together, without allocating; 0 when the product is past 2^62 or the shape
+// cannot be.
 uint64_t weights_bytes(const struct weights_shape *shape);
 
 // Allocates and describes; the contents are undefined. On failure nothing is held.

@@ -28,8 +28,8 @@ int wire_write(int descriptor, const void *data, uint64_t bytes, int64_t deadlin
     uint64_t done = 0;
 
     while (done < bytes) {
-        ssize_t sent = send(descriptor, (const char *)data + done, bytes - done,
-                            MSG_NOSIGNAL | MSG_DONTWAIT);
+        ssize_t sent =
+            send(descriptor, (const char *)data + done, bytes - done, MSG_NOSIGNAL | MSG_DONTWAIT);
         int failed = 0;
 
         if (sent > 0) {
