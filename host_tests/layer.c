@@ -14,8 +14,7 @@
 static void optional(const struct golden *golden, const char *name, struct golden_tensor *tensor)
 {
     memset(tensor, 0, sizeof *tensor);
-    if (golden_has(golden, name))
-        *tensor = golden_get(golden, name);
+    if (golden_has(golden, name)) *tensor = golden_get(golden, name);
 }
 
 void layer_open(struct layer *layer, const char *name)
@@ -61,11 +60,9 @@ void layer_configure(const struct layer *layer, struct mock_host *mock)
     mock_set_str(mock, "output_format", "f32");
     golden_text(&layer->golden, "activation", text, sizeof text);
     mock_set_str(mock, "activation", text);
-    if (strcmp(text, "swigluoai") == 0)
-        mock_set_f64(mock, "activation_limit", 7.0);
+    if (strcmp(text, "swigluoai") == 0) mock_set_f64(mock, "activation_limit", 7.0);
     golden_text(&layer->golden, "apply_router_weight_on_input", text, sizeof text);
-    if (strcmp(text, "1") == 0)
-        mock_set_i64(mock, "apply_router_weight_on_input", 1);
+    if (strcmp(text, "1") == 0) mock_set_i64(mock, "apply_router_weight_on_input", 1);
 }
 
 static moxie_tensor slice(const struct golden_tensor *whole, int64_t first, int64_t count,
@@ -101,8 +98,8 @@ void layer_weights_of(const struct layer *layer, int64_t first, int64_t count,
         view->w1.bias = slice(&layer->w1_bias, first, count, view->dims[2], bf16);
         view->w2.bias = slice(&layer->w2_bias, first, count, view->dims[3], bf16);
     }
-    view->weights = (moxie_weights){
-        .struct_size = sizeof(moxie_weights), .w1 = &view->w1, .w2 = &view->w2};
+    view->weights =
+        (moxie_weights){.struct_size = sizeof(moxie_weights), .w1 = &view->w1, .w2 = &view->w2};
 }
 
 void layer_batch_of(const struct layer *layer, int64_t first, int64_t tokens, float *y,
@@ -111,8 +108,7 @@ void layer_batch_of(const struct layer *layer, int64_t first, int64_t tokens, fl
     memset(batch, 0, sizeof *batch);
     batch->batch.struct_size = sizeof(moxie_batch);
     batch->batch.id_space = MOXIE_IDS_GLOBAL;
-    batch->batch.x =
-        slice(&layer->x, first, tokens, batch->dims[0], 1u << MOXIE_FORMAT_BF16);
+    batch->batch.x = slice(&layer->x, first, tokens, batch->dims[0], 1u << MOXIE_FORMAT_BF16);
     batch->batch.ids = slice(&layer->ids, first, tokens, batch->dims[1], TENSOR_INT32);
     batch->batch.weights =
         slice(&layer->weights, first, tokens, batch->dims[2], 1u << MOXIE_FORMAT_F32);
@@ -139,8 +135,7 @@ void layer_rank_init(struct layer_rank *rank, const struct layer *layer, struct 
     memset(rank, 0, sizeof *rank);
     mock_host_init(&rank->mock);
     layer_configure(layer, &rank->mock);
-    if (group != NULL)
-        mock_host_join(&rank->mock, group, index);
+    if (group != NULL) mock_host_join(&rank->mock, group, index);
 }
 
 void layer_rank_open(struct layer_rank *rank, const struct layer *layer)

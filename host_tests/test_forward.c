@@ -10,8 +10,8 @@
 
 #include <string.h>
 
-static const char *const layers[] = {"deepseek_v3_a", "gpt_oss_a",   "llama4_a",
-                                     "mixtral_a",     "qwen2_moe_a", "qwen3_moe_a",
+static const char *const layers[] = {"deepseek_v3_a",      "gpt_oss_a",   "llama4_a",
+                                     "mixtral_a",          "qwen2_moe_a", "qwen3_moe_a",
                                      "qwen3_moe_norenorm", "qwen3_moe_t1"};
 static const int32_t ranks_tried[] = {1, 2, 3, 4, 7};
 #define LAYERS      ((int)(sizeof layers / sizeof layers[0]))
@@ -43,8 +43,7 @@ static void split(struct run *run)
     for (int32_t rank = 0; rank < run->ranks; rank++) {
         run->parts[rank] = 0;
         run->firsts[rank] = 0;
-        if ((run->idle >> rank & 1) != 0)
-            continue;
+        if ((run->idle >> rank & 1) != 0) continue;
         run->parts[rank] = layer_part(run->layer.tokens, busy, at);
         run->firsts[rank] = layer_part_first(run->layer.tokens, busy, at);
         at++;
@@ -78,7 +77,7 @@ static void step(const struct run *run, struct layer_rank *rank, int32_t index)
                    run->y + run->firsts[index] * run->layer.hidden, &batch);
     answer = dispatcher_begin_forward(rank->dispatcher, &step, &rank->mock.error);
     ck_assert_msg(answer == MOXIE_OK, "%s", rank->mock.text);
-    answer = forward_layer(rank->dispatcher, rank->runner, &batch.batch, &rank->mock.error);
+    answer = forward_run(rank->dispatcher, rank->runner, &batch.batch, &rank->mock.error);
     ck_assert_msg(answer == MOXIE_OK, "%s", rank->mock.text);
 }
 
@@ -129,15 +128,14 @@ START_TEST(goldens_over_ranks)
     struct run alltoall = {.dispatcher = "alltoall", .ranks = ranks, .listed = 1};
     struct run allgather = {.dispatcher = "allgather", .ranks = ranks, .listed = 1};
 
-    if (ranks == 1)
-        alltoall.dispatcher = "local";
+    if (ranks == 1) alltoall.dispatcher = "local";
     run_and_compare(&alltoall, name);
-    if (ranks > 1)
-        run_and_compare(&allgather, name);
+    if (ranks > 1) run_and_compare(&allgather, name);
 }
 END_TEST
 
-// Every subset of idle ranks for 2 to 4 ranks, but all of them at once: there is nothing to compare.
+// Every subset of idle ranks for 2 to 4 ranks, but all of them at once: there is nothing to
+// compare.
 START_TEST(idle_ranks)
 {
     static const char *const dispatchers[] = {"alltoall", "allgather"};

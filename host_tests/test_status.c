@@ -12,7 +12,8 @@ START_TEST(text_is_cut_and_terminated)
     moxie_error error = {.struct_size = sizeof error, .text = text, .text_bytes = sizeof text};
 
     memset(text, 'x', sizeof text);
-    ck_assert_int_eq(fail_with(&error, MOXIE_E_CAPACITY, "tokens %d past %d", 17, 16), MOXIE_E_CAPACITY);
+    ck_assert_int_eq(fail_with(&error, MOXIE_E_CAPACITY, "tokens %d past %d", 17, 16),
+                     MOXIE_E_CAPACITY);
     ck_assert_str_eq(text, "tokens ");
     ck_assert_int_eq(error.code, MOXIE_E_CAPACITY);
     ck_assert_int_eq(error.rank, -1);

@@ -1,6 +1,6 @@
-// combine: a row's pairs, weighted and summed in fp32 in slot order, into one result row; rows without a local
-// pair become zero. The destination is local memory or the slab a peer maps: the kernel cannot tell.
-// sum: a token's result rows from all ranks, summed in fp32 in rank order.
+// combine: a row's pairs, weighted and summed in fp32 in slot order, into one result row; rows
+// without a local pair become zero. The destination is local memory or the slab a peer maps: the
+// kernel cannot tell. sum: a token's result rows from all ranks, summed in fp32 in rank order.
 
 #ifndef MOXIE_KERNELS_COMBINE_H
 #define MOXIE_KERNELS_COMBINE_H
@@ -8,11 +8,13 @@
 #include "kernels/types.h"
 
 struct combine_args {
-    const void *pair_out;         // [pairs, hidden] of pair_format
+    const void *pair_out; // [pairs, hidden] of pair_format
     int64_t pair_stride_bytes;
-    int64_t pairs;                // rows of pair_out; an index outside is "none"
-    const int32_t *row_pair;      // [slabs_count * rows_cap, top_k]; -1: none. NULL: a pair is a row of its own
-    const int32_t *pair_row;      // without row_pair: flat row of each pair [*pairs_count]; other rows stay as they are
+    int64_t pairs; // rows of pair_out; an index outside is "none"
+    const int32_t
+        *row_pair; // [slabs_count * rows_cap, top_k]; -1: none. NULL: a pair is a row of its own
+    const int32_t *pair_row; // without row_pair: flat row of each pair [*pairs_count]; other rows
+                             // stay as they are
     const int32_t *pairs_count;   // device, without row_pair: pairs in use
     const float *pair_weight;     // [pairs]; NULL: 1
     const struct out_slab *slabs; // [slabs_count], host array
@@ -21,22 +23,24 @@ struct combine_args {
     int32_t rows_cap;
     int32_t hidden;
     int32_t top_k;
-    float scale;                  // multiplies the sum: routed_scaling_factor
+    float scale; // multiplies the sum: routed_scaling_factor
 };
 
 struct sum_args {
-    void *y;                   // [tokens, hidden] of `format`; on entry this rank's own result rows when own_in_y
+    void *y; // [tokens, hidden] of `format`; on entry this rank's own result rows when own_in_y
     int64_t y_stride_bytes;
-    const void *const *parts;  // host array [ranks]: the rows that rank r returned, [cap, hidden] of `format`
+    const void *const
+        *parts; // host array [ranks]: the rows that rank r returned, [cap, hidden] of `format`
     int64_t part_stride_bytes;
-    const int32_t *send_slot;  // [tokens, ranks]: row of parts[r] that holds the token's sum; -1: none
-    uint64_t active;           // bit r: rank r takes part
-    int32_t format;            // F32, BF16 or F16
+    const int32_t
+        *send_slot;  // [tokens, ranks]: row of parts[r] that holds the token's sum; -1: none
+    uint64_t active; // bit r: rank r takes part
+    int32_t format;  // F32, BF16 or F16
     int32_t tokens;
     int32_t hidden;
     int32_t ranks;
-    int32_t rank;              // own: parts[rank] is unused
-    int32_t rows_cap;          // rows of each part; an index outside is "none"
+    int32_t rank;     // own: parts[rank] is unused
+    int32_t rows_cap; // rows of each part; an index outside is "none"
 };
 
 int32_t combine_cpu(const struct combine_args *args, void *stream);

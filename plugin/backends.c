@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define FORMAT_BITS_16_32 \
+#define FORMAT_BITS_16_32                                                                          \
     (BACKEND_BIT(FORMAT_F32) | BACKEND_BIT(FORMAT_BF16) | BACKEND_BIT(FORMAT_F16))
 
 const moxie_traits traits_runner_cpu = {
@@ -52,8 +52,7 @@ const moxie_traits traits_push = {
     .row_align_bytes = 128,
 };
 
-#define WIRE_BITS \
-    (FORMAT_BITS_16_32 | BACKEND_BIT(FORMAT_FP8_BLOCK128) | BACKEND_BIT(FORMAT_NVFP4))
+#define WIRE_BITS (FORMAT_BITS_16_32 | BACKEND_BIT(FORMAT_FP8_BLOCK128) | BACKEND_BIT(FORMAT_NVFP4))
 
 const struct backend backends[] = {
     {
@@ -65,7 +64,8 @@ const struct backend backends[] = {
                           BACKEND_BIT(FORMAT_FP8_CHANNEL) | BACKEND_BIT(FORMAT_FP8_BLOCK128) |
                           BACKEND_BIT(FORMAT_INT4_G32) | BACKEND_BIT(FORMAT_MXFP4) |
                           BACKEND_BIT(FORMAT_NVFP4),
-        .activation_formats = FORMAT_BITS_16_32 | BACKEND_BIT(FORMAT_FP8) | BACKEND_BIT(FORMAT_NVFP4),
+        .activation_formats =
+            FORMAT_BITS_16_32 | BACKEND_BIT(FORMAT_FP8) | BACKEND_BIT(FORMAT_NVFP4),
         .input_formats = FORMAT_BITS_16_32,
         .output_formats = FORMAT_BITS_16_32,
         .wire_formats = WIRE_BITS,
@@ -119,7 +119,8 @@ int32_t backend_probe(const struct backend *backend, char reason[160])
     enum cpu_isa isa = cpu_isa_best();
 
     if (backend->kind == BACKEND_DISPATCHER) {
-        (void)snprintf(reason, 160, "processes of one host over shared memory, or threads of one process");
+        (void)snprintf(reason, 160,
+                       "processes of one host over shared memory, or threads of one process");
         return 10;
     }
     (void)snprintf(reason, 160, "CPU kernels, %s instructions", isa_names[isa]);

@@ -1,5 +1,6 @@
-// What this library offers: every runner and dispatcher with its traits and the formats it has kernels for. Plain
-// tables without a device, so that a laptop judges and plans for a machine it is not.
+// What this library offers: every runner and dispatcher with its traits and the formats it has
+// kernels for. Plain tables without a device, so that a laptop judges and plans for a machine it is
+// not.
 
 #ifndef MOXIE_PLUGIN_BACKENDS_H
 #define MOXIE_PLUGIN_BACKENDS_H
@@ -11,16 +12,16 @@ enum backend_kind { BACKEND_RUNNER, BACKEND_DISPATCHER };
 #define BACKEND_BIT(number) (1u << (number))
 
 struct backend {
-    const char *name;              // the word of the keys `runner` and `dispatcher`
-    const char *device;            // the word of the key `device`
+    const char *name;   // the word of the keys `runner` and `dispatcher`
+    const char *device; // the word of the key `device`
     const moxie_traits *traits;
-    int32_t kind;                  // enum backend_kind
-    int32_t id;                    // dispatchers: enum dispatcher_kind
-    uint32_t weight_formats;       // BACKEND_BIT(MOXIE_FORMAT_*) sets
-    uint32_t activation_formats;   // what the GEMMs can multiply
+    int32_t kind;                // enum backend_kind
+    int32_t id;                  // dispatchers: enum dispatcher_kind
+    uint32_t weight_formats;     // BACKEND_BIT(MOXIE_FORMAT_*) sets
+    uint32_t activation_formats; // what the GEMMs can multiply
     uint32_t input_formats, output_formats;
-    uint32_t wire_formats;         // dispatchers: bit of the payload format pushed
-    uint32_t activations;          // BACKEND_BIT(enum activation)
+    uint32_t wire_formats; // dispatchers: bit of the payload format pushed
+    uint32_t activations;  // BACKEND_BIT(enum activation)
 };
 
 // By name, for the door's constant tables.
@@ -32,7 +33,8 @@ extern const uint32_t backends_count;
 // The backend of this kind, name and device word; NULL when there is none.
 const struct backend *backend_find(enum backend_kind kind, const char *name, const char *device);
 
-// How well it would run on this machine: 0 cannot, higher is better. Always fills `reason` (160 bytes). No side effects.
+// How well it would run on this machine: 0 cannot, higher is better. Always fills `reason` (160
+// bytes). No side effects.
 int32_t backend_probe(const struct backend *backend, char reason[160]);
 
 #endif

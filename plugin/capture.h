@@ -12,9 +12,9 @@ struct capture_rows {
     int64_t id_stride_bytes;
     int32_t id_bytes;
     int32_t tokens;
-    const int32_t *expert_map;  // id -> physical id; NULL: the identity
+    const int32_t *expert_map; // id -> physical id; NULL: the identity
     int64_t map_count;
-    int64_t row_first;          // in the whole buffer
+    int64_t row_first; // in the whole buffer
     int32_t layer;
     int32_t reserved;
 };
@@ -26,8 +26,8 @@ void capture_clear(moxie_instance *instance);
 void capture_record(moxie_instance *instance, const struct capture_rows *rows);
 
 // MOXIE_E_CAPACITY when rows [row, row + tokens) of a slice of `slice_rows` rows would overrun it.
-int32_t capture_check(const moxie_instance *instance, int64_t row, int64_t tokens, int64_t slice_rows,
-                      moxie_error *error);
+int32_t capture_check(const moxie_instance *instance, int64_t row, int64_t tokens,
+                      int64_t slice_rows, moxie_error *error);
 
 // The slice of captured->dp_rank as a tensor.
 int32_t capture_view(const moxie_instance *instance, moxie_captured *captured, moxie_error *error);

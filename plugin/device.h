@@ -7,8 +7,8 @@
 #include "plugin/status.h"
 
 struct device {
-    const char *name;               // the word of the key `device`
-    int32_t tensor_device;          // MOXIE_DEVICE_* of every tensor a host passes
+    const char *name;      // the word of the key `device`
+    int32_t tensor_device; // MOXIE_DEVICE_* of every tensor a host passes
     const struct kernels *kernels;
     // Memory for hosts without an allocator of their own. `align` is a power of two.
     int32_t (*allocate)(const moxie_allocation *request, void **memory);

@@ -48,28 +48,31 @@ static int32_t compare(const struct digest *mine, const struct digest *other, in
     const int32_t code = MOXIE_E_COLLECTIVE_MISMATCH;
 
     if (other->bytes != mine->bytes || other->abi != mine->abi)
-        return fail_rank(error, code, rank, "rank %d speaks ABI %u.%u, this rank %u.%u; load the same library",
-                         rank, other->abi >> 16, other->abi & 0xffff, mine->abi >> 16,
-                         mine->abi & 0xffff);
+        return fail_rank(
+            error, code, rank, "rank %d speaks ABI %u.%u, this rank %u.%u; load the same library",
+            rank, other->abi >> 16, other->abi & 0xffff, mine->abi >> 16, mine->abi & 0xffff);
     if (other->rank != rank || other->ranks != mine->ranks)
-        return fail_rank(error, code, rank,
-                         "place %d of all_gather holds ep_rank %d of %d; want %d of %d: give every rank its "
-                         "own ep_rank, and all_gather in that order",
-                         rank, other->rank, other->ranks, rank, mine->ranks);
+        return fail_rank(
+            error, code, rank,
+            "place %d of all_gather holds ep_rank %d of %d; want %d of %d: give every rank its "
+            "own ep_rank, and all_gather in that order",
+            rank, other->rank, other->ranks, rank, mine->ranks);
     if (memcmp(other->source_id, mine->source_id, sizeof mine->source_id) != 0)
-        return fail_rank(error, code, rank, "rank %d runs build %.47s, this rank %.47s; load the same library",
-                         rank, other->source_id, mine->source_id);
+        return fail_rank(error, code, rank,
+                         "rank %d runs build %.47s, this rank %.47s; load the same library", rank,
+                         other->source_id, mine->source_id);
     for (int32_t key = 0; key < KEY_COUNT; key++) {
         if (memcmp(other->values[key], mine->values[key], CONFIG_TEXT_BYTES) != 0)
-            return fail_rank(error, code, rank, "%s is %.63s on rank %d and %.63s here; set it alike on every rank",
+            return fail_rank(error, code, rank,
+                             "%s is %.63s on rank %d and %.63s here; set it alike on every rank",
                              config_name((enum config_key)key), other->values[key], rank,
                              mine->values[key]);
     }
     return MOXIE_OK;
 }
 
-int32_t digest_compare(const struct bootstrap *bootstrap, const struct config *config, int32_t status,
-                       moxie_error *error)
+int32_t digest_compare(const struct bootstrap *bootstrap, const struct config *config,
+                       int32_t status, moxie_error *error)
 {
     struct digest *all = NULL, mine;
     int32_t st = MOXIE_OK;
@@ -86,8 +89,9 @@ int32_t digest_compare(const struct bootstrap *bootstrap, const struct config *c
         TRY(compare(&mine, &all[rank], rank, error));
     for (int32_t rank = 0; rank < bootstrap->ranks; rank++) {
         if (all[rank].status != MOXIE_OK)
-            TRY(fail_rank(error, MOXIE_E_UNAVAILABLE, rank, "create: rank %d failed with %s; see its log",
-                          rank, status_name(all[rank].status)));
+            TRY(fail_rank(error, MOXIE_E_UNAVAILABLE, rank,
+                          "create: rank %d failed with %s; see its log", rank,
+                          status_name(all[rank].status)));
     }
 out:
     free(all);

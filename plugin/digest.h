@@ -1,5 +1,5 @@
-// What every rank must have in common before the first row moves: ABI, build, every shared key. Compared at create, so that
-// a difference is an error with a name and not a hang.
+// What every rank must have in common before the first row moves: ABI, build, every shared key.
+// Compared at create, so that a difference is an error with a name and not a hang.
 
 #ifndef MOXIE_PLUGIN_DIGEST_H
 #define MOXIE_PLUGIN_DIGEST_H
@@ -10,9 +10,10 @@
 // The commit this library was built from, or "unknown".
 const char *digest_source_id(void);
 
-// Collective. `status` is how this rank fared so far: when any rank fails, all leave here. MOXIE_E_COLLECTIVE_MISMATCH
-// names the rank and the field that differs; `status` itself when this rank failed.
-int32_t digest_compare(const struct bootstrap *bootstrap, const struct config *config, int32_t status,
-                       moxie_error *error);
+// Collective. `status` is how this rank fared so far: when any rank fails, all leave here.
+// MOXIE_E_COLLECTIVE_MISMATCH names the rank and the field that differs; `status` itself when this
+// rank failed.
+int32_t digest_compare(const struct bootstrap *bootstrap, const struct config *config,
+                       int32_t status, moxie_error *error);
 
 #endif

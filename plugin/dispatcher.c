@@ -15,40 +15,39 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define DISPATCHER_MAGIC 0x4d4f584944495350u  // "MOXIDISP"
+#define DISPATCHER_MAGIC 0x4d4f584944495350u // "MOXIDISP"
 
-#define DISPATCHER_BUFFERS                                                                     \
-    (1u << BUFFER_SEND_SLOT | 1u << BUFFER_OWN_IDS | 1u << BUFFER_OWN_WEIGHTS |                \
+#define DISPATCHER_BUFFERS                                                                         \
+    (1u << BUFFER_SEND_SLOT | 1u << BUFFER_OWN_IDS | 1u << BUFFER_OWN_WEIGHTS |                    \
      1u << BUFFER_CAPTURE | 1u << BUFFER_CPU_SCRATCH)
 
 enum slot_state { SLOT_IDLE, SLOT_BEGUN, SLOT_SENT, SLOT_RECEIVED, SLOT_RETURNED };
 
 // What the next call of a slot in this state must be, for errors.
 static const char *const slot_next[] = {
-    [SLOT_IDLE] = "begin_forward",
-    [SLOT_BEGUN] = "dispatch or dispatch_send",
-    [SLOT_SENT] = "dispatch_recv",
-    [SLOT_RECEIVED] = "combine or combine_send",
+    [SLOT_IDLE] = "begin_forward",    [SLOT_BEGUN] = "dispatch or dispatch_send",
+    [SLOT_SENT] = "dispatch_recv",    [SLOT_RECEIVED] = "combine or combine_send",
     [SLOT_RETURNED] = "combine_recv",
 };
 
 struct slot {
-    int32_t state;  // enum slot_state
+    int32_t state; // enum slot_state
     int32_t reserved;
     struct step_shape shape;
-    struct exchange_round round;  // between dispatch_send and combine_recv
-    const void *y;                // of that layer
+    struct exchange_round round; // between dispatch_send and combine_recv
+    const void *y;               // of that layer
 };
 
 struct moxie_dispatcher {
     uint64_t magic;
     moxie_instance *instance;
-    int32_t kind;   // enum dispatcher_kind
-    int32_t taken;  // holds its buffers
+    int32_t kind;  // enum dispatcher_kind
+    int32_t taken; // holds its buffers
     struct exchange_group group;
     struct slot slots[MOXIE_SLOTS_MAX];
     struct exchange exchanges[MOXIE_SLOTS_MAX];
-    // The sticky failure: texts first, then the code with release order, so that any thread may poll.
+    // The sticky failure: texts first, then the code with release order, so that any thread may
+    // poll.
     _Atomic int32_t failed;
     int32_t failed_rank;
     char failed_text[256];
@@ -102,8 +101,7 @@ static int32_t agree(const moxie_instance *instance, int32_t status, moxie_error
                                   .rank = (int32_t)config_i64(&instance->config, KEY_EP_RANK),
                                   .ranks = (int32_t)config_i64(&instance->config, KEY_EP_SIZE)};
 
-    if (bootstrap.ranks <= 1)
-        return status;
+    if (bootstrap.ranks <= 1) return status;
     if (host->all_gather == NULL)
         return fail_with(error, MOXIE_E_INVALID,
                          "create: ep_size is %d, but the host has no all_gather and barrier",
@@ -118,9 +116,10 @@ static int32_t prepare(moxie_dispatcher *dispatcher, moxie_error *error)
 
     TRY(instance_accepted(instance, error));
     if (dispatcher->kind != limits_of(dispatcher)->dispatcher)
-        TRY(fail_with(error, MOXIE_E_INVALID,
-                      "create: the configuration chose dispatcher %s; create that one, or set the key",
-                      config_str(&instance->config, KEY_DISPATCHER)));
+        TRY(fail_with(
+            error, MOXIE_E_INVALID,
+            "create: the configuration chose dispatcher %s; create that one, or set the key",
+            config_str(&instance->config, KEY_DISPATCHER)));
     TRY(instance_take(instance, DISPATCHER_BUFFERS, error));
     dispatcher->taken = 1;
     capture_clear(instance);
@@ -128,8 +127,8 @@ out:
     return st;
 }
 
-int32_t dispatcher_create(moxie_instance *instance, enum dispatcher_kind kind, moxie_dispatcher **out,
-                          moxie_error *error)
+int32_t dispatcher_create(moxie_instance *instance, enum dispatcher_kind kind,
+                          moxie_dispatcher **out, moxie_error *error)
 {
     moxie_dispatcher *dispatcher = NULL;
     int32_t st = MOXIE_OK;
@@ -137,13 +136,12 @@ int32_t dispatcher_create(moxie_instance *instance, enum dispatcher_kind kind, m
     *out = NULL;
     dispatcher = calloc(1, sizeof *dispatcher);
     if (dispatcher == NULL)
-        TRY(agree(instance, fail_with(error, MOXIE_E_MEMORY, "dispatcher: no memory for the handle"),
-                  error));
+        TRY(agree(instance,
+                  fail_with(error, MOXIE_E_MEMORY, "dispatcher: no memory for the handle"), error));
     dispatcher->instance = instance;
     dispatcher->kind = (int32_t)kind;
     TRY(agree(instance, prepare(dispatcher, error), error));
-    if (!is_local(dispatcher))
-        TRY(join_peers(dispatcher, error));
+    if (!is_local(dispatcher)) TRY(join_peers(dispatcher, error));
     dispatcher->magic = DISPATCHER_MAGIC;
     *out = dispatcher;
     dispatcher = NULL;
@@ -156,8 +154,7 @@ void dispatcher_destroy(moxie_dispatcher *dispatcher)
 {
     struct exchange_group *group;
 
-    if (dispatcher == NULL)
-        return;
+    if (dispatcher == NULL) return;
     dispatcher->magic = 0;
     group = &dispatcher->group;
     if (group->transport != NULL) {
@@ -168,8 +165,7 @@ void dispatcher_destroy(moxie_dispatcher *dispatcher)
         exchange_close(group, dispatcher->exchanges, limits_of(dispatcher)->slots);
         group->ops->destroy(group->transport);
     }
-    if (dispatcher->taken)
-        instance_drop(dispatcher->instance, DISPATCHER_BUFFERS);
+    if (dispatcher->taken) instance_drop(dispatcher->instance, DISPATCHER_BUFFERS);
     free(dispatcher);
 }
 
@@ -189,8 +185,7 @@ int32_t dispatcher_poll_error(const moxie_dispatcher *dispatcher, moxie_error *e
 {
     int32_t failed = atomic_load_explicit(&dispatcher->failed, memory_order_acquire);
 
-    if (failed == MOXIE_OK)
-        return MOXIE_OK;
+    if (failed == MOXIE_OK) return MOXIE_OK;
     return fail_rank(error, failed, dispatcher->failed_rank, "%s", dispatcher->failed_text);
 }
 
@@ -213,8 +208,7 @@ static void stick(moxie_dispatcher *dispatcher, const moxie_batch *batch, int32_
 static int32_t settle(moxie_dispatcher *dispatcher, const moxie_batch *batch, int32_t answer,
                       const moxie_error *seen, moxie_error *error)
 {
-    if (answer == MOXIE_OK)
-        return MOXIE_OK;
+    if (answer == MOXIE_OK) return MOXIE_OK;
     stick(dispatcher, batch, answer, seen);
     return dispatcher_poll_error(dispatcher, error);
 }
@@ -236,7 +230,8 @@ int32_t dispatcher_set_active_ranks(moxie_dispatcher *dispatcher, const uint8_t 
     uint64_t mask = 0;
 
     if (is_local(dispatcher))
-        return fail_with(error, MOXIE_E_UNSUPPORTED, "set_active_ranks: dispatcher local has no peers");
+        return fail_with(error, MOXIE_E_UNSUPPORTED,
+                         "set_active_ranks: dispatcher local has no peers");
     for (int32_t rank = 0; rank < limits->ranks; rank++)
         mask |= (uint64_t)(active[rank] != 0) << rank;
     if ((mask >> limits->rank & 1) == 0)
@@ -262,7 +257,8 @@ static int32_t refuse_capacity(moxie_dispatcher *dispatcher, int32_t code)
     return code;
 }
 
-int32_t dispatcher_begin_forward(moxie_dispatcher *dispatcher, const moxie_step *step, moxie_error *error)
+int32_t dispatcher_begin_forward(moxie_dispatcher *dispatcher, const moxie_step *step,
+                                 moxie_error *error)
 {
     struct slot *slot;
     struct step_shape shape;
@@ -272,8 +268,9 @@ int32_t dispatcher_begin_forward(moxie_dispatcher *dispatcher, const moxie_step 
     TRY(step_check(dispatcher->instance, is_local(dispatcher), step, &shape, error));
     slot = &dispatcher->slots[step->slot];
     if (!is_local(dispatcher) && slot->state > SLOT_BEGUN)
-        TRY(fail_with(error, MOXIE_E_INVALID, "begin_forward: slot %d is inside a layer; next is %s",
-                      step->slot, slot_next[slot->state]));
+        TRY(fail_with(error, MOXIE_E_INVALID,
+                      "begin_forward: slot %d is inside a layer; next is %s", step->slot,
+                      slot_next[slot->state]));
     *slot = (struct slot){.state = SLOT_BEGUN, .shape = shape};
 out:
     return refuse_capacity(dispatcher, st);
@@ -291,9 +288,10 @@ static int32_t check_batch(const moxie_dispatcher *dispatcher, const moxie_batch
     TRY(step_check_slot(dispatcher->instance, "batch.slot", batch->slot, error));
     slot = &dispatcher->slots[batch->slot];
     if (slot->state != (int32_t)state)
-        TRY(fail_with(error, MOXIE_E_INVALID, "slot %d: called out of order; next is %s", batch->slot,
-                      slot_next[slot->state]));
-    TRY(step_check_batch(dispatcher->instance, is_local(dispatcher), slot->shape.tokens, batch, error));
+        TRY(fail_with(error, MOXIE_E_INVALID, "slot %d: called out of order; next is %s",
+                      batch->slot, slot_next[slot->state]));
+    TRY(step_check_batch(dispatcher->instance, is_local(dispatcher), slot->shape.tokens, batch,
+                         error));
     if (state > SLOT_BEGUN && slot->y != tensor_data(&batch->y))
         TRY(fail_with(error, MOXIE_E_INVALID, "batch.y is not the y of this layer's dispatch"));
 out:
@@ -307,14 +305,16 @@ static int32_t rounds_of(const moxie_dispatcher *dispatcher, const struct slot *
     return rounds < 1 ? 1 : (int32_t)rounds;
 }
 
-int32_t dispatcher_forward_begin(moxie_dispatcher *dispatcher, const moxie_instance *runner_instance,
-                                 const moxie_batch *batch, int32_t *rounds, moxie_error *error)
+int32_t dispatcher_forward_begin(moxie_dispatcher *dispatcher,
+                                 const moxie_instance *runner_instance, const moxie_batch *batch,
+                                 int32_t *rounds, moxie_error *error)
 {
     moxie_stats *stats = &dispatcher->instance->stats;
     int32_t st = MOXIE_OK;
 
     if (runner_instance != dispatcher->instance)
-        TRY(fail_with(error, MOXIE_E_INVALID, "forward: runner and dispatcher are of different instances"));
+        TRY(fail_with(error, MOXIE_E_INVALID,
+                      "forward: runner and dispatcher are of different instances"));
     TRY(check_batch(dispatcher, batch, SLOT_BEGUN, error));
     *rounds = rounds_of(dispatcher, &dispatcher->slots[batch->slot]);
     stats->forwards++;
@@ -323,7 +323,8 @@ out:
     return st;
 }
 
-static void capture_round(moxie_dispatcher *dispatcher, const struct slot *slot, const moxie_batch *batch)
+static void capture_round(moxie_dispatcher *dispatcher, const struct slot *slot,
+                          const moxie_batch *batch)
 {
     const struct exchange_round *round = &slot->round;
     struct capture_rows rows = {
@@ -375,7 +376,8 @@ out:
     return st;
 }
 
-int32_t dispatcher_dispatch_send(moxie_dispatcher *dispatcher, const moxie_batch *batch, moxie_error *error)
+int32_t dispatcher_dispatch_send(moxie_dispatcher *dispatcher, const moxie_batch *batch,
+                                 moxie_error *error)
 {
     const struct step_shape *shape;
     int64_t tokens;
@@ -385,10 +387,11 @@ int32_t dispatcher_dispatch_send(moxie_dispatcher *dispatcher, const moxie_batch
     shape = &dispatcher->slots[batch->slot].shape;
     tokens = shape->listed ? shape->tokens_most : shape->tokens;
     if (tokens > limits_of(dispatcher)->tokens_max)
-        TRY(fail_with(error, MOXIE_E_CAPACITY,
-                      "dispatch: a rank has %" PRId64 " tokens; one dispatch takes %" PRId64
-                      ". Use forward(), which splits into rounds, or raise max_dispatch_tokens_per_rank",
-                      tokens, limits_of(dispatcher)->tokens_max));
+        TRY(fail_with(
+            error, MOXIE_E_CAPACITY,
+            "dispatch: a rank has %" PRId64 " tokens; one dispatch takes %" PRId64
+            ". Use forward(), which splits into rounds, or raise max_dispatch_tokens_per_rank",
+            tokens, limits_of(dispatcher)->tokens_max));
     TRY(dispatcher_send_round(dispatcher, batch, 0, error));
 out:
     return refuse_capacity(dispatcher, st);
@@ -447,7 +450,8 @@ out:
     return st;
 }
 
-int32_t dispatcher_combine_send(moxie_dispatcher *dispatcher, const moxie_batch *batch, moxie_error *error)
+int32_t dispatcher_combine_send(moxie_dispatcher *dispatcher, const moxie_batch *batch,
+                                moxie_error *error)
 {
     int32_t st = MOXIE_OK;
 
@@ -459,7 +463,8 @@ out:
     return st;
 }
 
-int32_t dispatcher_combine_recv(moxie_dispatcher *dispatcher, const moxie_batch *batch, moxie_error *error)
+int32_t dispatcher_combine_recv(moxie_dispatcher *dispatcher, const moxie_batch *batch,
+                                moxie_error *error)
 {
     moxie_error seen = sticky_error(dispatcher);
     struct slot *slot;

@@ -5,26 +5,34 @@
 
 #include "plugin/plan.h"
 
-int32_t dispatcher_create(moxie_instance *instance, enum dispatcher_kind kind, moxie_dispatcher **out,
-                          moxie_error *error);
-int32_t dispatcher_begin_forward(moxie_dispatcher *dispatcher, const moxie_step *step, moxie_error *error);
-int32_t dispatcher_dispatch_send(moxie_dispatcher *dispatcher, const moxie_batch *batch, moxie_error *error);
-int32_t dispatcher_dispatch_recv(moxie_dispatcher *dispatcher, const moxie_batch *batch, const moxie_rows **in,
-                                 const moxie_rows **out, moxie_error *error);
-int32_t dispatcher_combine_send(moxie_dispatcher *dispatcher, const moxie_batch *batch, moxie_error *error);
-int32_t dispatcher_combine_recv(moxie_dispatcher *dispatcher, const moxie_batch *batch, moxie_error *error);
+int32_t dispatcher_create(moxie_instance *instance, enum dispatcher_kind kind,
+                          moxie_dispatcher **out, moxie_error *error);
+int32_t dispatcher_begin_forward(moxie_dispatcher *dispatcher, const moxie_step *step,
+                                 moxie_error *error);
+int32_t dispatcher_dispatch_send(moxie_dispatcher *dispatcher, const moxie_batch *batch,
+                                 moxie_error *error);
+int32_t dispatcher_dispatch_recv(moxie_dispatcher *dispatcher, const moxie_batch *batch,
+                                 const moxie_rows **in, const moxie_rows **out, moxie_error *error);
+int32_t dispatcher_combine_send(moxie_dispatcher *dispatcher, const moxie_batch *batch,
+                                moxie_error *error);
+int32_t dispatcher_combine_recv(moxie_dispatcher *dispatcher, const moxie_batch *batch,
+                                moxie_error *error);
 int32_t dispatcher_poll_error(const moxie_dispatcher *dispatcher, moxie_error *error);
 // `active` is [ep_size].
-int32_t dispatcher_set_active_ranks(moxie_dispatcher *dispatcher, const uint8_t *active, moxie_error *error);
+int32_t dispatcher_set_active_ranks(moxie_dispatcher *dispatcher, const uint8_t *active,
+                                    moxie_error *error);
 void dispatcher_destroy(moxie_dispatcher *dispatcher);
 
 int dispatcher_is_live(const moxie_dispatcher *dispatcher);
 moxie_instance *dispatcher_instance(const moxie_dispatcher *dispatcher);
 
-// For forward.c. Checks that the batch can run with this runner's instance, and says in how many rounds.
-int32_t dispatcher_forward_begin(moxie_dispatcher *dispatcher, const moxie_instance *runner_instance,
-                                 const moxie_batch *batch, int32_t *rounds, moxie_error *error);
+// For forward.c. Checks that the batch can run with this runner's instance, and says in how many
+// rounds.
+int32_t dispatcher_forward_begin(moxie_dispatcher *dispatcher,
+                                 const moxie_instance *runner_instance, const moxie_batch *batch,
+                                 int32_t *rounds, moxie_error *error);
 // Round `round` of dispatch_send; the batch has been checked.
-int32_t dispatcher_send_round(moxie_dispatcher *dispatcher, const moxie_batch *batch, int32_t round, moxie_error *error);
+int32_t dispatcher_send_round(moxie_dispatcher *dispatcher, const moxie_batch *batch, int32_t round,
+                              moxie_error *error);
 
 #endif

@@ -27,8 +27,8 @@ static int is_peer(const struct exchange_group *group, int32_t rank)
 }
 
 // The piece of `source` in a section of `destination`'s window.
-static unsigned char *piece(unsigned char *base, int64_t section, int64_t piece_bytes, int32_t source,
-                            int32_t destination)
+static unsigned char *piece(unsigned char *base, int64_t section, int64_t piece_bytes,
+                            int32_t source, int32_t destination)
 {
     return base + section + (source < destination ? source : source - 1) * piece_bytes;
 }
@@ -50,25 +50,25 @@ out:
 void exchange_close(struct exchange_group *group, struct exchange *slots, int32_t slots_count)
 {
     for (int32_t i = 0; i < slots_count; i++) {
-        if (slots[i].window != NULL)
-            group->ops->window_close(group->transport, slots[i].window);
+        if (slots[i].window != NULL) group->ops->window_close(group->transport, slots[i].window);
         slots[i].window = NULL;
     }
 }
 
 // ---- waits -------------------------------------------------------------------------------------
 
-int32_t exchange_check_generation(struct exchange_group *group, struct exchange *slot, moxie_error *error)
+int32_t exchange_check_generation(struct exchange_group *group, struct exchange *slot,
+                                  moxie_error *error)
 {
     for (int32_t rank = 0; rank < limits_of(group)->ranks; rank++) {
         uint64_t seen;
 
-        if (rank == limits_of(group)->rank)
-            continue;
+        if (rank == limits_of(group)->rank) continue;
         seen = group->ops->read(group->transport, slot->window, rank, WORD_GENERATION);
         if (seen > group->generation)
             return fail_rank(error, MOXIE_E_PEER, rank,
-                             "rank %d has moved on to generation %" PRIu64 ", this rank is in %" PRIu64
+                             "rank %d has moved on to generation %" PRIu64
+                             ", this rank is in %" PRIu64
                              "; call set_active_ranks with the mask the others used, or leave",
                              rank, seen, group->generation);
     }
@@ -86,8 +86,8 @@ static int32_t silent(const struct exchange_group *group, const struct exchange 
                      silent_count);
 }
 
-static int32_t wait_all(struct exchange_group *group, struct exchange *slot, enum transport_word word,
-                        const char *awaited, moxie_error *error)
+static int32_t wait_all(struct exchange_group *group, struct exchange *slot,
+                        enum transport_word word, const char *awaited, moxie_error *error)
 {
     const uint64_t want = stamp(group, slot);
     const int64_t deadline_ns = clock_ns() + (int64_t)limits_of(group)->timeout_ms * 1000000;
@@ -100,26 +100,23 @@ static int32_t wait_all(struct exchange_group *group, struct exchange *slot, enu
         for (int32_t rank = 0; rank < limits_of(group)->ranks; rank++) {
             uint64_t seen;
 
-            if (!is_peer(group, rank))
-                continue;
+            if (!is_peer(group, rank)) continue;
             seen = group->ops->read(group->transport, slot->window, rank, word);
-            if (seen >> EPOCH_BITS == group->generation && seen >= want)
-                continue;
+            if (seen >> EPOCH_BITS == group->generation && seen >= want) continue;
             first = first < 0 ? rank : first;
             count++;
         }
-        if (count == 0)
-            break;
+        if (count == 0) break;
         TRY(exchange_check_generation(group, slot, error));
-        if (clock_ns() >= deadline_ns)
-            TRY(silent(group, slot, first, count, awaited, error));
+        if (clock_ns() >= deadline_ns) TRY(silent(group, slot, first, count, awaited, error));
         group->ops->wait(group->transport, slot->window, ticket, deadline_ns);
     }
 out:
     return st;
 }
 
-static void signal_all(struct exchange_group *group, struct exchange *slot, enum transport_word word)
+static void signal_all(struct exchange_group *group, struct exchange *slot,
+                       enum transport_word word)
 {
     for (int32_t rank = 0; rank < limits_of(group)->ranks; rank++) {
         if (is_peer(group, rank))
@@ -142,8 +139,7 @@ static struct push_slab push_to(const struct exchange_group *group, const struct
             .ids = memory_slot(memory, BUFFER_OWN_IDS, round->slot),
             .weights = memory_slot(memory, BUFFER_OWN_WEIGHTS, round->slot),
         };
-    if (!is_peer(group, to))
-        return (struct push_slab){0};
+    if (!is_peer(group, to)) return (struct push_slab){0};
     return (struct push_slab){
         .rows = piece(base, w->rows, w->rows_slab_bytes, me, to),
         .scales = piece(base, w->scales, w->scales_slab_bytes, me, to),
@@ -236,8 +232,8 @@ static moxie_tensor strided(void *data, int64_t rows, int64_t columns, int64_t s
 }
 
 // The part of a batch tensor that this round covers.
-static moxie_tensor part(const moxie_tensor *whole, const struct exchange_round *round, int64_t dims[2],
-                         int64_t strides[2])
+static moxie_tensor part(const moxie_tensor *whole, const struct exchange_round *round,
+                         int64_t dims[2], int64_t strides[2])
 {
     moxie_tensor tensor = *whole;
 
@@ -262,12 +258,12 @@ static void describe_own(const struct exchange_group *group, struct exchange *sl
     *in = (moxie_slab){.struct_size = sizeof *in};
     *out = (moxie_slab){.struct_size = sizeof *out};
     in->rows = part(&round->batch->x, round, dims->rows, dims->row_strides);
-    in->ids = strided(memory_slot(memory, BUFFER_OWN_IDS, round->slot), round->tokens, limits->top_k,
-                      (int64_t)limits->top_k * 4, TENSOR_INT32, dims->ids, dims->id_strides);
-    in->weights =
-        strided(memory_slot(memory, BUFFER_OWN_WEIGHTS, round->slot), round->tokens, limits->top_k,
-                (int64_t)limits->top_k * 4, 1u << MOXIE_FORMAT_F32, dims->weights,
-                dims->weight_strides);
+    in->ids =
+        strided(memory_slot(memory, BUFFER_OWN_IDS, round->slot), round->tokens, limits->top_k,
+                (int64_t)limits->top_k * 4, TENSOR_INT32, dims->ids, dims->id_strides);
+    in->weights = strided(memory_slot(memory, BUFFER_OWN_WEIGHTS, round->slot), round->tokens,
+                          limits->top_k, (int64_t)limits->top_k * 4, 1u << MOXIE_FORMAT_F32,
+                          dims->weights, dims->weight_strides);
     out->rows = part(&round->batch->y, round, dims->results, dims->result_strides);
     slot->counts[limits->rank] = round->tokens;
 }
@@ -283,13 +279,13 @@ static void describe_payload(const struct limits *limits, const struct window_la
     case FORMAT_FP8_BLOCK128:
         in->rows = strided(rows, limits->rows_cap, limits->hidden, limits->row_bytes, TENSOR_E4M3,
                            dims->rows, dims->row_strides);
-        in->scales = strided(scales, limits->rows_cap, ceil_div(limits->hidden, 128),
-                             limits->scale_bytes, 1u << MOXIE_FORMAT_F32, dims->scales,
-                             dims->scale_strides);
+        in->scales =
+            strided(scales, limits->rows_cap, ceil_div(limits->hidden, 128), limits->scale_bytes,
+                    1u << MOXIE_FORMAT_F32, dims->scales, dims->scale_strides);
         break;
     case FORMAT_NVFP4:
-        in->rows = strided(rows, limits->rows_cap, limits->hidden / 2, limits->row_bytes, TENSOR_UINT8,
-                           dims->rows, dims->row_strides);
+        in->rows = strided(rows, limits->rows_cap, limits->hidden / 2, limits->row_bytes,
+                           TENSOR_UINT8, dims->rows, dims->row_strides);
         in->scales = strided(scales, limits->rows_cap, 4 + limits->hidden / 16, limits->scale_bytes,
                              TENSOR_UINT8, dims->scales, dims->scale_strides);
         break;
@@ -319,10 +315,10 @@ static void describe_peer(const struct exchange_group *group, struct exchange *s
     in->weights = strided(piece(base, w->weights, w->weights_slab_bytes, from, limits->rank),
                           limits->rows_cap, limits->top_k, limits->weight_bytes,
                           1u << MOXIE_FORMAT_F32, dims->weights, dims->weight_strides);
-    out->rows = strided(piece(slot->window->peer[from], w->results, w->results_slab_bytes, limits->rank,
-                              from),
-                        limits->rows_cap, limits->hidden, limits->result_bytes,
-                        1u << limits->output_format, dims->results, dims->result_strides);
+    out->rows = strided(
+        piece(slot->window->peer[from], w->results, w->results_slab_bytes, limits->rank, from),
+        limits->rows_cap, limits->hidden, limits->result_bytes, 1u << limits->output_format,
+        dims->results, dims->result_strides);
     // A peer may write anything there: what it may mean is 0..rows_cap.
     slot->counts[from] = rows < 0 ? 0 : rows > limits->rows_cap ? (int32_t)limits->rows_cap : rows;
 }
@@ -399,7 +395,8 @@ int32_t exchange_combine_recv(struct exchange_group *group, struct exchange *slo
                 piece(slot->window->base, w->results, w->results_slab_bytes, rank, limits->rank);
     }
     TRY(instance_launched(
-        instance, instance->device->kernels->sum(&args, instance_stream(instance, round->batch->stream)),
+        instance,
+        instance->device->kernels->sum(&args, instance_stream(instance, round->batch->stream)),
         "sum", error));
 out:
     return st;

@@ -1,9 +1,10 @@
-// The push protocol of one slot: rows and result rows into the peers' windows, flags with generation and epoch, waits
-// with a deadline. One code for alltoall and allgather, for processes and for threads; only `everywhere` differs.
+// The push protocol of one slot: rows and result rows into the peers' windows, flags with
+// generation and epoch, waits with a deadline. One code for alltoall and allgather, for processes
+// and for threads; only `everywhere` differs.
 //
-// Why one copy of each slab is safe: a rank starts dispatch N+1 only after its combine N has seen every peer's flag, so every
-// peer has finished reading its rows of N; a result row of N+1 reaches a rank only after that rank sent dispatch N+1, so after
-// it finished summing N.
+// Why one copy of each slab is safe: a rank starts dispatch N+1 only after its combine N has seen
+// every peer's flag, so every peer has finished reading its rows of N; a result row of N+1 reaches
+// a rank only after that rank sent dispatch N+1, so after it finished summing N.
 
 #ifndef MOXIE_PLUGIN_EXCHANGE_H
 #define MOXIE_PLUGIN_EXCHANGE_H
@@ -16,10 +17,10 @@ struct exchange_group {
     moxie_instance *instance;
     const struct transport_ops *ops;
     struct transport *transport;
-    uint64_t generation;                          // set_active_ranks calls so far
-    uint64_t active;                              // bit r: rank r takes part
-    int64_t expert_first[MOXIE_RANKS_MAX + 1];    // physical ids
-    int32_t everywhere;                           // allgather
+    uint64_t generation;                       // set_active_ranks calls so far
+    uint64_t active;                           // bit r: rank r takes part
+    int64_t expert_first[MOXIE_RANKS_MAX + 1]; // physical ids
+    int32_t everywhere;                        // allgather
     int32_t reserved;
 };
 
@@ -46,33 +47,37 @@ struct exchange {
 struct exchange_round {
     const moxie_batch *batch;
     const int32_t *tokens_valid;
-    int64_t first;     // token of the batch
+    int64_t first; // token of the batch
     int32_t tokens;
-    int32_t pad_rows;  // MAX_LEN: rows that every rank reports, 0: none
+    int32_t pad_rows; // MAX_LEN: rows that every rank reports, 0: none
     int32_t slot;
     int32_t reserved;
 };
 
 // Collective: maps the windows of every slot.
-int32_t exchange_open(struct exchange_group *group, struct exchange *slots, int32_t slots_count, moxie_error *error);
+int32_t exchange_open(struct exchange_group *group, struct exchange *slots, int32_t slots_count,
+                      moxie_error *error);
 void exchange_close(struct exchange_group *group, struct exchange *slots, int32_t slots_count);
 
 // Pushes the rows of a round and flags every active peer.
-int32_t exchange_dispatch_send(struct exchange_group *group, struct exchange *slot, const struct exchange_round *round,
-                               moxie_error *error);
-// Waits for every active peer, then describes what came and where results go in slot->in and slot->out.
-int32_t exchange_dispatch_recv(struct exchange_group *group, struct exchange *slot, const struct exchange_round *round,
-                               moxie_error *error);
+int32_t exchange_dispatch_send(struct exchange_group *group, struct exchange *slot,
+                               const struct exchange_round *round, moxie_error *error);
+// Waits for every active peer, then describes what came and where results go in slot->in and
+// slot->out.
+int32_t exchange_dispatch_recv(struct exchange_group *group, struct exchange *slot,
+                               const struct exchange_round *round, moxie_error *error);
 // Result rows are in the peers' windows; flags them.
 void exchange_combine_send(struct exchange_group *group, struct exchange *slot);
 // Waits for every active peer and sums into the batch's y.
-int32_t exchange_combine_recv(struct exchange_group *group, struct exchange *slot, const struct exchange_round *round,
-                              moxie_error *error);
+int32_t exchange_combine_recv(struct exchange_group *group, struct exchange *slot,
+                              const struct exchange_round *round, moxie_error *error);
 
 // Starts the next generation with these ranks and tells all ranks, those left out too.
-void exchange_regroup(struct exchange_group *group, struct exchange *slots, int32_t slots_count, uint64_t active);
+void exchange_regroup(struct exchange_group *group, struct exchange *slots, int32_t slots_count,
+                      uint64_t active);
 
 // MOXIE_E_PEER when a rank has moved on to a later generation than this one.
-int32_t exchange_check_generation(struct exchange_group *group, struct exchange *slot, moxie_error *error);
+int32_t exchange_check_generation(struct exchange_group *group, struct exchange *slot,
+                                  moxie_error *error);
 
 #endif

@@ -63,7 +63,8 @@ static struct route_args route_stage(const struct experts_job *job, const struct
     };
 }
 
-static struct gate_up_args gate_up_stage(const struct experts_job *job, const struct experts_buffers *b)
+static struct gate_up_args gate_up_stage(const struct experts_job *job,
+                                         const struct experts_buffers *b)
 {
     const struct limits *limits = &job->instance->plan.limits;
 
@@ -107,7 +108,8 @@ static struct down_args down_stage(const struct experts_job *job, const struct e
     };
 }
 
-static struct combine_args combine_stage(const struct experts_job *job, const struct experts_buffers *b)
+static struct combine_args combine_stage(const struct experts_job *job,
+                                         const struct experts_buffers *b)
 {
     const struct limits *limits = &job->instance->plan.limits;
     int by_ids = job->in->by == ROUTE_BY_IDS;
@@ -149,8 +151,8 @@ out:
     return st;
 }
 
-int32_t forward_layer(moxie_dispatcher *dispatcher, moxie_runner *runner, const moxie_batch *batch,
-                      moxie_error *error)
+int32_t forward_run(moxie_dispatcher *dispatcher, moxie_runner *runner, const moxie_batch *batch,
+                    moxie_error *error)
 {
     moxie_call call = {.struct_size = sizeof call,
                        .slot = batch->slot,

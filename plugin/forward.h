@@ -1,4 +1,5 @@
-// The forward path: the one place that knows the order route, dispatch, gemm, gemm, combine, and the rounds around it.
+// The forward path: the one place that knows the order route, dispatch, gemm, gemm, combine, and
+// the rounds around it.
 
 #ifndef MOXIE_PLUGIN_FORWARD_H
 #define MOXIE_PLUGIN_FORWARD_H
@@ -13,15 +14,16 @@ struct experts_job {
     const struct layer_weights *weights;
     const struct rows_view *in;
     const struct out_view *out;
-    int32_t slot;   // whose buffers
+    int32_t slot; // whose buffers
     int32_t reserved;
-    void *stream;   // the kernels'
+    void *stream; // the kernels'
 };
 
 // route, gate_up, down, combine.
 int32_t forward_experts(const struct experts_job *job, moxie_error *error);
 
 // The one-call forward: dispatch, run and combine of one layer, in rounds.
-int32_t forward_layer(moxie_dispatcher *dispatcher, moxie_runner *runner, const moxie_batch *batch, moxie_error *error);
+int32_t forward_run(moxie_dispatcher *dispatcher, moxie_runner *runner, const moxie_batch *batch,
+                    moxie_error *error);
 
 #endif

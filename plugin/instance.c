@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define INSTANCE_MAGIC 0x4d4f584945494e53u  // "MOXIEINS"
+#define INSTANCE_MAGIC 0x4d4f584945494e53u // "MOXIEINS"
 
 // ---- open --------------------------------------------------------------------------------------
 
@@ -96,8 +96,9 @@ static int32_t register_backends(const moxie_instance *instance, const struct re
         int32_t answer = host->register_runner(host->ctx, &registry->runners[i]);
 
         if (answer != 0)
-            return fail_with(error, MOXIE_E_UNAVAILABLE, "the host's register_runner refused %s: %d",
-                             registry->runners[i].name, answer);
+            return fail_with(error, MOXIE_E_UNAVAILABLE,
+                             "the host's register_runner refused %s: %d", registry->runners[i].name,
+                             answer);
     }
     for (uint32_t i = 0; i < registry->dispatchers_count; i++) {
         int32_t answer = host->register_dispatcher(host->ctx, &registry->dispatchers[i]);
@@ -135,8 +136,7 @@ int32_t instance_open(const moxie_host *host, const struct registry *registry, m
 
     *out = NULL;
     instance = calloc(1, sizeof *instance);
-    if (instance == NULL)
-        TRY(fail_with(error, MOXIE_E_MEMORY, "open: no memory for the instance"));
+    if (instance == NULL) TRY(fail_with(error, MOXIE_E_MEMORY, "open: no memory for the instance"));
     instance->host = *host;
     (void)snprintf(instance->host_name, sizeof instance->host_name, "%s",
                    host->name != NULL ? host->name : "unnamed host");
@@ -165,10 +165,11 @@ out:
 int32_t instance_close(moxie_instance *instance, moxie_error *error)
 {
     if (instance->users > 0)
-        return fail_with(error, MOXIE_E_INVALID,
-                         "close: %d runners and dispatchers of this instance still live; destroy them "
-                         "first",
-                         instance->users);
+        return fail_with(
+            error, MOXIE_E_INVALID,
+            "close: %d runners and dispatchers of this instance still live; destroy them "
+            "first",
+            instance->users);
     instance->magic = 0;
     threads_destroy(instance->threads);
     report_fini(&instance->report);
@@ -185,12 +186,12 @@ int32_t instance_check_thread(const moxie_instance *instance, int32_t tag, moxie
 {
     const moxie_host *host = &instance->host;
 
-    if (host->thread_check == NULL || host->thread_check(host->ctx, tag) != 0)
-        return MOXIE_OK;
+    if (host->thread_check == NULL || host->thread_check(host->ctx, tag) != 0) return MOXIE_OK;
     log_line(host, MOXIE_LOG_HOST_MISBEHAVING, "thread",
              "the host's thread_check refused its own thread for a slot tagged %s",
              tag == MOXIE_THREAD_INIT ? "[init]" : "[instance-serial]");
-    return fail_with(error, MOXIE_E_INVALID, "called on a thread that the host's thread_check refuses");
+    return fail_with(error, MOXIE_E_INVALID,
+                     "called on a thread that the host's thread_check refuses");
 }
 
 // ---- what was decided --------------------------------------------------------------------------
@@ -200,8 +201,7 @@ int32_t instance_config(const moxie_instance *instance, uint64_t index, moxie_co
     static const char *const types[] = {"i64", "f64", "str"};
     enum config_key key = (enum config_key)index;
 
-    if (index >= KEY_COUNT)
-        return MOXIE_E_INVALID;
+    if (index >= KEY_COUNT) return MOXIE_E_INVALID;
     entry->key = config_name(key);
     entry->type = types[config_type_of(key)];
     entry->value = instance->printed[key];
@@ -210,9 +210,10 @@ int32_t instance_config(const moxie_instance *instance, uint64_t index, moxie_co
     return MOXIE_OK;
 }
 
-void instance_validate(const moxie_instance *instance, const moxie_report **report)
+int32_t instance_validate(const moxie_instance *instance, const moxie_report **report)
 {
     *report = &instance->public_report;
+    return MOXIE_OK;
 }
 
 int32_t instance_plan(const moxie_instance *instance, const moxie_plan **plan, moxie_error *error)
@@ -227,8 +228,7 @@ int32_t instance_accepted(const moxie_instance *instance, moxie_error *error)
     char text[512];
     size_t used = 0;
 
-    if (report->reasons_count == 0)
-        return MOXIE_OK;
+    if (report->reasons_count == 0) return MOXIE_OK;
     for (uint64_t i = 0; i < report->reasons_count && used < sizeof text; i++)
         used += (size_t)snprintf(text + used, sizeof text - used, "%s%s: %s", i > 0 ? "; " : "",
                                  report->reasons[i].key, report->reasons[i].message);
@@ -236,7 +236,8 @@ int32_t instance_accepted(const moxie_instance *instance, moxie_error *error)
                      report->reasons_count, text);
 }
 
-int32_t instance_captured(const moxie_instance *instance, moxie_captured *captured, moxie_error *error)
+int32_t instance_captured(const moxie_instance *instance, moxie_captured *captured,
+                          moxie_error *error)
 {
     return capture_view(instance, captured, error);
 }
@@ -253,8 +254,7 @@ static int32_t start_threads(moxie_instance *instance, moxie_error *error)
 {
     int32_t st = MOXIE_OK;
 
-    if (instance->stream.workers > 0)
-        return st;
+    if (instance->stream.workers > 0) return st;
     if (instance->host.parallel_for == NULL) {
         TRY(threads_create(instance->plan.limits.threads, &instance->threads, error));
         instance->stream.parallel_for = threads_parallel_for;
@@ -289,16 +289,14 @@ void instance_drop(moxie_instance *instance, uint32_t set)
 
 void *instance_stream(moxie_instance *instance, void *host_stream)
 {
-    if (instance->device->tensor_device == MOXIE_DEVICE_CPU)
-        return &instance->stream;
+    if (instance->device->tensor_device == MOXIE_DEVICE_CPU) return &instance->stream;
     return host_stream;
 }
 
 int32_t instance_launched(const moxie_instance *instance, int32_t answer, const char *kernel,
                           moxie_error *error)
 {
-    if (answer == 0)
-        return MOXIE_OK;
-    return fail_with(error, MOXIE_E_DEVICE, "%s: %s (%d)", kernel, instance->device->error_text(answer),
-                     answer);
+    if (answer == 0) return MOXIE_OK;
+    return fail_with(error, MOXIE_E_DEVICE, "%s: %s (%d)", kernel,
+                     instance->device->error_text(answer), answer);
 }

@@ -1,5 +1,6 @@
-// The instance: the snapshot and everything derived from it at open, the planned memory, and what lives on it. Arguments
-// of the functions have passed the door: structs are of the current size, required pointers are there.
+// The instance: the snapshot and everything derived from it at open, the planned memory, and what
+// lives on it. Arguments of the functions have passed the door: structs are of the current size,
+// required pointers are there.
 
 #ifndef MOXIE_PLUGIN_INSTANCE_H
 #define MOXIE_PLUGIN_INSTANCE_H
@@ -19,7 +20,7 @@ struct registry {
 
 struct moxie_instance {
     uint64_t magic;
-    moxie_host host;            // a copy; `name` points at host_name
+    moxie_host host; // a copy; `name` points at host_name
     char host_name[CONFIG_TEXT_BYTES];
     struct config config;
     struct bounds bounds;
@@ -28,13 +29,13 @@ struct moxie_instance {
     moxie_report public_report;
     moxie_bounds public_bounds;
     moxie_plan public_plan;
-    char printed[KEY_COUNT][CONFIG_TEXT_BYTES];  // values, for config()
-    char explained[192];        // where forward_tokens came from, for capacity errors
+    char printed[KEY_COUNT][CONFIG_TEXT_BYTES]; // values, for config()
+    char explained[192]; // where forward_tokens came from, for capacity errors
     const struct device *device;
     struct memory memory;
-    struct threads *threads;    // NULL: the host's parallel_for
-    struct cpu_stream stream;   // the CPU's stream
-    int32_t users;              // runners and dispatchers alive
+    struct threads *threads;  // NULL: the host's parallel_for
+    struct cpu_stream stream; // the CPU's stream
+    int32_t users;            // runners and dispatchers alive
     int32_t reserved;
     moxie_stats stats;
     int64_t captured_shape[3], captured_strides[3];
@@ -47,19 +48,22 @@ int32_t instance_close(moxie_instance *instance, moxie_error *error);
 
 // 1 for a handle that open() made and close() has not taken.
 int instance_is_live(const moxie_instance *instance);
-// Asks the host's thread_check, if any; MOXIE_E_INVALID and a HOST_MISBEHAVING log line on a wrong thread.
+// Asks the host's thread_check, if any; MOXIE_E_INVALID and a HOST_MISBEHAVING log line on a wrong
+// thread.
 int32_t instance_check_thread(const moxie_instance *instance, int32_t tag, moxie_error *error);
 
 int32_t instance_config(const moxie_instance *instance, uint64_t index, moxie_config_entry *entry);
-void instance_validate(const moxie_instance *instance, const moxie_report **report);
+int32_t instance_validate(const moxie_instance *instance, const moxie_report **report);
 int32_t instance_plan(const moxie_instance *instance, const moxie_plan **plan, moxie_error *error);
-int32_t instance_captured(const moxie_instance *instance, moxie_captured *captured, moxie_error *error);
+int32_t instance_captured(const moxie_instance *instance, moxie_captured *captured,
+                          moxie_error *error);
 void instance_stats(const moxie_instance *instance, moxie_stats *stats);
 
 // MOXIE_E_CONFIG with the first reasons in words when the configuration was refused.
 int32_t instance_accepted(const moxie_instance *instance, moxie_error *error);
 
-// What a runner or dispatcher takes at create: the buffers of `set` and the threads. On failure nothing is taken.
+// What a runner or dispatcher takes at create: the buffers of `set` and the threads. On failure
+// nothing is taken.
 int32_t instance_take(moxie_instance *instance, uint32_t set, moxie_error *error);
 void instance_drop(moxie_instance *instance, uint32_t set);
 
@@ -67,6 +71,7 @@ void instance_drop(moxie_instance *instance, uint32_t set);
 void *instance_stream(moxie_instance *instance, void *host_stream);
 
 // A kernel launcher's answer as a status.
-int32_t instance_launched(const moxie_instance *instance, int32_t answer, const char *kernel, moxie_error *error);
+int32_t instance_launched(const moxie_instance *instance, int32_t answer, const char *kernel,
+                          moxie_error *error);
 
 #endif

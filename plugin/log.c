@@ -5,20 +5,18 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-void log_line(const moxie_host *host, int32_t severity, const char *component, const char *format, ...)
+void log_line(const moxie_host *host, int32_t severity, const char *component, const char *format,
+              ...)
 {
     char text[512];
     va_list args;
     int length;
 
-    if (host->log == NULL)
-        return;
+    if (host->log == NULL) return;
     va_start(args, format);
     length = vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    if (length < 0)
-        return;
-    if ((size_t)length >= sizeof text)
-        length = (int)sizeof text - 1;
+    if (length < 0) return;
+    if ((size_t)length >= sizeof text) length = (int)sizeof text - 1;
     host->log(host->ctx, severity, component, text, (uint64_t)length);
 }

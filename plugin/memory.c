@@ -8,8 +8,7 @@
 static const moxie_buffer *plan_buffer(const struct plan *plan, enum buffer_id id)
 {
     for (uint64_t i = 0; i < plan->buffers_count; i++) {
-        if (plan->buffer_ids[i] == (int32_t)id)
-            return &plan->buffers[i];
+        if (plan->buffer_ids[i] == (int32_t)id) return &plan->buffers[i];
     }
     return NULL;
 }
@@ -21,8 +20,7 @@ static int32_t allocate(struct memory *memory, enum buffer_id id, moxie_error *e
     void *base = NULL;
     int32_t answer;
 
-    if (buffer == NULL || buffer->bytes == 0)
-        return MOXIE_OK;
+    if (buffer == NULL || buffer->bytes == 0) return MOXIE_OK;
     *request = (moxie_allocation){.struct_size = sizeof *request,
                                   .kind = buffer->kind,
                                   .bytes = buffer->bytes,
@@ -51,8 +49,7 @@ static void release(struct memory *memory, enum buffer_id id)
     const moxie_buffer *buffer = plan_buffer(memory->plan, id);
     void *base = memory->buffers[id].base;
 
-    if (base == NULL || buffer == NULL)
-        return;
+    if (base == NULL || buffer == NULL) return;
     if (memory->host->allocate != NULL)
         memory->host->release(memory->host->ctx, &memory->buffers[id].request, base);
     else
@@ -66,8 +63,7 @@ int32_t memory_take(struct memory *memory, uint32_t set, moxie_error *error)
     for (int32_t id = 0; id < BUFFER_COUNT; id++) {
         int32_t st;
 
-        if ((set & 1u << id) == 0)
-            continue;
+        if ((set & 1u << id) == 0) continue;
         st = memory->buffers[id].users > 0 ? MOXIE_OK : allocate(memory, (enum buffer_id)id, error);
         memory->buffers[id].users++;
         if (st != MOXIE_OK) {
@@ -90,7 +86,6 @@ void *memory_slot(const struct memory *memory, enum buffer_id id, int32_t slot)
 {
     unsigned char *base = memory->buffers[id].base;
 
-    if (base == NULL)
-        return NULL;
+    if (base == NULL) return NULL;
     return base + slot * memory->plan->slot_bytes[id];
 }

@@ -1,5 +1,5 @@
-// The planned buffers of an instance: made when the first runner or dispatcher needs them, shared by all layers, given
-// back with the last user. Nothing else holds planned memory but the windows.
+// The planned buffers of an instance: made when the first runner or dispatcher needs them, shared
+// by all layers, given back with the last user. Nothing else holds planned memory but the windows.
 
 #ifndef MOXIE_PLUGIN_MEMORY_H
 #define MOXIE_PLUGIN_MEMORY_H
@@ -8,7 +8,7 @@
 #include "plugin/plan.h"
 
 struct memory {
-    const moxie_host *host;  // its allocator, or the device's when it has none
+    const moxie_host *host; // its allocator, or the device's when it has none
     const struct device *device;
     const struct plan *plan;
     struct {

@@ -301,24 +301,42 @@ static int runner_buffers(const struct planner *planner)
     return 1;
 }
 
-static int dispatcher_buffers(const struct planner *planner)
+// What a push dispatcher keeps on its own device, per slot.
+static int exchange_buffers(const struct planner *planner)
+{
+    const struct limits *limits = &planner->plan->limits;
+    const struct request requests[] = {
+        {.id = BUFFER_SEND_SLOT,
+         .name = "send_slot",
+         .why = "where each token went at each rank, int32",
+         .row_bytes = (int64_t)limits->ranks * 4},
+        {.id = BUFFER_OWN_IDS,
+         .name = "own_ids",
+         .why = "physical expert ids of this rank's own tokens, int32",
+         .row_bytes = limits->id_bytes},
+        {.id = BUFFER_OWN_WEIGHTS,
+         .name = "own_weights",
+         .why = "router weights of this rank's own tokens, f32",
+         .row_bytes = limits->weight_bytes},
+    };
+
+    for (size_t i = 0; i < sizeof requests / sizeof requests[0]; i++) {
+        struct request request = requests[i];
+
+        request.kind = MOXIE_MEMORY_DEVICE;
+        request.pieces = limits->slots;
+        request.rows = limits->tokens_max;
+        request.columns_key = KEY_EP_SIZE;
+        if (!buffer_add(planner, &request)) return 0;
+    }
+    return 1;
+}
+
+static int window_buffer(const struct planner *planner)
 {
     const struct limits *limits = &planner->plan->limits;
     struct window_layout *window = &planner->plan->window;
     struct request request = {
-        .id = BUFFER_SEND_SLOT,
-        .kind = MOXIE_MEMORY_DEVICE,
-        .name = "send_slot",
-        .why = "where each token went at each rank, int32",
-        .pieces = limits->slots,
-        .rows = limits->tokens_max,
-        .row_bytes = (int64_t)limits->ranks * 4,
-        .columns_key = KEY_EP_SIZE,
-    };
-
-    if (limits->dispatcher == DISPATCHER_LOCAL) return 1;
-    if (!buffer_add(planner, &request)) return 0;
-    request = (struct request){
         .id = BUFFER_WINDOW,
         .kind = MOXIE_MEMORY_SYMMETRIC,
         .name = "window",
@@ -328,11 +346,18 @@ static int dispatcher_buffers(const struct planner *planner)
         .row_bytes = limits->row_bytes + limits->result_bytes,
         .columns_key = KEY_HIDDEN_SIZE,
     };
+
     if (window_fill(window, limits)) {
         request.rows = 1;
         request.row_bytes = window->bytes;
     }
     return buffer_add(planner, &request);
+}
+
+static int dispatcher_buffers(const struct planner *planner)
+{
+    if (planner->plan->limits.dispatcher == DISPATCHER_LOCAL) return 1;
+    return exchange_buffers(planner) && window_buffer(planner);
 }
 
 static int capture_buffer(const struct planner *planner)

@@ -1,5 +1,5 @@
-// The plan: limits that travel below (no key is known past this file), and every buffer with its reason. A pure
-// function of the snapshot, the same on every machine and in every build.
+// The plan: limits that travel below (no key is known past this file), and every buffer with its
+// reason. A pure function of the snapshot, the same on every machine and in every build.
 
 #ifndef MOXIE_PLUGIN_PLAN_H
 #define MOXIE_PLUGIN_PLAN_H
@@ -8,8 +8,8 @@
 
 enum dispatcher_kind { DISPATCHER_LOCAL, DISPATCHER_ALLGATHER, DISPATCHER_ALLTOALL };
 
-// Numbers that runner, dispatcher, forward and kernels work with. All within int32 where the type says so: validate
-// refuses what is not.
+// Numbers that runner, dispatcher, forward and kernels work with. All within int32 where the type
+// says so: validate refuses what is not.
 struct limits {
     int64_t tokens_max;         // this rank's tokens in one dispatch() (a round)
     int64_t forward_tokens_max; // this rank's tokens in one forward()
@@ -18,51 +18,54 @@ struct limits {
     int64_t pairs_max;          // rows_max * top_k
     int64_t experts_first;      // physical ids this rank owns
     int32_t hidden, intermediate, top_k, layers;
-    int32_t experts;            // logical
+    int32_t experts; // logical
     int32_t physical_experts;
     int32_t experts_local;
-    int32_t ranks, rank;        // EP
+    int32_t ranks, rank; // EP
     int32_t dp_size, attn_tp;
-    int32_t slots;              // forwards in flight
+    int32_t slots; // forwards in flight
     int32_t threads;
-    int32_t dispatcher;         // enum dispatcher_kind
-    int32_t activation;         // enum activation
+    int32_t dispatcher; // enum dispatcher_kind
+    int32_t activation; // enum activation
     float alpha, beta, limit;
     float scaling_factor;
-    int32_t weight_format, operand_format, input_format, output_format;  // enum format
-    int32_t wire_format;        // enum format: of pushed rows
-    int32_t weight_on_input;    // router weight multiplies the input row
+    int32_t weight_format, operand_format, input_format, output_format; // enum format
+    int32_t wire_format;     // enum format: of pushed rows
+    int32_t weight_on_input; // router weight multiplies the input row
     int32_t capture;
-    int32_t timeout_ms;         // clamped to INT32_MAX
-    int64_t capture_tokens;     // rows of one DP rank's slice of the capture
-    int64_t row_bytes, scale_bytes, id_bytes, weight_bytes;  // of one wire row, pitched
-    int64_t result_bytes;       // of one result row, pitched
+    int32_t timeout_ms;     // clamped to INT32_MAX
+    int64_t capture_tokens; // rows of one DP rank's slice of the capture
+    int64_t row_bytes, scale_bytes, id_bytes, weight_bytes; // of one wire row, pitched
+    int64_t result_bytes;                                   // of one result row, pitched
 };
 
-// Where everything lies inside a symmetric window: one window per slot. Offsets from its base, in bytes. Slab of source
-// s at destination d is index s < d ? s : s - 1 (a rank's own rows never enter a window).
+// Where everything lies inside a symmetric window: one window per slot. Offsets from its base, in
+// bytes. Slab of source s at destination d is index s < d ? s : s - 1 (a rank's own rows never
+// enter a window).
 struct window_layout {
-    int64_t flags;    // control words, see transport.h
-    int64_t counts;   // int32 [ranks - 1], 64 bytes apart
-    int64_t rows, scales, ids, weights;  // dispatch slabs
-    int64_t results;  // combine slabs
-    int64_t rows_slab_bytes, scales_slab_bytes, ids_slab_bytes, weights_slab_bytes, results_slab_bytes;
-    int64_t bytes;    // of the whole window
+    int64_t flags;                      // control words, see transport.h
+    int64_t counts;                     // int32 [ranks - 1], 64 bytes apart
+    int64_t rows, scales, ids, weights; // dispatch slabs
+    int64_t results;                    // combine slabs
+    int64_t rows_slab_bytes, scales_slab_bytes, ids_slab_bytes, weights_slab_bytes,
+        results_slab_bytes;
+    int64_t bytes; // of the whole window
 };
 
 // What a buffer is for, so that its owner finds it.
 enum buffer_id {
-    BUFFER_EXPERT_OFFSET,  // route: per slot
+    BUFFER_EXPERT_OFFSET, // route: per slot
     BUFFER_PAIR_ROW,
     BUFFER_PAIR_WEIGHT,
     BUFFER_ROW_PAIR,
-    BUFFER_MID,            // activations between the GEMMs, per slot
-    BUFFER_PAIR_OUT,       // one row per pair, per slot
-    BUFFER_CPU_SCRATCH,    // one piece per worker
-    BUFFER_SEND_SLOT,      // dispatch: per slot
-    BUFFER_OWN_IDS,        // this rank's ids as physical ids int32 [tokens_max, top_k], and their weights f32: per slot
+    BUFFER_MID,         // activations between the GEMMs, per slot
+    BUFFER_PAIR_OUT,    // one row per pair, per slot
+    BUFFER_CPU_SCRATCH, // one piece per worker
+    BUFFER_SEND_SLOT,   // dispatch: per slot
+    BUFFER_OWN_IDS, // this rank's ids as physical ids int32 [tokens_max, top_k], and their weights
+                    // f32: per slot
     BUFFER_OWN_WEIGHTS,
-    BUFFER_WINDOW,         // symmetric, per slot
+    BUFFER_WINDOW, // symmetric, per slot
     BUFFER_CAPTURE,
     BUFFER_COUNT
 };
@@ -70,17 +73,20 @@ enum buffer_id {
 struct plan {
     struct limits limits;
     struct window_layout window;
-    moxie_buffer buffers[BUFFER_COUNT];      // public rows, packed: the first buffers_count are in use
-    int32_t buffer_ids[BUFFER_COUNT];        // enum buffer_id of each row
-    int64_t slot_bytes[BUFFER_COUNT];        // by enum buffer_id: bytes of one slot's piece, 0: not needed
+    moxie_buffer buffers[BUFFER_COUNT]; // public rows, packed: the first buffers_count are in use
+    int32_t buffer_ids[BUFFER_COUNT];   // enum buffer_id of each row
+    int64_t slot_bytes[BUFFER_COUNT]; // by enum buffer_id: bytes of one slot's piece, 0: not needed
     uint64_t buffers_count;
-    uint64_t device_bytes, symmetric_bytes, pinned_bytes, host_bytes;  // sums of bytes_mapped
+    uint64_t device_bytes, symmetric_bytes, pinned_bytes, host_bytes; // sums of bytes_mapped
 };
 
-// Rows of all slabs, which is what one run() may see: -1 when it cannot be computed or the dispatcher is unknown.
+// Rows of all slabs, which is what one run() may see: -1 when it cannot be computed or the
+// dispatcher is unknown.
 int64_t plan_rows_max(const struct config *config, const struct bounds *bounds);
 
-// Fills `plan` from an accepted snapshot; leaves it empty when the report has reasons. A size that overflows becomes a reason and leaves no buffers.
-void plan_make(struct plan *plan, const struct config *config, const struct bounds *bounds, struct report *report);
+// Fills `plan` from an accepted snapshot; leaves it empty when the report has reasons. A size that
+// overflows becomes a reason and leaves no buffers.
+void plan_make(struct plan *plan, const struct config *config, const struct bounds *bounds,
+               struct report *report);
 
 #endif

@@ -14,7 +14,8 @@ _Static_assert((int)SCORING_SOFTMAX == MOXIE_SCORING_SOFTMAX &&
                "kernels and ABI number scorings alike");
 
 // Routing has no instance, so no threads of its own: the caller's does all.
-static void run_inline(void *ctx, uint64_t tasks, void (*task)(void *arg, uint64_t index), void *arg)
+static void run_inline(void *ctx, uint64_t tasks, void (*task)(void *arg, uint64_t index),
+                       void *arg)
 {
     (void)ctx;
     for (uint64_t i = 0; i < tasks; i++)
@@ -36,24 +37,28 @@ static int32_t check_routing(const moxie_routing *routing, int64_t experts, int6
         return fail_with(error, MOXIE_E_UNSUPPORTED, "routing: %lld experts; want at most %d",
                          (long long)experts, 1 << 20);
     if (routing->groups < 0 || groups > 1024 || experts % groups != 0)
-        return fail_with(error, MOXIE_E_INVALID, "routing.groups: %d; want up to 1024 that divide %lld experts",
+        return fail_with(error, MOXIE_E_INVALID,
+                         "routing.groups: %d; want up to 1024 that divide %lld experts",
                          routing->groups, (long long)experts);
     if (groups > 1 && (routing->groups_top < 1 || routing->groups_top > groups ||
                        routing->groups_top * (experts / groups) < top_k))
-        return fail_with(error, MOXIE_E_INVALID,
-                         "routing.groups_top: %d of %d groups of %lld experts cannot give the top %lld",
-                         routing->groups_top, routing->groups, (long long)(experts / groups),
-                         (long long)top_k);
+        return fail_with(
+            error, MOXIE_E_INVALID,
+            "routing.groups_top: %d of %d groups of %lld experts cannot give the top %lld",
+            routing->groups_top, routing->groups, (long long)(experts / groups), (long long)top_k);
     if (groups > 1 && routing->scoring == MOXIE_SCORING_TOP_K_SOFTMAX)
-        return fail_with(error, MOXIE_E_UNSUPPORTED, "routing.groups: not with the softmax over the top k");
+        return fail_with(error, MOXIE_E_UNSUPPORTED,
+                         "routing.groups: not with the softmax over the top k");
     if (!isfinite(routing->scaling_factor) || !isfinite(routing->renormalize_epsilon) ||
         routing->renormalize_epsilon < 0)
-        return fail_with(error, MOXIE_E_INVALID, "routing: scaling_factor or renormalize_epsilon is no usable number");
+        return fail_with(error, MOXIE_E_INVALID,
+                         "routing: scaling_factor or renormalize_epsilon is no usable number");
     return MOXIE_OK;
 }
 
 static int32_t check_tensors(const moxie_routing *routing, const moxie_tensor *logits,
-                             const moxie_tensor *ids, const moxie_tensor *weights, moxie_error *error)
+                             const moxie_tensor *ids, const moxie_tensor *weights,
+                             moxie_error *error)
 {
     struct tensor_want want = {.name = "logits",
                                .shape = {-1, -1},
@@ -67,29 +72,30 @@ static int32_t check_tensors(const moxie_routing *routing, const moxie_tensor *l
     experts = logits->shape[1];
     if (logits->shape[0] > INT32_MAX)
         TRY(fail_with(error, MOXIE_E_CAPACITY, "logits: more than 2^31 - 1 tokens"));
-    want = (struct tensor_want){"ids", {logits->shape[0], -1}, 2, TENSOR_INT32 | TENSOR_INT64,
-                                MOXIE_DEVICE_CPU, 0};
+    want = (struct tensor_want){
+        "ids", {logits->shape[0], -1}, 2, TENSOR_INT32 | TENSOR_INT64, MOXIE_DEVICE_CPU, 0};
     TRY(tensor_check(ids, &want, error));
-    want = (struct tensor_want){"weights", {ids->shape[0], ids->shape[1]}, 2,
-                                1u << MOXIE_FORMAT_F32, MOXIE_DEVICE_CPU, 0};
+    want = (struct tensor_want){
+        "weights", {ids->shape[0], ids->shape[1]}, 2, 1u << MOXIE_FORMAT_F32, MOXIE_DEVICE_CPU, 0};
     TRY(tensor_check(weights, &want, error));
-    want = (struct tensor_want){"routing.correction_bias", {experts}, 1, 1u << MOXIE_FORMAT_F32,
-                                MOXIE_DEVICE_CPU, 1};
+    want = (struct tensor_want){"routing.correction_bias", {experts},        1,
+                                1u << MOXIE_FORMAT_F32,    MOXIE_DEVICE_CPU, 1};
     TRY(tensor_check(&routing->correction_bias, &want, error));
     TRY(check_routing(routing, experts, ids->shape[1], error));
 out:
     return st;
 }
 
-int32_t routing_route(const moxie_routing *routing, const moxie_tensor *logits, const moxie_tensor *ids,
-                      const moxie_tensor *weights, void *stream, moxie_error *error)
+int32_t routing_route(const moxie_routing *routing, const moxie_tensor *logits,
+                      const moxie_tensor *ids, const moxie_tensor *weights, void *stream,
+                      moxie_error *error)
 {
-    struct cpu_stream cpu = {.parallel_for = run_inline, .workers = 1, .isa = (int32_t)cpu_isa_best()};
+    struct cpu_stream cpu = {
+        .parallel_for = run_inline, .workers = 1, .isa = (int32_t)cpu_isa_best()};
     struct router_args args;
     int32_t st = MOXIE_OK;
 
-    if (stream != NULL)
-        TRY(fail_with(error, MOXIE_E_INVALID, "stream: want NULL on the CPU"));
+    if (stream != NULL) TRY(fail_with(error, MOXIE_E_INVALID, "stream: want NULL on the CPU"));
     TRY(check_tensors(routing, logits, ids, weights, error));
     args = (struct router_args){
         .logits = tensor_data(logits),

@@ -5,7 +5,8 @@
 
 #include "plugin/status.h"
 
-int32_t routing_route(const moxie_routing *routing, const moxie_tensor *logits, const moxie_tensor *ids,
-                      const moxie_tensor *weights, void *stream, moxie_error *error);
+int32_t routing_route(const moxie_routing *routing, const moxie_tensor *logits,
+                      const moxie_tensor *ids, const moxie_tensor *weights, void *stream,
+                      moxie_error *error);
 
 #endif

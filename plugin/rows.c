@@ -39,8 +39,8 @@ static int32_t check_header(const moxie_rows *rows, const char *name, moxie_erro
 }
 
 // The payload: its format, and for quantised rows the width of values and scales.
-static int32_t read_payload(const struct rows_reader *r, const moxie_slab *slab, struct row_slab *to,
-                            moxie_error *error)
+static int32_t read_payload(const struct rows_reader *r, const moxie_slab *slab,
+                            struct row_slab *to, moxie_error *error)
 {
     int32_t hidden = r->limits->hidden;
     int masked = r->rows->layout == MOXIE_LAYOUT_EXPERT_MASKED;
@@ -134,8 +134,7 @@ static int32_t read_slab(const struct rows_reader *r, const moxie_slab *slab, st
     // Most rows of a masked layout are empty places: only an index must fit them.
     if (r->rows->layout == MOXIE_LAYOUT_EXPERT_MASKED) {
         most = INT32_MAX;
-        if (!size_mul(cap, slab->rows.shape[1], &cap))
-            cap = INT64_MAX;
+        if (!size_mul(cap, slab->rows.shape[1], &cap)) cap = INT64_MAX;
     }
     if (cap > most)
         TRY(fail_with(error, MOXIE_E_CAPACITY,
@@ -158,8 +157,7 @@ static int32_t read_counts(const struct rows_reader *r, struct rows_view *view, 
     const int32_t *counts;
     int32_t st = MOXIE_OK;
 
-    if (r->by_expert)
-        want.shape[0] = r->limits->experts_local + (view->by == ROUTE_BY_PREFIX);
+    if (r->by_expert) want.shape[0] = r->limits->experts_local + (view->by == ROUTE_BY_PREFIX);
     TRY(tensor_check(&r->rows->counts, &want, error));
     counts = (const int32_t *)(const void *)tensor_data(&r->rows->counts);
     if (r->by_expert) {
@@ -183,10 +181,10 @@ static int32_t read_map(const struct rows_reader *r, struct rows_view *view, mox
                                .optional = 1};
     int32_t st = MOXIE_OK;
 
-    if (r->by_expert)
-        goto out;
+    if (r->by_expert) goto out;
     if (rows->id_space < MOXIE_IDS_GLOBAL || rows->id_space > MOXIE_IDS_LOCAL)
-        TRY(fail_with(error, MOXIE_E_INVALID, "rows.id_space: %d; want a MOXIE_IDS_*", rows->id_space));
+        TRY(fail_with(error, MOXIE_E_INVALID, "rows.id_space: %d; want a MOXIE_IDS_*",
+                      rows->id_space));
     TRY(tensor_check(&rows->expert_map, &want, error));
     view->expert_map = (const int32_t *)(const void *)tensor_data(&rows->expert_map);
     view->map_count = view->expert_map != NULL ? rows->expert_map.shape[0] : 0;
@@ -212,18 +210,15 @@ int32_t rows_read(const moxie_rows *rows, const struct limits *limits, int32_t d
     view->top_k = r.by_expert ? 1 : limits->top_k;
     for (int32_t i = 0; i < view->slabs_count; i++) {
         TRY(read_slab(&r, slab_at(rows, (uint32_t)i), &view->slabs[i], error));
-        if (view->slabs[i].cap > view->rows_cap)
-            view->rows_cap = view->slabs[i].cap;
+        if (view->slabs[i].cap > view->rows_cap) view->rows_cap = view->slabs[i].cap;
     }
     view->pairs_max = (int64_t)view->slabs_count * view->rows_cap * view->top_k;
-    if (r.by_expert && view->pairs_max > limits->pairs_max)
-        view->pairs_max = limits->pairs_max;
+    if (r.by_expert && view->pairs_max > limits->pairs_max) view->pairs_max = limits->pairs_max;
     if (view->pairs_max > limits->pairs_max)
-        TRY(fail_with(error, MOXIE_E_CAPACITY,
-                      "%d slabs of %d rows hold %" PRId64 " expert places; the plan holds %" PRId64
-                      " (%s)",
-                      view->slabs_count, view->rows_cap, view->pairs_max, limits->pairs_max,
-                      explained));
+        TRY(fail_with(
+            error, MOXIE_E_CAPACITY,
+            "%d slabs of %d rows hold %" PRId64 " expert places; the plan holds %" PRId64 " (%s)",
+            view->slabs_count, view->rows_cap, view->pairs_max, limits->pairs_max, explained));
     if (rows->layout == MOXIE_LAYOUT_EXPERT_MASKED)
         view->rows_per_expert = (int32_t)slab_at(rows, 0)->rows.shape[1];
     TRY(read_counts(&r, view, error));
@@ -257,6 +252,10 @@ int32_t rows_out(const moxie_rows *out, const struct rows_view *in, const struct
                                .ndim = 2,
                                .types = TENSOR_FORMATS_FLOAT,
                                .device = device};
+    int64_t most = out->layout == MOXIE_LAYOUT_EXPERT_MASKED       ? INT32_MAX
+                   : out->layout == MOXIE_LAYOUT_EXPERT_CONTIGUOUS ? limits->pairs_max
+                                                                   : limits->rows_max;
+    int64_t rows_count;
     int32_t st = MOXIE_OK;
 
     memset(view, 0, sizeof *view);
@@ -275,15 +274,17 @@ int32_t rows_out(const moxie_rows *out, const struct rows_view *in, const struct
         const moxie_tensor *rows = &slab_at(out, (uint32_t)i)->rows;
         struct out_slab *to = &view->slabs[i];
 
-        if (in != NULL && want.ndim == 2)
-            want.shape[0] = in->slabs[i].cap;
+        if (in != NULL && want.ndim == 2) want.shape[0] = in->slabs[i].cap;
         TRY(read_out_slab(rows, &want, to, error));
-        if (in == NULL && rows->shape[0] > limits->rows_max)
-            TRY(fail_with(error, MOXIE_E_CAPACITY,
-                          "out: %" PRId64 " rows; the plan holds %" PRId64, rows->shape[0],
-                          limits->rows_max));
-        to->cap = in != NULL ? in->slabs[i].cap : (int32_t)rows->shape[0];
-        // Rows of STANDARD are the host's own output: those past the count are written too, as zero.
+        rows_count = rows->shape[0];
+        if (want.ndim == 3 && !size_mul(rows_count, rows->shape[1], &rows_count))
+            rows_count = INT64_MAX;
+        if (in == NULL && rows_count > most)
+            TRY(fail_with(error, MOXIE_E_CAPACITY, "out: %" PRId64 " rows; the plan holds %" PRId64,
+                          rows_count, most));
+        to->cap = in != NULL ? in->slabs[i].cap : (int32_t)rows_count;
+        // Rows of STANDARD are the host's own output: those past the count are written too, as
+        // zero.
         to->count = in != NULL && in->by == ROUTE_BY_IDS && in->layout != MOXIE_LAYOUT_STANDARD
                         ? in->slabs[i].count
                         : NULL;

@@ -1,4 +1,5 @@
-// Received rows and result rows as hosts and dispatchers describe them, checked and turned into what kernels read.
+// Received rows and result rows as hosts and dispatchers describe them, checked and turned into
+// what kernels read.
 
 #ifndef MOXIE_PLUGIN_ROWS_H
 #define MOXIE_PLUGIN_ROWS_H
@@ -9,17 +10,17 @@
 // moxie_rows as kernels see it. Slab arrays live on the caller's stack.
 struct rows_view {
     struct row_slab slabs[MOXIE_RANKS_MAX];
-    const int32_t *expert_counts;  // EXPERT_ layouts
+    const int32_t *expert_counts; // EXPERT_ layouts
     const int32_t *expert_map;
     int64_t map_count;
-    int64_t expert_first;          // subtracted from (mapped) ids
-    int64_t pairs_max;             // pairs that route may make
+    int64_t expert_first; // subtracted from (mapped) ids
+    int64_t pairs_max;    // pairs that route may make
     int32_t layout;
-    int32_t by;                    // enum route_by
+    int32_t by; // enum route_by
     int32_t slabs_count;
-    int32_t rows_cap;              // flat rows per slab
-    int32_t rows_per_expert;       // EXPERT_MASKED
-    int32_t top_k;                 // 1 in EXPERT_ layouts
+    int32_t rows_cap;        // flat rows per slab
+    int32_t rows_per_expert; // EXPERT_MASKED
+    int32_t top_k;           // 1 in EXPERT_ layouts
 };
 
 struct out_view {
@@ -28,12 +29,13 @@ struct out_view {
     int32_t rows_cap;
 };
 
-// Checks every tensor, and that the rows fit the plan (MOXIE_E_CAPACITY with both numbers and `explained`).
-int32_t rows_read(const moxie_rows *rows, const struct limits *limits, int32_t device, const char *explained,
-                  struct rows_view *view, moxie_error *error);
+// Checks every tensor, and that the rows fit the plan (MOXIE_E_CAPACITY with both numbers and
+// `explained`).
+int32_t rows_read(const moxie_rows *rows, const struct limits *limits, int32_t device,
+                  const char *explained, struct rows_view *view, moxie_error *error);
 
-// Checks that `out` has a row for every row of `in`. `in` NULL: any STANDARD or RANK_MAJOR rows within the plan.
-int32_t rows_out(const moxie_rows *out, const struct rows_view *in, const struct limits *limits, int32_t device,
-                 struct out_view *view, moxie_error *error);
+// Checks that `out` has a row for every row of `in`. `in` NULL: any rows that fit the plan.
+int32_t rows_out(const moxie_rows *out, const struct rows_view *in, const struct limits *limits,
+                 int32_t device, struct out_view *view, moxie_error *error);
 
 #endif

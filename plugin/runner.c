@@ -9,10 +9,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define RUNNER_MAGIC 0x4d4f58495252554eu  // "MOXIRRUN"
+#define RUNNER_MAGIC 0x4d4f58495252554eu // "MOXIRRUN"
 
-#define RUNNER_BUFFERS                                                                          \
-    (1u << BUFFER_EXPERT_OFFSET | 1u << BUFFER_PAIR_ROW | 1u << BUFFER_PAIR_WEIGHT |            \
+#define RUNNER_BUFFERS                                                                             \
+    (1u << BUFFER_EXPERT_OFFSET | 1u << BUFFER_PAIR_ROW | 1u << BUFFER_PAIR_WEIGHT |               \
      1u << BUFFER_ROW_PAIR | 1u << BUFFER_MID | 1u << BUFFER_PAIR_OUT | 1u << BUFFER_CPU_SCRATCH)
 
 struct moxie_runner {
@@ -20,7 +20,7 @@ struct moxie_runner {
     moxie_instance *instance;
     struct layer_weights weights;
     int32_t layer;
-    int32_t taken;  // holds its buffers
+    int32_t taken; // holds its buffers
 };
 
 int32_t runner_create(moxie_instance *instance, int32_t layer, const moxie_weights *weights,
@@ -35,8 +35,7 @@ int32_t runner_create(moxie_instance *instance, int32_t layer, const moxie_weigh
         TRY(fail_with(error, MOXIE_E_INVALID, "layer %d; want 0..%d (num_layers - 1)", layer,
                       instance->plan.limits.layers - 1));
     runner = calloc(1, sizeof *runner);
-    if (runner == NULL)
-        TRY(fail_with(error, MOXIE_E_MEMORY, "runner: no memory for the handle"));
+    if (runner == NULL) TRY(fail_with(error, MOXIE_E_MEMORY, "runner: no memory for the handle"));
     runner->instance = instance;
     runner->layer = layer;
     TRY(weights_read(weights, &instance->plan.limits, instance->device->tensor_device,
@@ -53,11 +52,9 @@ out:
 
 void runner_destroy(moxie_runner *runner)
 {
-    if (runner == NULL)
-        return;
+    if (runner == NULL) return;
     runner->magic = 0;
-    if (runner->taken)
-        instance_drop(runner->instance, RUNNER_BUFFERS);
+    if (runner->taken) instance_drop(runner->instance, RUNNER_BUFFERS);
     free(runner);
 }
 
@@ -76,13 +73,15 @@ static int32_t check_call(const moxie_runner *runner, const moxie_call *call, mo
     const struct limits *limits = &runner->instance->plan.limits;
 
     if (call->slot < 0 || call->slot >= limits->slots)
-        return fail_with(error, MOXIE_E_INVALID, "call.slot: %d; want 0..%d (forwards_in_flight_max - 1)",
-                         call->slot, limits->slots - 1);
+        return fail_with(error, MOXIE_E_INVALID,
+                         "call.slot: %d; want 0..%d (forwards_in_flight_max - 1)", call->slot,
+                         limits->slots - 1);
     if (call->layer < 0 || call->layer >= limits->layers)
         return fail_with(error, MOXIE_E_INVALID, "call.layer: %d; want 0..%d (num_layers - 1)",
                          call->layer, limits->layers - 1);
     if (runner->instance->device->tensor_device == MOXIE_DEVICE_CPU && call->stream != NULL)
-        return fail_with(error, MOXIE_E_INVALID, "call.stream: %p; want NULL on the CPU", call->stream);
+        return fail_with(error, MOXIE_E_INVALID, "call.stream: %p; want NULL on the CPU",
+                         call->stream);
     return MOXIE_OK;
 }
 
@@ -93,11 +92,10 @@ static int32_t read_rows(const moxie_runner *runner, const moxie_call *call, con
     int32_t st = MOXIE_OK;
 
     TRY(check_call(runner, call, error));
-    TRY(rows_read(rows, &instance->plan.limits, instance->device->tensor_device, instance->explained,
-                  view, error));
+    TRY(rows_read(rows, &instance->plan.limits, instance->device->tensor_device,
+                  instance->explained, view, error));
 out:
-    if (st == MOXIE_E_CAPACITY)
-        instance->stats.refused++;
+    if (st == MOXIE_E_CAPACITY) instance->stats.refused++;
     return st;
 }
 
@@ -116,7 +114,8 @@ int32_t runner_run(moxie_runner *runner, const moxie_call *call, const moxie_row
     int32_t st = MOXIE_OK;
 
     TRY(read_rows(runner, call, in, &view, error));
-    TRY(rows_out(out, &view, &instance->plan.limits, instance->device->tensor_device, &results, error));
+    TRY(rows_out(out, &view, &instance->plan.limits, instance->device->tensor_device, &results,
+                 error));
     TRY(forward_experts(&job, error));
 out:
     return st;
@@ -128,8 +127,7 @@ int32_t runner_weights_updated(moxie_runner *runner, const int32_t *experts, uin
     int32_t experts_local = runner->instance->plan.limits.experts_local;
     int32_t st = MOXIE_OK;
 
-    if (experts == NULL)
-        count = (uint64_t)experts_local;
+    if (experts == NULL) count = (uint64_t)experts_local;
     for (uint64_t i = 0; i < count; i++) {
         int32_t expert = experts != NULL ? experts[i] : (int32_t)i;
 
@@ -163,8 +161,9 @@ out:
 }
 
 // The routing part of run, shared with expand.
-static int32_t route_rows(const moxie_runner *runner, const moxie_call *call, const struct rows_view *view,
-                          struct route_args *route, moxie_error *error)
+static int32_t route_rows(const moxie_runner *runner, const moxie_call *call,
+                          const struct rows_view *view, struct route_args *route,
+                          moxie_error *error)
 {
     moxie_instance *instance = runner->instance;
     const struct memory *memory = &instance->memory;
@@ -185,29 +184,30 @@ static int32_t route_rows(const moxie_runner *runner, const moxie_call *call, co
         .top_k = view->top_k,
         .by = view->by,
     };
-    return instance_launched(instance,
-                             instance->device->kernels->route(
-                                 route, instance_stream(instance, call->stream)),
-                             "route", error);
+    return instance_launched(
+        instance, instance->device->kernels->route(route, instance_stream(instance, call->stream)),
+        "route", error);
 }
 
-// `to` must hold the worst case: every place of every row has a local expert, or for EXPERT_MASKED all
-// rows choose the same one with every place.
+// `to` must hold the worst case: every place of every row has a local expert, or for EXPERT_MASKED
+// all rows choose the same one with every place.
 static int32_t check_expanded(const struct rows_view *from, const struct rows_view *to,
                               moxie_error *error)
 {
     int64_t rows = to->layout == MOXIE_LAYOUT_EXPERT_MASKED ? to->rows_per_expert : to->rows_cap;
 
     if (from->by != ROUTE_BY_IDS || to->by == ROUTE_BY_IDS)
-        return fail_with(error, MOXIE_E_INVALID,
-                         "expand: from layout %d to %d; want STANDARD or RANK_MAJOR to an EXPERT_ layout",
-                         from->layout, to->layout);
+        return fail_with(
+            error, MOXIE_E_INVALID,
+            "expand: from layout %d to %d; want STANDARD or RANK_MAJOR to an EXPERT_ layout",
+            from->layout, to->layout);
     if (from->slabs[0].format != to->slabs[0].format)
         return fail_with(error, MOXIE_E_INVALID, "expand: rows of format %d into rows of format %d",
                          from->slabs[0].format, to->slabs[0].format);
     if (to->slabs[0].weights == NULL || to->slabs[0].weight_format != FORMAT_F32 ||
         to->slabs[0].weight_stride_bytes != 4)
-        return fail_with(error, MOXIE_E_INVALID, "expand: out needs compact f32 weights, one per row");
+        return fail_with(error, MOXIE_E_INVALID,
+                         "expand: out needs compact f32 weights, one per row");
     if (rows < from->pairs_max)
         return fail_with(error, MOXIE_E_CAPACITY,
                          "expand: out has %" PRId64 " rows; the worst case is %" PRId64, rows,
@@ -249,9 +249,9 @@ int32_t runner_expand(moxie_runner *runner, const moxie_call *call, const moxie_
         .hidden = instance->plan.limits.hidden,
         .top_k = from.top_k,
     };
-    TRY(instance_launched(instance,
-                          instance->device->kernels->expand(&args, instance_stream(instance, call->stream)),
-                          "expand", error));
+    TRY(instance_launched(
+        instance, instance->device->kernels->expand(&args, instance_stream(instance, call->stream)),
+        "expand", error));
 out:
     return st;
 }
@@ -261,17 +261,19 @@ int32_t runner_fold(moxie_runner *runner, const moxie_call *call, const moxie_ro
 {
     moxie_instance *instance = runner->instance;
     const struct limits *limits = &instance->plan.limits;
-    struct rows_view from;
-    struct out_view to;
+    struct out_view from, to;
     struct combine_args args;
     int32_t st = MOXIE_OK;
 
-    TRY(read_rows(runner, call, expanded, &from, error));
-    if (from.by == ROUTE_BY_IDS || from.slabs[0].scales != NULL)
-        TRY(fail_with(error, MOXIE_E_INVALID, "fold: expanded needs an EXPERT_ layout of f32, bf16 or f16"));
+    TRY(check_call(runner, call, error));
+    if (expanded->layout != MOXIE_LAYOUT_EXPERT_CONTIGUOUS &&
+        expanded->layout != MOXIE_LAYOUT_EXPERT_MASKED)
+        TRY(fail_with(error, MOXIE_E_INVALID,
+                      "fold: expanded has layout %d; want an EXPERT_ layout", expanded->layout));
+    TRY(rows_out(expanded, NULL, limits, instance->device->tensor_device, &from, error));
     if (out->layout != MOXIE_LAYOUT_STANDARD && out->layout != MOXIE_LAYOUT_RANK_MAJOR)
-        TRY(fail_with(error, MOXIE_E_INVALID, "fold: out has layout %d; want STANDARD or RANK_MAJOR",
-                      out->layout));
+        TRY(fail_with(error, MOXIE_E_INVALID,
+                      "fold: out has layout %d; want STANDARD or RANK_MAJOR", out->layout));
     TRY(rows_out(out, NULL, limits, instance->device->tensor_device, &to, error));
     TRY(check_index(runner, row_index, (int64_t)to.slabs_count * to.rows_cap, error));
     args = (struct combine_args){
@@ -287,9 +289,10 @@ int32_t runner_fold(moxie_runner *runner, const moxie_call *call, const moxie_ro
         .top_k = limits->top_k,
         .scale = 1.0f,
     };
-    TRY(instance_launched(instance,
-                          instance->device->kernels->combine(&args, instance_stream(instance, call->stream)),
-                          "combine", error));
+    TRY(instance_launched(
+        instance,
+        instance->device->kernels->combine(&args, instance_stream(instance, call->stream)),
+        "combine", error));
 out:
     return st;
 }

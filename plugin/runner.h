@@ -1,20 +1,22 @@
-// The runner: one layer's experts, from received rows to result rows. Arguments have passed the door.
+// The runner: one layer's experts, from received rows to result rows. Arguments have passed the
+// door.
 
 #ifndef MOXIE_PLUGIN_RUNNER_H
 #define MOXIE_PLUGIN_RUNNER_H
 
 #include "plugin/status.h"
 
-int32_t runner_create(moxie_instance *instance, int32_t layer, const moxie_weights *weights, moxie_runner **out,
-                      moxie_error *error);
-int32_t runner_run(moxie_runner *runner, const moxie_call *call, const moxie_rows *in, const moxie_rows *out,
-                   moxie_error *error);
-int32_t runner_weights_updated(moxie_runner *runner, const int32_t *experts, uint64_t count, moxie_error *error);
+int32_t runner_create(moxie_instance *instance, int32_t layer, const moxie_weights *weights,
+                      moxie_runner **out, moxie_error *error);
+int32_t runner_run(moxie_runner *runner, const moxie_call *call, const moxie_rows *in,
+                   const moxie_rows *out, moxie_error *error);
+int32_t runner_weights_updated(moxie_runner *runner, const int32_t *experts, uint64_t count,
+                               moxie_error *error);
 void runner_destroy(moxie_runner *runner);
 
 // The extension moxie.expand/1.
-int32_t runner_expand(moxie_runner *runner, const moxie_call *call, const moxie_rows *in, const moxie_rows *out,
-                      const moxie_tensor *row_index, moxie_error *error);
+int32_t runner_expand(moxie_runner *runner, const moxie_call *call, const moxie_rows *in,
+                      const moxie_rows *out, const moxie_tensor *row_index, moxie_error *error);
 int32_t runner_fold(moxie_runner *runner, const moxie_call *call, const moxie_rows *expanded,
                     const moxie_tensor *row_index, const moxie_rows *out, moxie_error *error);
 

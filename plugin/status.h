@@ -1,5 +1,5 @@
-// Codes and texts of failures. Text is written at the origin only, into the caller's moxie_error; callers
-// pass the code up with TRY. Nothing is thread-local, nothing crosses the ABI on the heap.
+// Codes and texts of failures. Text is written at the origin only, into the caller's moxie_error;
+// callers pass the code up with TRY. Nothing is thread-local, nothing crosses the ABI on the heap.
 
 #ifndef MOXIE_PLUGIN_STATUS_H
 #define MOXIE_PLUGIN_STATUS_H
@@ -7,14 +7,14 @@
 #include "abi.h"
 
 // Needs `int32_t st = MOXIE_OK` and a label `out` in the function.
-#define TRY(expr)            \
-    do {                     \
-        st = (expr);         \
-        if (st != MOXIE_OK)  \
-            goto out;        \
+#define TRY(expr)                                                                                  \
+    do {                                                                                           \
+        st = (expr);                                                                               \
+        if (st != MOXIE_OK) goto out;                                                              \
     } while (0)
 
-// Writes the text (cut to the caller's buffer, always terminated) and returns `code`. `error` may be NULL.
+// Writes the text (cut to the caller's buffer, always terminated) and returns `code`. `error` may
+// be NULL.
 int32_t fail_with(moxie_error *error, int32_t code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
@@ -25,7 +25,8 @@ int32_t fail_rank(moxie_error *error, int32_t code, int32_t rank, const char *fo
 // "CAPACITY" for MOXIE_E_CAPACITY; "UNKNOWN" for a number that is no code.
 const char *status_name(int32_t code);
 
-// Overflow-checked arithmetic on non-negative sizes. On overflow (past 2^62) return 0 and leave *out alone.
+// Overflow-checked arithmetic on non-negative sizes. On overflow (past 2^62) return 0 and leave
+// *out alone.
 int size_mul(int64_t a, int64_t b, int64_t *out);
 int size_add(int64_t a, int64_t b, int64_t *out);
 // a rounded up to a multiple of `align` (a power of two).

@@ -19,15 +19,15 @@ static int32_t check_rank_tokens(const moxie_instance *instance, const moxie_ste
 
         if (tokens < 0 || (rank == limits->rank && tokens != step->tokens))
             return fail_with(error, MOXIE_E_INVALID,
-                             "step.rank_tokens[%d]: %" PRId64 "; step.tokens of this rank (%d) is %" PRId64,
+                             "step.rank_tokens[%d]: %" PRId64
+                             "; step.tokens of this rank (%d) is %" PRId64,
                              rank, tokens, limits->rank, step->tokens);
         if (tokens > limits->forward_tokens_max)
             return fail_with(error, MOXIE_E_CAPACITY,
                              "step.rank_tokens[%d]: %" PRId64 "; the plan holds %" PRId64
                              " a rank (%s)",
                              rank, tokens, limits->forward_tokens_max, instance->explained);
-        if (tokens > shape->tokens_most)
-            shape->tokens_most = tokens;
+        if (tokens > shape->tokens_most) shape->tokens_most = tokens;
     }
     return MOXIE_OK;
 }
@@ -45,8 +45,7 @@ static int32_t check_tokens(const moxie_instance *instance, int local, const mox
                          step->tokens, most, instance->explained);
     shape->tokens = step->tokens;
     shape->tokens_most = local ? step->tokens : most;
-    if (local || step->rank_tokens == NULL)
-        return MOXIE_OK;
+    if (local || step->rank_tokens == NULL) return MOXIE_OK;
     return check_rank_tokens(instance, step, shape, error);
 }
 
@@ -60,8 +59,7 @@ static int32_t place_capture(const moxie_instance *instance, int local, const mo
     int32_t st = MOXIE_OK;
 
     shape->capture_row = 0;
-    if (!limits->capture)
-        goto out;
+    if (!limits->capture) goto out;
     if (local) {
         slice_rows *= limits->dp_size;
     } else {
@@ -69,7 +67,8 @@ static int32_t place_capture(const moxie_instance *instance, int local, const mo
 
         first = (int64_t)(limits->rank / limits->attn_tp) * slice_rows;
         for (int32_t rank = group_first; rank < limits->rank; rank++)
-            offset += step->rank_tokens != NULL ? step->rank_tokens[rank] : limits->forward_tokens_max;
+            offset +=
+                step->rank_tokens != NULL ? step->rank_tokens[rank] : limits->forward_tokens_max;
     }
     TRY(capture_check(instance, offset, step->tokens, slice_rows, error));
     shape->capture_row = first + offset;
@@ -77,12 +76,12 @@ out:
     return st;
 }
 
-int32_t step_check_slot(const moxie_instance *instance, const char *name, int32_t slot, moxie_error *error)
+int32_t step_check_slot(const moxie_instance *instance, const char *name, int32_t slot,
+                        moxie_error *error)
 {
-    if (slot >= 0 && slot < instance->plan.limits.slots)
-        return MOXIE_OK;
-    return fail_with(error, MOXIE_E_INVALID, "%s: %d; want 0..%d (forwards_in_flight_max - 1)", name, slot,
-                     instance->plan.limits.slots - 1);
+    if (slot >= 0 && slot < instance->plan.limits.slots) return MOXIE_OK;
+    return fail_with(error, MOXIE_E_INVALID, "%s: %d; want 0..%d (forwards_in_flight_max - 1)",
+                     name, slot, instance->plan.limits.slots - 1);
 }
 
 int32_t step_check(const moxie_instance *instance, int local, const moxie_step *step,
@@ -93,7 +92,8 @@ int32_t step_check(const moxie_instance *instance, int local, const moxie_step *
     *shape = (struct step_shape){.padding = step->padding, .tokens_valid = step->tokens_valid};
     TRY(step_check_slot(instance, "step.slot", step->slot, error));
     if (step->padding < MOXIE_PADDING_NONE || step->padding > MOXIE_PADDING_SUM_LEN)
-        TRY(fail_with(error, MOXIE_E_INVALID, "step.padding: %d; want a MOXIE_PADDING_*", step->padding));
+        TRY(fail_with(error, MOXIE_E_INVALID, "step.padding: %d; want a MOXIE_PADDING_*",
+                      step->padding));
     if (step->phase < MOXIE_PHASE_MIXED || step->phase > MOXIE_PHASE_IDLE)
         TRY(fail_with(error, MOXIE_E_INVALID, "step.phase: %d; want a MOXIE_PHASE_*", step->phase));
     if (step->capture_row < 0 || step->capture_row > (int64_t)1 << 40)
@@ -104,19 +104,19 @@ out:
     return st;
 }
 
-static int32_t check_tensors(const moxie_instance *instance, int64_t tokens, const moxie_batch *batch,
-                             moxie_error *error)
+static int32_t check_tensors(const moxie_instance *instance, int64_t tokens,
+                             const moxie_batch *batch, moxie_error *error)
 {
     const struct limits *limits = &instance->plan.limits;
     int32_t device = instance->device->tensor_device;
-    struct tensor_want x = {"batch.x", {tokens, limits->hidden}, 2, 1u << limits->input_format,
-                            device, 0};
-    struct tensor_want ids = {"batch.ids", {tokens, limits->top_k}, 2, TENSOR_INT32 | TENSOR_INT64,
-                              device, 0};
-    struct tensor_want weights = {"batch.weights", {tokens, limits->top_k}, 2, TENSOR_FORMATS_FLOAT,
-                                  device, 0};
-    struct tensor_want y = {"batch.y", {tokens, limits->hidden}, 2, 1u << limits->output_format,
-                            device, 0};
+    struct tensor_want x = {
+        "batch.x", {tokens, limits->hidden}, 2, 1u << limits->input_format, device, 0};
+    struct tensor_want ids = {
+        "batch.ids", {tokens, limits->top_k}, 2, TENSOR_INT32 | TENSOR_INT64, device, 0};
+    struct tensor_want weights = {
+        "batch.weights", {tokens, limits->top_k}, 2, TENSOR_FORMATS_FLOAT, device, 0};
+    struct tensor_want y = {
+        "batch.y", {tokens, limits->hidden}, 2, 1u << limits->output_format, device, 0};
     struct tensor_want map = {"batch.expert_map", {-1}, 1, TENSOR_INT32, device, 1};
     int32_t st = MOXIE_OK;
 
@@ -126,8 +126,10 @@ static int32_t check_tensors(const moxie_instance *instance, int64_t tokens, con
     TRY(tensor_check(&batch->y, &y, error));
     TRY(tensor_check(&batch->expert_map, &map, error));
     if (tensor_overlap(&batch->x, &batch->y))
-        TRY(fail_with(error, MOXIE_E_INVALID, "batch.y overlaps batch.x; give it memory of its own"));
-    if (tokens > 1 && tensor_stride_bytes(&batch->y, 0) < limits->hidden * tensor_element_bytes(&batch->y))
+        TRY(fail_with(error, MOXIE_E_INVALID,
+                      "batch.y overlaps batch.x; give it memory of its own"));
+    if (tokens > 1 &&
+        tensor_stride_bytes(&batch->y, 0) < limits->hidden * tensor_element_bytes(&batch->y))
         TRY(fail_with(error, MOXIE_E_INVALID, "batch.y: its rows overlap each other"));
 out:
     return st;
@@ -147,7 +149,8 @@ int32_t step_check_batch(const moxie_instance *instance, int local, int64_t toke
         TRY(fail_with(error, MOXIE_E_INVALID, "batch.id_space: %d; want %s", batch->id_space,
                       local ? "a MOXIE_IDS_*" : "MOXIE_IDS_GLOBAL or _PHYSICAL"));
     if (instance->device->tensor_device == MOXIE_DEVICE_CPU && batch->stream != NULL)
-        TRY(fail_with(error, MOXIE_E_INVALID, "batch.stream: %p; want NULL on the CPU", batch->stream));
+        TRY(fail_with(error, MOXIE_E_INVALID, "batch.stream: %p; want NULL on the CPU",
+                      batch->stream));
     TRY(check_tensors(instance, tokens, batch, error));
 out:
     return st;

@@ -7,22 +7,24 @@
 
 // A step that was accepted.
 struct step_shape {
-    int64_t tokens;       // this rank's
-    int64_t tokens_most;  // of any rank: what every rank derives its rounds from
-    int64_t capture_row;  // in the whole capture buffer
+    int64_t tokens;      // this rank's
+    int64_t tokens_most; // of any rank: what every rank derives its rounds from
+    int64_t capture_row; // in the whole capture buffer
     const int32_t *tokens_valid;
     int32_t padding;
-    int32_t listed;       // 1: tokens_most comes from every rank's count, 0: it is the static bound
+    int32_t listed; // 1: tokens_most comes from every rank's count, 0: it is the static bound
 };
 
-// `local`: the dispatcher has no peers. MOXIE_E_CAPACITY when the step exceeds the plan or the capture.
-int32_t step_check(const moxie_instance *instance, int local, const moxie_step *step, struct step_shape *shape,
-                   moxie_error *error);
+// `local`: the dispatcher has no peers. MOXIE_E_CAPACITY when the step exceeds the plan or the
+// capture.
+int32_t step_check(const moxie_instance *instance, int local, const moxie_step *step,
+                   struct step_shape *shape, moxie_error *error);
 
-int32_t step_check_slot(const moxie_instance *instance, const char *name, int32_t slot, moxie_error *error);
+int32_t step_check_slot(const moxie_instance *instance, const char *name, int32_t slot,
+                        moxie_error *error);
 
 // One layer's tensors for a step of `tokens` tokens; the slot has been checked.
-int32_t step_check_batch(const moxie_instance *instance, int local, int64_t tokens, const moxie_batch *batch,
-                         moxie_error *error);
+int32_t step_check_batch(const moxie_instance *instance, int local, int64_t tokens,
+                         const moxie_batch *batch, moxie_error *error);
 
 #endif

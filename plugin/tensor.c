@@ -34,8 +34,7 @@ static int dtype_is(const moxie_tensor *tensor, const struct tensor_type *type)
 static int dtype_wanted(const moxie_tensor *tensor, uint32_t types)
 {
     for (size_t i = 0; i < TENSOR_TYPES_COUNT; i++) {
-        if ((types & tensor_types[i].bit) != 0 && dtype_is(tensor, &tensor_types[i]))
-            return 1;
+        if ((types & tensor_types[i].bit) != 0 && dtype_is(tensor, &tensor_types[i])) return 1;
     }
     return 0;
 }
@@ -47,13 +46,13 @@ static int32_t refuse_dtype(const moxie_tensor *tensor, const struct tensor_want
     size_t used = 0;
 
     for (size_t i = 0; i < TENSOR_TYPES_COUNT; i++) {
-        if ((want->types & tensor_types[i].bit) == 0 || used >= sizeof names)
-            continue;
+        if ((want->types & tensor_types[i].bit) == 0 || used >= sizeof names) continue;
         used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", used > 0 ? ", " : "",
                                  tensor_types[i].name);
     }
     return fail_with(error, MOXIE_E_UNSUPPORTED, "%s: dtype code %d, %d bits, %d lanes; want %s",
-                     want->name, tensor->dtype.code, tensor->dtype.bits, tensor->dtype.lanes, names);
+                     want->name, tensor->dtype.code, tensor->dtype.bits, tensor->dtype.lanes,
+                     names);
 }
 
 static void print_shape(char *text, size_t capacity, const int64_t *shape, int32_t ndim)
@@ -66,7 +65,8 @@ static void print_shape(char *text, size_t capacity, const int64_t *shape, int32
         if (shape[i] < 0)
             used += (size_t)snprintf(text + used, capacity - used, "%s*", separator);
         else
-            used += (size_t)snprintf(text + used, capacity - used, "%s%" PRId64, separator, shape[i]);
+            used +=
+                (size_t)snprintf(text + used, capacity - used, "%s%" PRId64, separator, shape[i]);
     }
 }
 
@@ -78,8 +78,7 @@ static int32_t check_shape(const moxie_tensor *tensor, const struct tensor_want 
 
     for (int32_t i = 0; same && i < want->ndim; i++)
         same = tensor->shape[i] >= 0 && (want->shape[i] < 0 || tensor->shape[i] == want->shape[i]);
-    if (same)
-        return MOXIE_OK;
+    if (same) return MOXIE_OK;
     print_shape(wanted, sizeof wanted, want->shape, want->ndim);
     if (tensor->shape != NULL && tensor->ndim >= 1 && tensor->ndim <= 8)
         print_shape(seen, sizeof seen, tensor->shape, tensor->ndim);
@@ -95,8 +94,7 @@ static int64_t extent_bytes(const moxie_tensor *tensor)
     for (int32_t i = 0; i < tensor->ndim; i++) {
         int64_t step;
 
-        if (tensor->shape[i] == 0)
-            return 0;
+        if (tensor->shape[i] == 0) return 0;
         if (!size_mul(tensor->shape[i] - 1, tensor_stride_bytes(tensor, i), &step) ||
             !size_add(last, step, &last))
             return -1;
@@ -114,8 +112,7 @@ static int32_t check_strides(const moxie_tensor *tensor, const struct tensor_wan
         if (!size_mul(elements, tensor->shape[i] > 0 ? tensor->shape[i] : 1, &elements))
             return fail_with(error, MOXIE_E_INVALID, "%s: its size overflows", want->name);
     }
-    if (tensor->strides == NULL)
-        return MOXIE_OK;
+    if (tensor->strides == NULL) return MOXIE_OK;
     for (int32_t i = 0; i < tensor->ndim; i++) {
         if (tensor->strides[i] < 0 ||
             !size_mul(tensor->strides[i], tensor_element_bytes(tensor), &bytes))
@@ -124,8 +121,8 @@ static int32_t check_strides(const moxie_tensor *tensor, const struct tensor_wan
     }
     if (tensor->shape[tensor->ndim - 1] > 1 && tensor->strides[tensor->ndim - 1] != 1)
         return fail_with(error, MOXIE_E_UNSUPPORTED,
-                         "%s: the last dimension has stride %" PRId64 "; want 1 (compact)", want->name,
-                         tensor->strides[tensor->ndim - 1]);
+                         "%s: the last dimension has stride %" PRId64 "; want 1 (compact)",
+                         want->name, tensor->strides[tensor->ndim - 1]);
     return MOXIE_OK;
 }
 
@@ -134,11 +131,9 @@ int32_t tensor_check(const moxie_tensor *tensor, const struct tensor_want *want,
     int32_t st = MOXIE_OK;
     int64_t bytes;
 
-    if (tensor->data == NULL && want->optional)
-        goto out;
+    if (tensor->data == NULL && want->optional) goto out;
     TRY(check_shape(tensor, want, error));
-    if (!dtype_wanted(tensor, want->types))
-        TRY(refuse_dtype(tensor, want, error));
+    if (!dtype_wanted(tensor, want->types)) TRY(refuse_dtype(tensor, want, error));
     TRY(check_strides(tensor, want, error));
     bytes = extent_bytes(tensor);
     if (bytes < 0 || tensor->byte_offset > (uint64_t)1 << 62)
@@ -154,8 +149,7 @@ out:
 
 unsigned char *tensor_data(const moxie_tensor *tensor)
 {
-    if (tensor->data == NULL)
-        return NULL;
+    if (tensor->data == NULL) return NULL;
     return (unsigned char *)tensor->data + tensor->byte_offset;
 }
 
@@ -168,8 +162,7 @@ int64_t tensor_stride_bytes(const moxie_tensor *tensor, int32_t dim)
 {
     int64_t stride = tensor_element_bytes(tensor);
 
-    if (tensor->strides != NULL)
-        return tensor->strides[dim] * stride;
+    if (tensor->strides != NULL) return tensor->strides[dim] * stride;
     for (int32_t i = dim + 1; i < tensor->ndim; i++)
         stride *= tensor->shape[i];
     return stride;
@@ -181,8 +174,7 @@ int32_t tensor_format(const moxie_tensor *tensor)
                                       MOXIE_FORMAT_FP8_TENSOR};
 
     for (size_t i = 0; i < sizeof formats / sizeof formats[0]; i++) {
-        if (dtype_wanted(tensor, 1u << formats[i]))
-            return formats[i];
+        if (dtype_wanted(tensor, 1u << formats[i])) return formats[i];
     }
     return 0;
 }
@@ -192,8 +184,7 @@ int tensor_overlap(const moxie_tensor *a, const moxie_tensor *b)
     int64_t a_bytes = extent_bytes(a), b_bytes = extent_bytes(b);
     uintptr_t a_first = (uintptr_t)tensor_data(a), b_first = (uintptr_t)tensor_data(b);
 
-    if (a_bytes <= 0 || b_bytes <= 0)
-        return 0;
+    if (a_bytes <= 0 || b_bytes <= 0) return 0;
     return a_first < b_first + (uintptr_t)b_bytes && b_first < a_first + (uintptr_t)a_bytes;
 }
 
@@ -206,8 +197,7 @@ moxie_tensor tensor_make(void *data, int32_t ndim, int64_t *dims, int64_t *strid
                            .strides = strides};
 
     for (size_t i = 0; i < TENSOR_TYPES_COUNT; i++) {
-        if (tensor_types[i].bit != type)
-            continue;
+        if (tensor_types[i].bit != type) continue;
         tensor.dtype.code = tensor_types[i].code;
         tensor.dtype.bits = tensor_types[i].bits;
         tensor.dtype.lanes = 1;

@@ -1,33 +1,36 @@
-// Checks of tensors that a host passes: rank, shape, dtype, strides, device, with the tensor named in the error.
+// Checks of tensors that a host passes: rank, shape, dtype, strides, device, with the tensor named
+// in the error.
 
 #ifndef MOXIE_PLUGIN_TENSOR_H
 #define MOXIE_PLUGIN_TENSOR_H
 
 #include "plugin/status.h"
 
-#define TENSOR_FORMATS_FLOAT \
+#define TENSOR_FORMATS_FLOAT                                                                       \
     (1u << MOXIE_FORMAT_F32 | 1u << MOXIE_FORMAT_BF16 | 1u << MOXIE_FORMAT_F16)
-#define TENSOR_E4M3 (1u << MOXIE_FORMAT_FP8_TENSOR)  // float8_e4m3fn, or its bytes as uint8
+#define TENSOR_E4M3  (1u << MOXIE_FORMAT_FP8_TENSOR) // float8_e4m3fn, or its bytes as uint8
 #define TENSOR_INT32 (1u << 28)
 #define TENSOR_INT64 (1u << 29)
 #define TENSOR_UINT8 (1u << 30)
 
 // What a tensor must be.
 struct tensor_want {
-    const char *name;   // for the error: "batch.x"
-    int64_t shape[4];   // -1 takes any extent
-    int32_t ndim;       // 1..4
-    uint32_t types;     // 1u << MOXIE_FORMAT_* and TENSOR_* bits
-    int32_t device;     // MOXIE_DEVICE_*
-    int32_t optional;   // 1: data NULL is accepted
+    const char *name; // for the error: "batch.x"
+    int64_t shape[4]; // -1 takes any extent
+    int32_t ndim;     // 1..4
+    uint32_t types;   // 1u << MOXIE_FORMAT_* and TENSOR_* bits
+    int32_t device;   // MOXIE_DEVICE_*
+    int32_t optional; // 1: data NULL is accepted
 };
 
-// MOXIE_OK, or MOXIE_E_INVALID / _UNSUPPORTED naming the tensor, what was seen and what was wanted. The last dimension
-// must be compact, the others may have any non-negative stride; the extent in bytes must not overflow. A tensor with a
-// zero extent may have NULL data.
-int32_t tensor_check(const moxie_tensor *tensor, const struct tensor_want *want, moxie_error *error);
+// MOXIE_OK, or MOXIE_E_INVALID / _UNSUPPORTED naming the tensor, what was seen and what was wanted.
+// The last dimension must be compact, the others may have any non-negative stride; the extent in
+// bytes must not overflow. A tensor with a zero extent may have NULL data.
+int32_t tensor_check(const moxie_tensor *tensor, const struct tensor_want *want,
+                     moxie_error *error);
 
-// Of a checked tensor: the first byte (NULL for none), the bytes between two entries of dimension `dim`, bytes per element.
+// Of a checked tensor: the first byte (NULL for none), the bytes between two entries of dimension
+// `dim`, bytes per element.
 unsigned char *tensor_data(const moxie_tensor *tensor);
 int64_t tensor_stride_bytes(const moxie_tensor *tensor, int32_t dim);
 int64_t tensor_element_bytes(const moxie_tensor *tensor);
@@ -38,8 +41,8 @@ int32_t tensor_format(const moxie_tensor *tensor);
 // 1 when two checked 2-D tensors have a byte in common.
 int tensor_overlap(const moxie_tensor *a, const moxie_tensor *b);
 
-// A compact or row-strided 1-D or 2-D CPU tensor over `data`; `dims` is [rows, columns] and must outlive it, strides, when
-// given, too.
+// A compact or row-strided 1-D or 2-D CPU tensor over `data`; `dims` is [rows, columns] and must
+// outlive it, strides, when given, too.
 moxie_tensor tensor_make(void *data, int32_t ndim, int64_t *dims, int64_t *strides, uint32_t type);
 
 #endif

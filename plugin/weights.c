@@ -24,10 +24,10 @@ _Static_assert((int)ORDER_PLAIN == MOXIE_ORDER_PLAIN && (int)ORDER_GATE_UP == MO
 // One matrix while it is being read.
 struct reading {
     const moxie_matrix *matrix;
-    const char *values, *scales, *globals, *bias;  // names for errors
+    const char *values, *scales, *globals, *bias; // names for errors
     int64_t experts, n, k;
-    int64_t block_rows, block_columns;  // fp8_block128: scales per expert
-    int32_t halves;                     // 2: a gated w1
+    int64_t block_rows, block_columns; // fp8_block128: scales per expert
+    int32_t halves;                    // 2: a gated w1
     int32_t device;
 };
 
@@ -49,11 +49,12 @@ static int32_t read_values(const struct reading *r, struct weight_view *view, mo
     const moxie_matrix *matrix = r->matrix;
     int rows_in = matrix->orientation == MOXIE_ROWS_IN;
     int64_t columns = is_packed(matrix->format) ? r->k / 2 : r->k;
-    struct tensor_want want = {.name = r->values,
-                               .shape = {r->experts, rows_in ? r->k : r->n, rows_in ? r->n : columns},
-                               .ndim = 3,
-                               .types = values_type(matrix->format),
-                               .device = r->device};
+    struct tensor_want want = {
+        .name = r->values,
+        .shape = {r->experts, rows_in ? r->k : r->n, rows_in ? r->n : columns},
+        .ndim = 3,
+        .types = values_type(matrix->format),
+        .device = r->device};
     int32_t st = MOXIE_OK;
 
     if (rows_in && want.types != 1u << matrix->format)
@@ -111,7 +112,8 @@ static int32_t read_scales(const struct reading *r, struct weight_view *view, mo
     if (values_type(r->matrix->format) == 1u << r->matrix->format &&
         r->matrix->format <= MOXIE_FORMAT_F16) {
         if (scales->data != NULL)
-            TRY(fail_with(error, MOXIE_E_INVALID, "%s: given, but the format has no scales", r->scales));
+            TRY(fail_with(error, MOXIE_E_INVALID, "%s: given, but the format has no scales",
+                          r->scales));
         goto out;
     }
     scales_want(r, &want);
@@ -119,10 +121,8 @@ static int32_t read_scales(const struct reading *r, struct weight_view *view, mo
     view->scales = tensor_data(scales);
     view->scale_format = tensor_format(scales);
     view->scale_expert_stride_bytes = tensor_stride_bytes(scales, 0);
-    if (scales->ndim > 1)
-        view->scale_row_stride_bytes = tensor_stride_bytes(scales, 1);
-    if (r->matrix->format == MOXIE_FORMAT_FP8_TENSOR)
-        view->global_stride = scales->ndim;
+    if (scales->ndim > 1) view->scale_row_stride_bytes = tensor_stride_bytes(scales, 1);
+    if (r->matrix->format == MOXIE_FORMAT_FP8_TENSOR) view->global_stride = scales->ndim;
 out:
     return st;
 }
@@ -179,8 +179,8 @@ static int32_t read_matrix(const struct reading *r, const struct limits *limits,
     int32_t st = MOXIE_OK;
 
     if (matrix->format != limits->weight_format)
-        TRY(fail_with(error, MOXIE_E_INVALID, "%s: format %d; the key weight_format says %d", r->values,
-                      matrix->format, limits->weight_format));
+        TRY(fail_with(error, MOXIE_E_INVALID, "%s: format %d; the key weight_format says %d",
+                      r->values, matrix->format, limits->weight_format));
     if (matrix->orientation != MOXIE_ROWS_OUT && matrix->orientation != MOXIE_ROWS_IN)
         TRY(fail_with(error, MOXIE_E_INVALID, "%s: orientation %d; want MOXIE_ROWS_OUT or _IN",
                       r->values, matrix->orientation));
@@ -270,10 +270,8 @@ static int32_t block_magnitude(const unsigned char *packed)
 // 2^(e - 127) times a value: finite below 2^128, so 253 takes magnitudes up to 3 and 254 up to 1.5.
 static int e8m0_overflows(int32_t exponent, const unsigned char *packed)
 {
-    if (exponent <= 252)
-        return 0;
-    if (exponent == 255)
-        return 1;
+    if (exponent <= 252) return 0;
+    if (exponent == 255) return 1;
     return block_magnitude(packed) > (exponent == 253 ? 6 : 3);
 }
 
@@ -320,14 +318,13 @@ static int32_t check_nvfp4(const struct weight_view *w, const char *name, int32_
 static int32_t check_view(const struct weight_view *w, const char *name, int32_t expert,
                           moxie_error *error)
 {
-    if (w->format == FORMAT_MXFP4)
-        return check_mxfp4(w, name, expert, error);
-    if (w->format == FORMAT_NVFP4)
-        return check_nvfp4(w, name, expert, error);
+    if (w->format == FORMAT_MXFP4) return check_mxfp4(w, name, expert, error);
+    if (w->format == FORMAT_NVFP4) return check_nvfp4(w, name, expert, error);
     return MOXIE_OK;
 }
 
-int32_t weights_check_scales(const struct layer_weights *weights, int32_t expert, moxie_error *error)
+int32_t weights_check_scales(const struct layer_weights *weights, int32_t expert,
+                             moxie_error *error)
 {
     int32_t st = MOXIE_OK;
 
@@ -348,8 +345,7 @@ int32_t weights_read(const moxie_weights *weights, const struct limits *limits, 
         TRY(fail_with(error, MOXIE_E_INVALID,
                       "weights: block_offset is %d for w1 and %d for w2; a shard has one offset",
                       out->w1.block_offset, out->w2.block_offset));
-    if (device != MOXIE_DEVICE_CPU)
-        goto out;
+    if (device != MOXIE_DEVICE_CPU) goto out;
     for (int32_t expert = 0; expert < limits->experts_local; expert++)
         TRY(weights_check_scales(out, expert, error));
 out:

@@ -11,12 +11,13 @@ struct layer_weights {
     struct weight_view w2;
 };
 
-// Checks shapes, dtypes, orders and scale layouts against the limits, and every 4-bit block's scale against overflow.
-// `device` is the MOXIE_DEVICE_* the tensors must be on.
+// Checks shapes, dtypes, orders and scale layouts against the limits, and every 4-bit block's scale
+// against overflow. `device` is the MOXIE_DEVICE_* the tensors must be on.
 int32_t weights_read(const moxie_weights *weights, const struct limits *limits, int32_t device,
                      struct layer_weights *out, moxie_error *error);
 
 // The scale check alone, for one expert that the host rewrote.
-int32_t weights_check_scales(const struct layer_weights *weights, int32_t expert, moxie_error *error);
+int32_t weights_check_scales(const struct layer_weights *weights, int32_t expert,
+                             moxie_error *error);
 
 #endif

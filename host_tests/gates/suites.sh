@@ -1,16 +1,19 @@
 #!/usr/bin/env bash
-# Every source file of the library has a suite of its name: plugin/X.c, abi/X.c and kernels/X.h, once kernels/cpu/X.c
-# exists, are tested by host_tests/test_X.c.
+# Every source file of the library has a suite of its name: abi/X.c, plugin/X.c, and kernels/cpu/X.c where kernels/X.h
+# exists, are tested by host_tests/test_X.c. X_PART.c beside X.c is a part of X, and is tested with it.
 set -euo pipefail
 
 failed=0
 for file in abi/*.c plugin/*.c kernels/cpu/*.c; do
     [ -e "$file" ] || continue
+    folder=$(dirname "$file")
     name=$(basename "$file" .c)
-    case $file in
-    kernels/*) [ -e "kernels/$name.h" ] || continue ;; # a part of another family
-    esac
+    if [[ $file == kernels/* && ! -e kernels/$name.h ]]; then
+        continue # an instruction set or a helper of a family
+    fi
+    whole=${name%%_*}
     [ -e "host_tests/test_$name.c" ] && continue
+    [ "$whole" != "$name" ] && [ -e "$folder/$whole.c" ] && [ -e "host_tests/test_$whole.c" ] && continue
     grep -qxF "suites $file" host_tests/gates/pending.txt 2>/dev/null && continue
     echo "$file: no host_tests/test_$name.c"
     failed=1

@@ -51,6 +51,23 @@ static void combine_row(const struct combine_args *args, int64_t flat)
     }
 }
 
+// The layouts by expert: every pair is a row of its own in the one slab.
+static void combine_pair(const struct combine_args *args, int32_t pair)
+{
+    const struct out_slab *slab = &args->slabs[0];
+    int32_t row = args->pair_row[pair];
+    unsigned char *values = (unsigned char *)slab->rows + row * slab->row_stride_bytes;
+    float sum[ROW_PIECE];
+
+    if (row < 0 || row >= slab->cap) return;
+    for (int64_t first = 0; first < args->hidden; first += ROW_PIECE) {
+        int64_t count = min64(args->hidden - first, ROW_PIECE);
+
+        combine_piece(args, &pair, first, count, sum);
+        numbers_encode(slab->format, sum, count, values + first * number_bytes(slab->format));
+    }
+}
+
 static void combine_body(struct work *work, unsigned char *scratch)
 {
     const struct combine_args *args = work->args;
@@ -58,8 +75,12 @@ static void combine_body(struct work *work, unsigned char *scratch)
 
     (void)scratch;
     while (work_next(work, &first, &end)) {
-        for (int64_t flat = first; flat < end; flat++)
-            combine_row(args, flat);
+        for (int64_t i = first; i < end; i++) {
+            if (args->row_pair == NULL)
+                combine_pair(args, (int32_t)i);
+            else
+                combine_row(args, i);
+        }
     }
 }
 
@@ -71,6 +92,7 @@ int32_t combine_cpu(const struct combine_args *args, void *stream)
     for (int32_t i = 0; i < args->slabs_count; i++)
         rows += count_read(args->slabs[i].count, args->slabs[i].cap);
     work.items = args->slabs_count * (int64_t)args->rows_cap;
+    if (args->row_pair == NULL) work.items = rows = min64(*args->pairs_count, args->pairs);
     work_run(&work, stream, rows * args->top_k * args->hidden * 4);
     return 0;
 }

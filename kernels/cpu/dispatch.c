@@ -23,9 +23,14 @@ static int64_t physical_id(const struct dispatch_args *args, int64_t token, int6
                      args->expert_first[args->ranks]);
 }
 
+// Tokens of this round that may have an expert.
 static int64_t tokens_valid(const struct dispatch_args *args)
 {
-    return count_read(args->tokens_valid, args->tokens);
+    int64_t valid = args->tokens;
+
+    if (args->tokens_valid != NULL)
+        valid = id_read(args->tokens_valid, 0, sizeof *args->tokens_valid) - args->token_first;
+    return valid < 0 ? 0 : min64(valid, args->tokens);
 }
 
 static int32_t owner_of(const struct dispatch_args *args, int64_t id)
@@ -54,6 +59,12 @@ static uint64_t destinations(const struct dispatch_args *args, int64_t token, in
         if (id >= 0) ranks |= (uint64_t)1 << owner_of(args, id);
     }
     return args->everywhere ? UINT64_MAX : ranks;
+}
+
+// Rows of the rank itself stay where they are, under the token's number.
+static int is_own(const struct dispatch_args *args, int32_t rank)
+{
+    return rank == args->rank && args->to[rank].ids != NULL;
 }
 
 // Fills send_slot, and `sent` with the rows of each destination.
@@ -121,21 +132,26 @@ static void push_piece(const struct dispatch_args *args, int64_t token, int64_t 
     }
 }
 
-static void push_routing(const struct dispatch_args *args, int64_t token, int64_t valid)
+static void write_routing(const struct dispatch_args *args, int64_t token, int64_t valid,
+                          const struct push_slab *to, int64_t row)
 {
-    const int32_t *slots = args->send_slot + token * args->ranks;
     const unsigned char *weights =
         (const unsigned char *)args->weights + token * args->weight_stride_bytes;
 
-    for (int32_t rank = 0; rank < args->ranks; rank++) {
-        const struct push_slab *to = &args->to[rank];
-        int64_t at = (int64_t)slots[rank] * args->top_k;
-
-        for (int32_t t = 0; t < args->top_k && slots[rank] >= 0; t++) {
-            to->ids[at + t] = (int32_t)physical_id(args, token, valid, t);
-            to->weights[at + t] = number_load(args->weight_format, weights, t);
-        }
+    for (int32_t t = 0; t < args->top_k; t++) {
+        to->ids[row * args->top_k + t] = (int32_t)physical_id(args, token, valid, t);
+        to->weights[row * args->top_k + t] = number_load(args->weight_format, weights, t);
     }
+}
+
+static void push_routing(const struct dispatch_args *args, int64_t token, int64_t valid)
+{
+    const int32_t *slots = args->send_slot + token * args->ranks;
+
+    for (int32_t rank = 0; rank < args->ranks; rank++) {
+        if (slots[rank] >= 0) write_routing(args, token, valid, &args->to[rank], slots[rank]);
+    }
+    if (is_own(args, args->rank)) write_routing(args, token, valid, &args->to[args->rank], token);
 }
 
 static void push_token(const struct dispatch_args *args, int64_t token, int64_t valid)
@@ -145,6 +161,7 @@ static void push_token(const struct dispatch_args *args, int64_t token, int64_t 
     float global = 0.0f;
     int32_t goes = 0;
 
+    push_routing(args, token, valid);
     for (int32_t rank = 0; rank < args->ranks; rank++)
         goes |= slots[rank] >= 0;
     if (!goes) return;
@@ -155,7 +172,6 @@ static void push_token(const struct dispatch_args *args, int64_t token, int64_t 
     }
     for (int64_t first = 0; first < args->hidden; first += ROW_PIECE)
         push_piece(args, token, first, global);
-    push_routing(args, token, valid);
 }
 
 struct dispatch_work {

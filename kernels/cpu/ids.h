@@ -13,14 +13,14 @@ static inline int64_t id_read(const void *ids, int64_t index, int32_t id_bytes)
     return __atomic_load_n((const int32_t *)ids + index, __ATOMIC_RELAXED);
 }
 
-// What a map says of an id, in 0..limit-1, or -1 for "no expert". Without a map: id - first.
+// What an id, or what the map says of it, is counted from `first`: 0..limit-1, or -1 for "no
+// expert".
 static inline int64_t id_mapped(const int32_t *map, int64_t map_count, int64_t id, int64_t first,
                                 int64_t limit)
 {
-    if (map == NULL) return id >= first && id - first < limit ? id - first : -1;
-    if (id < 0 || id >= map_count) return -1;
-    id = __atomic_load_n(map + id, __ATOMIC_RELAXED);
-    return id >= 0 && id < limit ? id : -1;
+    if (map != NULL && (id < 0 || id >= map_count)) return -1;
+    if (map != NULL) id = __atomic_load_n(map + id, __ATOMIC_RELAXED);
+    return id >= first && id - first < limit ? id - first : -1;
 }
 
 #endif

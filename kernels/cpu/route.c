@@ -47,32 +47,6 @@ static void place_by_ids(const struct route_args *args)
     }
 }
 
-// The layouts by expert have one slab, one position per row, and say where each expert's rows are.
-static void place_by_expert(const struct route_args *args)
-{
-    int64_t rows = rows_valid(args, 0);
-    int64_t next = 0;
-
-    for (int32_t expert = 0; expert < args->experts; expert++) {
-        const int32_t *counts = args->expert_counts + expert;
-        int64_t first, last;
-
-        if (args->by == ROUTE_BY_PREFIX) {
-            first = id_read(counts, 0, sizeof *counts);
-            last = id_read(counts, 1, sizeof *counts);
-        } else {
-            first = expert * (int64_t)args->rows_per_expert;
-            last = first + count_read(counts, args->rows_per_expert);
-        }
-        // Prefix sums that fall back would give a row two experts.
-        if (first < next) first = next;
-        for (int64_t row = first; row < min64(last, rows); row++) {
-            place(args, row * args->top_k, expert);
-            next = row + 1;
-        }
-    }
-}
-
 static void prefix_sum(const struct route_args *args, int64_t pairs_max)
 {
     int32_t *offset = args->expert_offset;
@@ -122,20 +96,69 @@ static void shift_back(const struct route_args *args)
     args->expert_offset[0] = 0;
 }
 
-int32_t route_cpu(const struct route_args *args, void *stream)
+static void route_by_ids(const struct route_args *args, int64_t pairs_max)
 {
-    int64_t pairs_max = min64(args->pairs_max, INT32_MAX);
     int64_t positions = args->slabs_count * (int64_t)args->rows_cap * args->top_k;
 
-    (void)stream;
     memset(args->expert_offset, 0, ((size_t)args->experts + 1) * sizeof *args->expert_offset);
     memset(args->row_pair, 0xff, (size_t)positions * sizeof *args->row_pair);
-    if (args->by == ROUTE_BY_IDS)
-        place_by_ids(args);
-    else
-        place_by_expert(args);
+    place_by_ids(args);
     prefix_sum(args, pairs_max);
     fill(args, pairs_max);
     shift_back(args);
+}
+
+// Rows [*first, *last) of the one slab belong to `expert`, when the counts are what they should be.
+static void expert_rows(const struct route_args *args, int32_t expert, int64_t *first,
+                        int64_t *last)
+{
+    const int32_t *counts = args->expert_counts + expert;
+
+    if (args->by == ROUTE_BY_PREFIX) {
+        *first = id_read(counts, 0, sizeof *counts);
+        *last = id_read(counts, 1, sizeof *counts);
+    } else {
+        *first = expert * (int64_t)args->rows_per_expert;
+        *last = *first + count_read(counts, args->rows_per_expert);
+    }
+    *last = min64(*last, rows_valid(args, 0));
+}
+
+// The rows are in order of their experts already, one pair a row.
+static void route_by_expert(const struct route_args *args, int64_t pairs_max)
+{
+    const struct row_slab *slab = &args->slabs[0];
+    const unsigned char *weights = slab->weights;
+    int64_t next = 0;
+    int32_t pairs = 0;
+
+    args->expert_offset[0] = 0;
+    for (int32_t expert = 0; expert < args->experts; expert++) {
+        int64_t first, last;
+
+        expert_rows(args, expert, &first, &last);
+        // Prefix sums that fall back would give a row two experts.
+        for (int64_t row = first > next ? first : next; row < last && pairs < pairs_max; row++) {
+            args->pair_row[pairs] = (int32_t)row;
+            args->pair_weight[pairs] =
+                weights == NULL ? 1.0f
+                                : number_load(slab->weight_format,
+                                              weights + row * slab->weight_stride_bytes, 0);
+            pairs++;
+            next = row + 1;
+        }
+        args->expert_offset[expert + 1] = pairs;
+    }
+}
+
+int32_t route_cpu(const struct route_args *args, void *stream)
+{
+    int64_t pairs_max = min64(args->pairs_max, INT32_MAX);
+
+    (void)stream;
+    if (args->by == ROUTE_BY_IDS)
+        route_by_ids(args, pairs_max);
+    else
+        route_by_expert(args, pairs_max);
     return 0;
 }
