@@ -10,6 +10,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <sys/stat.h>
@@ -42,6 +43,8 @@ int __real_fstat(int fd, struct stat *file);
 int __wrap_fstat(int fd, struct stat *file);
 int __real_stat(const char *path, struct stat *file);
 int __wrap_stat(const char *path, struct stat *file);
+int __real_pipe2(int fds[2], int flags);
+int __wrap_pipe2(int fds[2], int flags);
 ssize_t __real_getrandom(void *buffer, size_t bytes, unsigned flags);
 ssize_t __wrap_getrandom(void *buffer, size_t bytes, unsigned flags);
 void *__real_calloc(size_t count, size_t bytes);
@@ -64,8 +67,16 @@ int __wrap_shm_open(const char *name, int flags, mode_t mode)
     return __real_shm_open(name, flags, mode);
 }
 
+// Interrupted as kernels before 6.8 do it: every time while a signal may come, and once for another
+// reason.
 int __wrap_posix_fallocate(int fd, off_t offset, off_t bytes)
 {
+    static _Thread_local int interrupted;
+    sigset_t mask;
+
+    (void)pthread_sigmask(SIG_SETMASK, NULL, &mask);
+    interrupted = !interrupted;
+    if (!sigismember(&mask, SIGALRM) || interrupted) return EINTR;
     return call_fails() ? ENOSPC : __real_posix_fallocate(fd, offset, bytes);
 }
 
@@ -84,6 +95,11 @@ int __wrap_fstat(int fd, struct stat *file)
 int __wrap_stat(const char *path, struct stat *file)
 {
     return call_fails() ? -1 : __real_stat(path, file);
+}
+
+int __wrap_pipe2(int fds[2], int flags)
+{
+    return call_fails() ? -1 : __real_pipe2(fds, flags);
 }
 
 ssize_t __wrap_getrandom(void *buffer, size_t bytes, unsigned flags)

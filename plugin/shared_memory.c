@@ -81,8 +81,8 @@ int32_t shared_memory_check(uint64_t bytes, int32_t pieces, moxie_error *error)
     return MOXIE_OK;
 }
 
-// Signals stay blocked over one system call: the kernel gives up all of an interrupted allocation,
-// and a profiler's timer would interrupt every attempt at a large one.
+// Signals stay blocked over one system call: kernels before 6.8 give up all of an interrupted
+// allocation, and a profiler's timer would interrupt every attempt at a large one.
 static int reserve_piece(int fd, off_t offset, off_t bytes)
 {
     sigset_t all, before;

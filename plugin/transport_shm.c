@@ -73,13 +73,16 @@ struct message {
     char text[TEXT_BYTES]; // why status is what it is
 };
 
+_Static_assert(sizeof(struct message) == 120 + TEXT_BYTES, "what is sent has no padding");
+
+// One collective call under way.
 struct meeting {
     const struct bootstrap *bootstrap;
     struct message mine;
     struct message all[MOXIE_RANKS_MAX];
-    unsigned char tokens[MOXIE_RANKS_MAX]
-                        [SHARED_TOKEN_BYTES]; // of every rank's window, once all are known
-    moxie_error local;                        // of the own step; writes into mine
+    moxie_error local; // of the own step; writes into mine
+    // Of every rank's window, once all are known.
+    unsigned char tokens[MOXIE_RANKS_MAX][SHARED_TOKEN_BYTES];
 };
 
 struct transport {
@@ -277,21 +280,26 @@ static int32_t hold(struct bell_line *line, int32_t r, moxie_error *error)
     return MOXIE_OK;
 }
 
-// 1 when the window with this token is at `address` in this process. The kernel does the reading:
-// an address that a confused peer made up is an error of write() instead of a fault.
-static int is_window(uint64_t address, const unsigned char token[SHARED_TOKEN_BYTES])
+// Sees to it that rank r's window is at `address` in this process. The kernel does the reading: an
+// address that a confused peer made up is an error of write() instead of a fault.
+static int32_t check_address(uint64_t address, const unsigned char token[SHARED_TOKEN_BYTES],
+                             int32_t r, moxie_error *error)
 {
     struct bell_line line = {.pad = {0}};
     int pipe_fds[2];
-    int same;
+    int here;
 
-    if (pipe2(pipe_fds, O_CLOEXEC | O_NONBLOCK) != 0) return 0;
-    same = syscall(SYS_write, pipe_fds[1], address, sizeof line) == (long)sizeof line &&
+    if (pipe2(pipe_fds, O_CLOEXEC | O_NONBLOCK) != 0)
+        return fail_with(error, MOXIE_E_MEMORY, "a pipe to check an address with: %s",
+                         strerror(errno));
+    here = syscall(SYS_write, pipe_fds[1], address, sizeof line) == (long)sizeof line &&
            read(pipe_fds[0], &line, sizeof line) == (ssize_t)sizeof line &&
            memcmp(line.token, token, SHARED_TOKEN_BYTES) == 0;
     (void)close(pipe_fds[0]);
     (void)close(pipe_fds[1]);
-    return same;
+    if (here) return MOXIE_OK;
+    return fail_rank(error, MOXIE_E_COLLECTIVE_MISMATCH, r,
+                     "rank %d says it is a thread of this process, but its window is not here", r);
 }
 
 // A rank of this process: its first page is mapped for as long as it takes to count in.
@@ -303,12 +311,8 @@ static int32_t map_mate(const struct meeting *meeting, int32_t r, struct window 
     void *page;
 
     TRY(shared_memory_open(meeting->tokens[r], window->bytes_mapped, page_bytes, r, &page, error));
-    if (!is_window(meeting->all[r].address, meeting->tokens[r]))
-        st =
-            fail_rank(error, MOXIE_E_COLLECTIVE_MISMATCH, r,
-                      "rank %d says it is a thread of this process, but its window is not here", r);
-    else
-        st = hold(page, r, error);
+    st = check_address(meeting->all[r].address, meeting->tokens[r], r, error);
+    if (st == MOXIE_OK) st = hold(page, r, error);
     (void)munmap(page, page_bytes);
     TRY(st);
     window->peer[r] = (unsigned char *)(uintptr_t)meeting->all[r].address;
