@@ -29,9 +29,9 @@ struct payload {
 };
 
 static const struct payload payloads[] = {
-    {"dispatch_format", "input", 2e-6},      {"dispatch_format", "fp8_block128", 6e-2},
-    {"dispatch_format", "nvfp4", 2e-1},      {"activation_format", "bf16", 5e-3},
-    {"activation_format", "f16", 5e-3},      {"activation_format", "fp8", 6e-2},
+    {"dispatch_format", "input", 2e-6},   {"dispatch_format", "fp8_block128", 6e-2},
+    {"dispatch_format", "nvfp4", 2e-1},   {"activation_format", "bf16", 5e-3},
+    {"activation_format", "f16", 5e-3},   {"activation_format", "fp8", 6e-2},
     {"activation_format", "nvfp4", 2e-1},
 };
 
@@ -150,8 +150,8 @@ static void check_canaries(const struct rows_seen *seen, int32_t rank)
 {
     for (int64_t at = seen->counts[rank] * seen->row_bytes; at < seen->cap * seen->row_bytes; at++)
         ck_assert_int_eq(seen->first[rank][at], CANARY);
-    for (int64_t at = seen->counts[rank] * seen->result_bytes;
-         at < seen->cap * seen->result_bytes; at++)
+    for (int64_t at = seen->counts[rank] * seen->result_bytes; at < seen->cap * seen->result_bytes;
+         at++)
         ck_assert_int_eq(seen->results[rank][at], CANARY);
 }
 
@@ -215,8 +215,8 @@ static void quiet_scenario(struct crew_member *member)
     // No assertion in here: they allocate.
     for (int32_t i = 0; i < 5; i++) {
         failed |= dispatcher_begin_forward(member->rank.dispatcher, &member->step, NULL);
-        failed |= forward_run(member->rank.dispatcher, member->rank.runner, &member->batch.batch,
-                              NULL);
+        failed |=
+            forward_run(member->rank.dispatcher, member->rank.runner, &member->batch.batch, NULL);
     }
     if (member->crew->ranks > 1) failed |= host->barrier(host->ctx);
     if (member->index == 0) {

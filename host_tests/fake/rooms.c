@@ -2,7 +2,6 @@
 
 #include "host_tests/fake/rooms.h"
 
-#include "kernels/cpu/cpu.h"
 #include "plugin/forward.h"
 #include "plugin/routing.h"
 #include "plugin/runner.h"
@@ -44,11 +43,6 @@ static void keep_rows(moxie_rows *rows, moxie_slab *slabs, const moxie_rows *fro
 
         memcpy(&slabs[i], at + (size_t)i * from->slab_stride, sizeof slabs[i]);
     }
-}
-
-enum cpu_isa cpu_isa_best(void)
-{
-    return (enum cpu_isa)0;
 }
 
 int32_t instance_open(const moxie_host *host, const struct registry *registry, moxie_instance **out,

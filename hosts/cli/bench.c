@@ -1,0 +1,165 @@
+// Shapes, routings and random weights of the bench.
+
+#include "hosts/cli/bench.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct named_shape {
+    const char *name;
+    struct bench_shape shape;
+};
+
+static const struct named_shape named_shapes[] = {
+    {"q30b", {2048, 768, 128, 8}},
+    {"q235b", {4096, 1536, 128, 8}},
+    {"dsv3ep8", {7168, 2048, 32, 1}}, // one rank's share of DeepSeek-V3 over 8
+    {"mixtral", {4096, 14336, 8, 2}},
+};
+
+int bench_shape_parse(struct bench_shape *shape, const char *text)
+{
+    int64_t *const sizes[4] = {&shape->hidden, &shape->intermediate, &shape->experts,
+                               &shape->top_k};
+
+    for (size_t i = 0; i < sizeof named_shapes / sizeof named_shapes[0]; i++)
+        if (strcmp(named_shapes[i].name, text) == 0) {
+            *shape = named_shapes[i].shape;
+            return 1;
+        }
+    for (int i = 0; i < 4; i++) {
+        char *end = NULL;
+
+        errno = 0;
+        *sizes[i] = strtoll(text, &end, 10);
+        if (errno != 0 || end == text || *sizes[i] < 1 || *sizes[i] > (int64_t)1 << 40) return 0;
+        if (*end != (i < 3 ? ',' : '\0')) return 0;
+        text = end + 1;
+    }
+    return shape->top_k <= MOXIE_TOP_K_MAX && shape->top_k <= shape->experts &&
+           shape->experts <= INT32_MAX;
+}
+
+// Steele, Lea and Flood's splitmix64: any seed will do.
+static uint64_t next_random(uint64_t *state)
+{
+    uint64_t mixed = *state += 0x9e3779b97f4a7c15u;
+
+    mixed = (mixed ^ mixed >> 30) * 0xbf58476d1ce4e5b9u;
+    mixed = (mixed ^ mixed >> 27) * 0x94d049bb133111ebu;
+    return mixed ^ mixed >> 31;
+}
+
+static int contains(const int32_t *ids, int64_t count, int32_t id)
+{
+    for (int64_t i = 0; i < count; i++)
+        if (ids[i] == id) return 1;
+    return 0;
+}
+
+// k of n different ones (Floyd): the i-th draw is from one more than the last could be.
+static void draw_token(const struct bench_shape *shape, uint64_t *state, int32_t *ids)
+{
+    for (int64_t i = 0; i < shape->top_k; i++) {
+        int64_t last = shape->experts - shape->top_k + i;
+        int32_t id = (int32_t)(next_random(state) % (uint64_t)(last + 1));
+
+        ids[i] = contains(ids, i, id) ? (int32_t)last : id;
+    }
+}
+
+void bench_draw_ids(const struct bench_shape *shape, const struct draw *draw, int64_t tokens,
+                    int32_t *ids)
+{
+    uint64_t state =
+        (uint64_t)draw->cell << 40 ^ (uint64_t)draw->repetition << 20 ^ (uint64_t)draw->rank;
+
+    for (int64_t token = 0; token < tokens; token++)
+        draw_token(shape, &state, ids + token * shape->top_k);
+}
+
+void bench_weights_shapes(const struct bench_shape *shape, int32_t format, int64_t experts,
+                          struct weights_shape *w1, struct weights_shape *w2)
+{
+    *w1 = (struct weights_shape){
+        .format = format,
+        .order = MOXIE_ORDER_GATE_UP,
+        .experts = experts,
+        .outputs = 2 * shape->intermediate,
+        .inputs = shape->hidden,
+    };
+    *w2 = (struct weights_shape){
+        .format = format,
+        .order = MOXIE_ORDER_PLAIN,
+        .experts = experts,
+        .outputs = shape->hidden,
+        .inputs = shape->intermediate,
+    };
+}
+
+// Eight bytes of numbers at a time: random where `random` has ones, then `fixed`.
+struct bits {
+    uint64_t random, fixed;
+};
+
+// Magnitudes around 2^-5, so that a layer's output stays near its input.
+static const struct bits f32_bits = {0x807fffff807fffff, 0x3d0000003d000000};
+static const struct bits positive_f32_bits = {0x007fffff007fffff, 0x3d0000003d000000};
+static const struct bits bf16_bits = {0x80ff80ff80ff80ff, 0x3d003d003d003d00};
+static const struct bits f16_bits = {0x83ff83ff83ff83ff, 0x2800280028002800};
+static const struct bits e4m3_bits = {0x9f9f9f9f9f9f9f9f, 0x1010101010101010};
+static const struct bits positive_e4m3_bits = {0x0f0f0f0f0f0f0f0f, 0x2020202020202020};
+static const struct bits nibble_bits = {0xffffffffffffffff, 0};
+static const struct bits e8m0_bits = {0x0303030303030303, 0x7878787878787878};
+
+static void fill(void *memory, uint64_t bytes, const struct bits *bits, uint64_t seed)
+{
+    uint8_t *out = memory;
+
+    for (uint64_t i = 0; i < bytes; i += sizeof(uint64_t)) {
+        uint64_t word = (next_random(&seed) & bits->random) | bits->fixed;
+        uint64_t left = bytes - i;
+
+        memcpy(out + i, &word, left < sizeof word ? left : sizeof word);
+    }
+}
+
+static const struct bits *value_bits(int32_t format)
+{
+    switch (format) {
+    case MOXIE_FORMAT_F32:
+        return &f32_bits;
+    case MOXIE_FORMAT_BF16:
+        return &bf16_bits;
+    case MOXIE_FORMAT_F16:
+        return &f16_bits;
+    case MOXIE_FORMAT_FP8_TENSOR:
+    case MOXIE_FORMAT_FP8_CHANNEL:
+    case MOXIE_FORMAT_FP8_BLOCK128:
+        return &e4m3_bits;
+    default:
+        return &nibble_bits;
+    }
+}
+
+static const struct bits *scale_bits(int32_t format)
+{
+    if (format == MOXIE_FORMAT_MXFP4) return &e8m0_bits;
+    return format == MOXIE_FORMAT_NVFP4 ? &positive_e4m3_bits : &positive_f32_bits;
+}
+
+void bench_fill_weights(struct weights *weights, uint64_t seed)
+{
+    const struct weights_shape *shape = &weights->shape;
+    uint64_t experts = (uint64_t)shape->experts;
+
+    fill(weights->values, experts * weights->value_bytes, value_bits(shape->format), seed);
+    fill(weights->scales, experts * weights->scale_bytes, scale_bits(shape->format), seed + 1);
+    fill(weights->globals, experts * weights->global_bytes, &positive_f32_bits, seed + 2);
+}
+
+void bench_fill_rows(void *rows, uint64_t bytes, uint64_t seed)
+{
+    fill(rows, bytes, &bf16_bits, seed);
+}

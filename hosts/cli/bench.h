@@ -1,0 +1,39 @@
+// What `moxie bench` and its rank processes must agree on: shapes, routings, and the weights of
+// random numbers.
+
+#ifndef MOXIE_HOSTS_CLI_BENCH_H
+#define MOXIE_HOSTS_CLI_BENCH_H
+
+#include "hosts/cli/weights.h"
+
+#define BENCH_CELLS_MAX       64
+#define BENCH_REPETITIONS_MAX 1000
+#define BENCH_REPETITIONS_MIN 3
+
+// Of one MoE layer.
+struct bench_shape {
+    int64_t hidden, intermediate, experts, top_k;
+};
+
+// "q30b" or "2048,768,128,8". 0 when it is neither.
+int bench_shape_parse(struct bench_shape *shape, const char *text);
+
+// Which routing: repetition `repetition` of cell `cell`, the tokens of `rank`.
+struct draw {
+    int cell, repetition, rank;
+};
+
+// ids [tokens, k]: k different experts a token, uniformly, the same in every process.
+void bench_draw_ids(const struct bench_shape *shape, const struct draw *draw, int64_t tokens,
+                    int32_t *ids);
+
+// Gate and up, and down, of `experts` experts.
+void bench_weights_shapes(const struct bench_shape *shape, int32_t format, int64_t experts,
+                          struct weights_shape *w1, struct weights_shape *w2);
+
+// Random numbers of moderate size; no NaN in any format.
+void bench_fill_weights(struct weights *weights, uint64_t seed);
+// bf16 numbers.
+void bench_fill_rows(void *rows, uint64_t bytes, uint64_t seed);
+
+#endif

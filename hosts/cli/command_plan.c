@@ -1,0 +1,134 @@
+// moxie plan: every buffer of a configuration, and the bounds behind it.
+
+#include "hosts/cli/commands.h"
+#include "hosts/cli/config_command.h"
+#include "hosts/cli/json_file.h"
+#include "hosts/cli/table.h"
+
+#include <errno.h>
+
+static const char doc[] = "Prints every buffer that the configuration needs on one rank, and the "
+                          "token bounds behind it. Needs no "
+                          "GPU and no weights. A refused configuration prints its reasons, and "
+                          "whatever bounds are computable, "
+                          "and ends with exit code 2."
+                          "\vCONFIG.json is one JSON object; `moxie info --keys` lists the keys.";
+
+static const char *kind_name(int32_t kind)
+{
+    static const char *const names[] = {
+        [MOXIE_MEMORY_DEVICE] = "device",
+        [MOXIE_MEMORY_SYMMETRIC] = "symmetric",
+        [MOXIE_MEMORY_PINNED] = "pinned",
+        [MOXIE_MEMORY_HOST] = "host",
+    };
+    int known = kind >= MOXIE_MEMORY_DEVICE && kind <= MOXIE_MEMORY_HOST;
+
+    return known ? names[kind] : "unknown";
+}
+
+static const moxie_buffer *buffer_at(const moxie_plan *plan, uint64_t index)
+{
+    return (const moxie_buffer *)(const void *)((const char *)plan->buffers +
+                                                index * plan->buffer_stride);
+}
+
+static json_t *plan_document(const struct instance *instance)
+{
+    const moxie_plan *plan = instance->plan;
+    json_t *buffers = json_array();
+
+    for (uint64_t i = 0; i < plan->buffers_count; i++) {
+        const moxie_buffer *buffer = buffer_at(plan, i);
+
+        (void)json_array_append_new(
+            buffers, json_pack("{s:s, s:s, s:I, s:I, s:I, s:s}", "name", buffer->name, "kind",
+                               kind_name(buffer->kind), "bytes", (json_int_t)buffer->bytes,
+                               "bytes_mapped", (json_int_t)buffer->bytes_mapped, "align",
+                               (json_int_t)buffer->align, "why", buffer->why));
+    }
+    return json_pack("{s:b, s:o, s:o, s:{s:I, s:I, s:I, s:I}}", "ok", 1, "bounds",
+                     instance_bounds(instance), "buffers", buffers, "total_bytes", "device",
+                     (json_int_t)plan->device_bytes, "symmetric", (json_int_t)plan->symmetric_bytes,
+                     "pinned", (json_int_t)plan->pinned_bytes, "host",
+                     (json_int_t)plan->host_bytes);
+}
+
+static void print_bounds(FILE *stream, const struct instance *instance)
+{
+    json_t *bounds = instance_bounds(instance);
+    const char *dominant = json_string_value(json_object_get(bounds, "dominant"));
+    const char *name = NULL;
+    json_t *value = NULL;
+
+    json_object_foreach(bounds, name, value)
+    {
+        if (!json_is_integer(value)) continue;
+        (void)fprintf(stream, "  %-17s %12lld", name, (long long)json_integer_value(value));
+        if (dominant != NULL && json_object_get(bounds, "forward_tokens") == value)
+            (void)fprintf(stream, "  from %s", dominant);
+        (void)fputc('\n', stream);
+    }
+    json_decref(bounds);
+}
+
+static void print_plan(const struct instance *instance)
+{
+    static const char *const heading[] = {"buffer", "kind", "bytes", "mapped", "why"};
+    const moxie_plan *plan = instance->plan;
+    struct table table;
+    char bytes[HUMAN_BYTES];
+    char mapped[HUMAN_BYTES];
+
+    (void)printf("Tokens and rows of one rank\n");
+    print_bounds(stdout, instance);
+    (void)printf("\nBuffers of one rank\n");
+    table_init(&table, 5, 1u << 2 | 1u << 3, heading);
+    for (uint64_t i = 0; i < plan->buffers_count; i++) {
+        const moxie_buffer *buffer = buffer_at(plan, i);
+
+        table_cell(&table, 0, "%s", buffer->name);
+        table_cell(&table, 1, "%s", kind_name(buffer->kind));
+        table_cell(&table, 2, "%s", human_bytes(buffer->bytes, bytes));
+        table_cell(&table, 3, "%s", human_bytes(buffer->bytes_mapped, mapped));
+        table_cell(&table, 4, "%s", buffer->why);
+    }
+    table_print(&table, 2);
+    table_fini(&table);
+    (void)printf("\nTotal: device %s", human_bytes(plan->device_bytes, bytes));
+    (void)printf(", symmetric %s", human_bytes(plan->symmetric_bytes, bytes));
+    (void)printf(", pinned %s", human_bytes(plan->pinned_bytes, bytes));
+    (void)printf(", host %s\n", human_bytes(plan->host_bytes, bytes));
+}
+
+// A refusal: reasons, and what can be said nevertheless.
+static int refuse(const struct instance *instance, int as_json, struct fault *fault)
+{
+    int st = instance_refuse(instance, as_json, 1, fault);
+
+    if (!as_json && instance->plan != NULL && instance->plan->bounds != NULL) {
+        (void)fprintf(stderr, "What can be computed nevertheless:\n");
+        print_bounds(stderr, instance);
+    }
+    return st;
+}
+
+static int show(const struct instance *instance, int as_json, struct fault *fault)
+{
+    json_t *warnings = NULL;
+
+    if (instance->report->reasons_count > 0) return refuse(instance, as_json, fault);
+    if (as_json) return json_print(plan_document(instance), fault);
+    print_plan(instance);
+    warnings = instance_warnings(instance);
+    warnings_print(stderr, program_invocation_name, warnings);
+    json_decref(warnings);
+    return EXIT_OK;
+}
+
+int command_plan(int argc, char **argv, struct fault *fault)
+{
+    static const struct config_command command = {doc, show};
+
+    return config_command(argc, argv, &command, fault);
+}

@@ -1,0 +1,354 @@
+// moxie run: one layer of a checkpoint over R processes, compared with its reference.
+
+#include "hosts/cli/bootstrap.h"
+#include "hosts/cli/commands.h"
+#include "hosts/cli/config_command.h"
+#include "hosts/cli/json_file.h"
+#include "hosts/cli/options.h"
+#include "hosts/cli/router.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct run_options {
+    struct rank_options rank;
+    struct source_paths paths;
+    const char *output; // NULL: not written
+    double tolerance;   // negative: none
+};
+
+enum { OPTION_MODEL = 0x2000, OPTION_LAYER, OPTION_INPUT, OPTION_LAYER_FILE, OPTION_TOLERANCE };
+
+static void check_options(const struct run_options *options, struct argp_state *state)
+{
+    const struct source_paths *paths = &options->paths;
+
+    if (paths->layer_file != NULL && (paths->model != NULL || paths->layer >= 0))
+        argp_error(state, "--layer-file stands for --model and --layer; give one or the other");
+    if (paths->layer_file == NULL &&
+        (paths->model == NULL || paths->layer < 0 || paths->input == NULL))
+        argp_error(state, "wanted is --model DIR --layer N --input FILE, or --layer-file FILE");
+}
+
+static error_t parse(int key, char *text, struct argp_state *state)
+{
+    struct run_options *options = state->input;
+
+    switch (key) {
+    case ARGP_KEY_INIT:
+        state->child_inputs[0] = &options->rank;
+        return 0;
+    case OPTION_MODEL:
+        options->paths.model = text;
+        return 0;
+    case OPTION_LAYER:
+        options->paths.layer = option_integer(state, "--layer", text, 0, 1000000);
+        return 0;
+    case OPTION_INPUT:
+        options->paths.input = text;
+        return 0;
+    case OPTION_LAYER_FILE:
+        options->paths.layer_file = text;
+        return 0;
+    case 'o':
+        options->output = text;
+        return 0;
+    case OPTION_TOLERANCE:
+        options->tolerance = option_number(state, "--tolerance", text);
+        return 0;
+    case ARGP_KEY_ARG:
+        argp_error(state, "no argument is wanted: \"%s\"", text);
+        return 0;
+    case ARGP_KEY_END:
+        check_options(options, state);
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static const struct argp_option table_of_options[] = {
+    {"model", OPTION_MODEL, "DIR", 0,
+     "a Hugging Face folder: config.json with model.safetensors or a sharded index", 1},
+    {"layer", OPTION_LAYER, "N", 0, "which of its layers", 1},
+    {"input", OPTION_INPUT, "FILE", 0,
+     "safetensors with hidden_states [T, H], and where wanted topk_ids, topk_weights [T, k] and "
+     "routed_output [T, H]",
+     1},
+    {"layer-file", OPTION_LAYER_FILE, "FILE", 0,
+     "one safetensors file that holds weights and inputs of one layer", 1},
+    {"output", 'o', "FILE", 0, "write the result: safetensors, tensor `output`, f32 [T, H]", 30},
+    {"tolerance", OPTION_TOLERANCE, "X", 0, "exit code 3 when the relative error exceeds X", 30},
+    {0},
+};
+
+static const struct argp_child children[] = {{&rank_argp, 0, NULL, 0}, {0}};
+
+static const char doc[] =
+    "Runs the experts of one layer: R processes share the experts, and each takes a contiguous "
+    "part of the "
+    "tokens. Without topk_ids and topk_weights the model's router chooses. The result is compared "
+    "with "
+    "routed_output where the file has it: relative_error is ||y - reference|| / ||reference||."
+    "\vPublished formats: Qwen3-MoE, Mixtral, DeepSeek-V3 (fp8), gpt-oss (mxfp4), ModelOpt "
+    "(nvfp4), Llama 4.";
+
+// The configuration that the ranks open with; ep_rank is theirs to set.
+static json_t *make_config(const struct run_options *options, const struct source *source)
+{
+    const struct model *model = &source->model;
+    json_int_t ranks = options->rank.ranks;
+    struct token_range longest = token_part(source->inputs.tokens, ranks, 0);
+    json_t *config = json_pack(
+        "{s:I, s:I, s:I, s:I, s:s, s:s, s:s, s:s, s:i, s:I, s:I, s:I, s:I, s:I, s:I}",
+        "hidden_size", (json_int_t)model->hidden, "intermediate_size",
+        (json_int_t)model->intermediate, "num_experts", (json_int_t)model->experts, "top_k",
+        (json_int_t)model->top_k, "activation", model->activation, "weight_format",
+        format_word(source->layout.w1.format), "input_format", format_word(source->inputs.format),
+        "output_format", "f32", "apply_router_weight_on_input", model->weight_on_input, "dp_size",
+        ranks, "tp_size", ranks, "ep_size", ranks, "forward_tokens_max",
+        (json_int_t)(longest.count > 0 ? longest.count : 1), "cpu_threads",
+        (json_int_t)rank_threads(&options->rank), "timeout_ms",
+        (json_int_t)options->rank.timeout_s * 1000);
+
+    if (config == NULL) return NULL;
+    if (strcmp(model->activation, "swigluoai") == 0) {
+        (void)json_object_set_new(config, "activation_alpha", json_number(model->alpha));
+        (void)json_object_set_new(config, "activation_limit", json_number(model->limit));
+    }
+    if (options->rank.runner != NULL)
+        (void)json_object_set_new(config, "runner", json_string(options->rank.runner));
+    if (options->rank.dispatcher != NULL)
+        (void)json_object_set_new(config, "dispatcher", json_string(options->rank.dispatcher));
+    return config;
+}
+
+// Refuses here, once and with every reason, what each rank would refuse.
+static int check_config(const struct run_options *options, json_t *config, struct plugin *plugin,
+                        struct fault *fault)
+{
+    struct plugin nothing = {.api = NULL};
+    struct instance instance = {.api = NULL};
+    int st = EXIT_OK;
+
+    TRY(plugin_load(plugin, options->rank.common.plugin, fault));
+    TRY(instance_open(&instance, plugin, config, NULL, fault));
+    if (instance.report->reasons_count > 0)
+        st = instance_refuse(&instance, options->rank.common.json, 0, fault);
+out:
+    return close_all(&instance, &nothing, st, fault);
+}
+
+// What the ranks sent.
+struct outcome {
+    const struct source *source;
+    int ranks;
+    float *y;       // [T, H]
+    json_t *result; // of rank 0
+};
+
+static int take(void *ctx, int rank, enum message message, const void *payload, uint64_t bytes,
+                struct fault *fault)
+{
+    struct outcome *outcome = ctx;
+    uint64_t hidden = (uint64_t)outcome->source->model.hidden;
+    struct token_range range = token_part(outcome->source->inputs.tokens, outcome->ranks, rank);
+
+    if (message == MESSAGE_RESULT) {
+        json_decref(outcome->result);
+        outcome->result = json_loadb(payload, bytes, 0, NULL);
+        return EXIT_OK;
+    }
+    if (bytes != (uint64_t)range.count * hidden * sizeof *outcome->y)
+        return fault_set(fault, EXIT_TROUBLE, "rank %d sent rows of a wrong size", rank);
+    memcpy(outcome->y + (uint64_t)range.first * hidden, payload, bytes);
+    return EXIT_OK;
+}
+
+static int run_ranks(const struct run_options *options, const struct plugin *plugin, json_t *config,
+                     struct outcome *outcome, struct fault *fault)
+{
+    const struct source_paths *paths = &options->paths;
+    const struct hub_options hub = {
+        .ranks = (int)options->rank.ranks,
+        .silence_ms = options->rank.timeout_s * 1000,
+        .doing = "loading experts",
+    };
+    const struct hub_handler handler = {outcome, take};
+    json_t *job =
+        json_pack("{s:s, s:s, s:O, s:{s:s*, s:s*, s:s*, s:I}}", "command", "run", "plugin",
+                  plugin->path, "config", config, "source", "layer_file", paths->layer_file,
+                  "model", paths->model, "input", paths->input, "layer", (json_int_t)paths->layer);
+    int st = EXIT_OK;
+
+    if (job == NULL)
+        return fault_set(fault, EXIT_TROUBLE, "out of memory, or a path that is not UTF-8");
+    st = hub_run(&hub, job, &handler, fault);
+    json_decref(job);
+    if (st == EXIT_OK && !json_is_object(outcome->result))
+        return fault_set(fault, EXIT_TROUBLE, "rank 0 sent no result");
+    return st;
+}
+
+// Distances from the reference; both NAN where the file has none.
+struct distance {
+    double relative, max_abs;
+};
+
+static int compare(const struct outcome *outcome, struct distance *distance, struct fault *fault)
+{
+    const struct inputs *inputs = &outcome->source->inputs;
+    const struct tensor *golden = inputs->routed_output;
+    double error = 0;
+    double norm = 0;
+    float *expected = NULL;
+    int st = EXIT_OK;
+
+    *distance = (struct distance){NAN, NAN};
+    if (golden == NULL) return EXIT_OK;
+    expected = malloc(golden->bytes + 1);
+    if (expected == NULL) return fault_set(fault, EXIT_TROUBLE, "out of memory");
+    TRY(safetensors_read(inputs->file, golden, 0, golden->bytes, expected, fault));
+    distance->max_abs = 0;
+    for (uint64_t i = 0; i < golden->bytes / sizeof *expected; i++) {
+        double difference = (double)outcome->y[i] - (double)expected[i];
+
+        error += difference * difference;
+        norm += (double)expected[i] * (double)expected[i];
+        // Written so that a NaN stays.
+        if (!(fabs(difference) <= distance->max_abs)) distance->max_abs = fabs(difference);
+    }
+    distance->relative = error > 0 || isnan(error) ? sqrt(error) / sqrt(norm) : 0;
+out:
+    free(expected);
+    return st;
+}
+
+static int by_value(const void *left, const void *right)
+{
+    const double *a = left;
+    const double *b = right;
+
+    return (*a > *b) - (*a < *b);
+}
+
+static double median_ms(const json_t *result)
+{
+    const json_t *times = json_object_get(result, "times_us");
+    double values[64];
+    size_t count = json_array_size(times);
+
+    if (count == 0) return NAN;
+    if (count > 64) count = 64;
+    for (size_t i = 0; i < count; i++)
+        values[i] = json_real_value(json_array_get(times, i));
+    qsort(values, count, sizeof values[0], by_value);
+    return values[count / 2] / 1000;
+}
+
+static int report(const struct run_options *options, const struct outcome *outcome,
+                  const struct distance *distance, struct fault *fault)
+{
+    const char *runner = json_string_value(json_object_get(outcome->result, "runner"));
+    const char *dispatcher = json_string_value(json_object_get(outcome->result, "dispatcher"));
+    double time_ms = median_ms(outcome->result);
+
+    if (options->rank.common.json)
+        return json_print(json_pack("{s:I, s:i, s:s, s:s, s:o, s:o, s:o}", "tokens",
+                                    (json_int_t)outcome->source->inputs.tokens, "ranks",
+                                    outcome->ranks, "runner", runner, "dispatcher", dispatcher,
+                                    "relative_error", json_number(distance->relative),
+                                    "max_abs_error", json_number(distance->max_abs), "time_ms",
+                                    json_number(time_ms)),
+                          fault);
+    (void)printf("tokens          %lld\n", (long long)outcome->source->inputs.tokens);
+    (void)printf("ranks           %d\n", outcome->ranks);
+    (void)printf("runner          %s\n", runner);
+    (void)printf("dispatcher      %s\n", dispatcher);
+    (void)printf("weights         %s\n", format_word(outcome->source->layout.w1.format));
+    if (outcome->source->inputs.routed_output == NULL) {
+        (void)printf("relative error  (the file has no routed_output to compare with)\n");
+    } else {
+        (void)printf("relative error  %.3e\n", distance->relative);
+        (void)printf("max abs error   %.3e\n", distance->max_abs);
+    }
+    (void)printf("time            %.3f ms\n", time_ms);
+    return EXIT_OK;
+}
+
+static int finish(const struct run_options *options, const struct outcome *outcome,
+                  struct fault *fault)
+{
+    const struct tensor_out tensor = {
+        .name = "output",
+        .word = WORD_F32,
+        .ndim = 2,
+        .shape = {outcome->source->inputs.tokens, outcome->source->model.hidden},
+        .data = outcome->y,
+    };
+    struct distance distance;
+    int st = EXIT_OK;
+
+    TRY(compare(outcome, &distance, fault));
+    if (options->output != NULL) TRY(safetensors_write(options->output, &tensor, fault));
+    TRY(report(options, outcome, &distance, fault));
+    if (options->tolerance >= 0 && !(distance.relative <= options->tolerance))
+        st = fault_set(fault, EXIT_TOLERANCE, "relative error %.3e exceeds the tolerance %.3e",
+                       distance.relative, options->tolerance);
+out:
+    return st;
+}
+
+// What can be refused before any rank is started.
+static int check_source(const struct run_options *options, const struct source *source,
+                        struct fault *fault)
+{
+    if (options->tolerance >= 0 && source->inputs.routed_output == NULL)
+        return fault_set(fault, EXIT_TROUBLE, "%s: no routed_output to hold --tolerance against",
+                         source->inputs.file->path);
+    return source->inputs.topk_ids == NULL ? router_check(source, fault) : EXIT_OK;
+}
+
+static int allocate_output(struct outcome *outcome, struct fault *fault)
+{
+    const struct source *source = outcome->source;
+    uint64_t bytes = 0;
+
+    if (bytes_mul((uint64_t)source->inputs.tokens,
+                  (uint64_t)source->model.hidden * sizeof *outcome->y, &bytes))
+        outcome->y = malloc(bytes + 1);
+    return outcome->y != NULL ? EXIT_OK
+                              : fault_set(fault, EXIT_TROUBLE, "out of memory for the output");
+}
+
+int command_run(int argc, char **argv, struct fault *fault)
+{
+    const struct argp argp = {table_of_options, parse, NULL, doc, children, NULL, NULL};
+    struct run_options options = {.paths = {.layer = -1}, .tolerance = -1};
+    struct source source = {.layout = {.gate = NULL}};
+    struct plugin plugin = {.api = NULL};
+    struct outcome outcome = {.source = &source};
+    json_t *config = NULL;
+    int st = EXIT_OK;
+
+    rank_options_init(&options.rank);
+    (void)argp_parse(&argp, argc, argv, 0, NULL, &options);
+    outcome.ranks = (int)options.rank.ranks;
+    TRY(source_open(&source, &options.paths, fault));
+    TRY(check_source(&options, &source, fault));
+    config = make_config(&options, &source);
+    if (config == NULL)
+        TRY(fault_set(fault, EXIT_TROUBLE, "out of memory, or a name not in UTF-8"));
+    TRY(check_config(&options, config, &plugin, fault));
+    TRY(allocate_output(&outcome, fault));
+    TRY(run_ranks(&options, &plugin, config, &outcome, fault));
+    TRY(finish(&options, &outcome, fault));
+out:
+    plugin_unload(&plugin);
+    json_decref(outcome.result);
+    json_decref(config);
+    free(outcome.y);
+    source_close(&source);
+    return st;
+}

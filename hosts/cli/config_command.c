@@ -1,0 +1,64 @@
+// What the commands about a configuration file share.
+
+#include "hosts/cli/config_command.h"
+
+#include "hosts/cli/json_file.h"
+#include "hosts/cli/options.h"
+
+struct config_options {
+    struct common_options common;
+    const char *config;
+};
+
+static error_t parse(int key, char *text, struct argp_state *state)
+{
+    struct config_options *options = state->input;
+
+    switch (key) {
+    case ARGP_KEY_INIT:
+        state->child_inputs[0] = &options->common;
+        return 0;
+    case ARGP_KEY_ARG:
+        if (options->config != NULL) argp_error(state, "one configuration at a time");
+        options->config = text;
+        return 0;
+    case ARGP_KEY_NO_ARGS:
+        argp_error(state, "a configuration is wanted: a JSON file");
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static const struct argp_child children[] = {{&common_argp, 0, NULL, 0}, {0}};
+
+int close_all(struct instance *instance, struct plugin *plugin, int st, struct fault *fault)
+{
+    struct fault closing;
+    int closed = instance_close(instance, &closing);
+
+    plugin_unload(plugin);
+    if (st != EXIT_OK || closed == EXIT_OK) return st;
+    *fault = closing;
+    return closed;
+}
+
+int config_command(int argc, char **argv, const struct config_command *command, struct fault *fault)
+{
+    const struct argp argp = {NULL, parse, "CONFIG.json", command->doc, children, NULL, NULL};
+    struct config_options options = {.config = NULL};
+    struct plugin plugin = {.api = NULL};
+    struct instance instance = {.api = NULL};
+    json_t *config = NULL;
+    int st = EXIT_OK;
+
+    (void)argp_parse(&argp, argc, argv, 0, NULL, &options);
+    TRY(json_file_read(options.config, &config, fault));
+    TRY(plugin_load(&plugin, options.common.plugin, fault));
+    TRY(instance_open(&instance, &plugin, config, NULL, fault));
+    st = command->show(&instance, options.common.json, fault);
+out:
+    st = close_all(&instance, &plugin, st, fault);
+    json_decref(config);
+    return st;
+}

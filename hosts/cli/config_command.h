@@ -1,0 +1,21 @@
+// What the commands about a configuration file share: arguments, library, instance.
+
+#ifndef MOXIE_HOSTS_CLI_CONFIG_COMMAND_H
+#define MOXIE_HOSTS_CLI_CONFIG_COMMAND_H
+
+#include "hosts/cli/instance.h"
+
+struct config_command {
+    const char *doc; // of --help
+    // What is said about the opened instance. Returns an exit code.
+    int (*show)(const struct instance *instance, int as_json, struct fault *fault);
+};
+
+int config_command(int argc, char **argv, const struct config_command *command,
+                   struct fault *fault);
+
+// Closes what a command had open, and passes its outcome `st` on: a fault while closing counts only
+// when there was none before.
+int close_all(struct instance *instance, struct plugin *plugin, int st, struct fault *fault);
+
+#endif

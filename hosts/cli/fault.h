@@ -1,0 +1,41 @@
+// How the command fails: one text for standard error and one exit code. Written where the trouble
+// is seen, passed up with TRY.
+
+#ifndef MOXIE_HOSTS_CLI_FAULT_H
+#define MOXIE_HOSTS_CLI_FAULT_H
+
+#include <stdint.h>
+
+enum exit_code {
+    EXIT_OK = 0,
+    EXIT_TROUBLE = 1,   // usage, files, memory, a rank that died
+    EXIT_REFUSED = 2,   // the configuration, or the library, said no
+    EXIT_TOLERANCE = 3, // the result is further from the reference than allowed
+};
+
+#define FAULT_TEXT_BYTES 2048
+
+struct fault {
+    int code; // enum exit_code
+    char text[FAULT_TEXT_BYTES];
+};
+
+// Needs `int st = EXIT_OK` and a label `out` in the function.
+#define TRY(expr)                                                                                  \
+    do {                                                                                           \
+        st = (expr);                                                                               \
+        if (st != EXIT_OK) goto out;                                                               \
+    } while (0)
+
+// Writes the text (cut when longer) and returns `code`.
+int fault_set(struct fault *fault, int code, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+// The fault of a call into the library that returned `status` and wrote `text`.
+int fault_from_status(struct fault *fault, int32_t status, const char *what, const char *text);
+
+// Overflow-checked sizes, limited to 2^62. On overflow return 0 and leave *out alone.
+int bytes_mul(uint64_t a, uint64_t b, uint64_t *out);
+int bytes_add(uint64_t a, uint64_t b, uint64_t *out);
+
+#endif

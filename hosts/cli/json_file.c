@@ -1,0 +1,108 @@
+// JSON in and out of files.
+
+#include "hosts/cli/json_file.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define JSON_FILE_BYTES_MAX ((size_t)64 << 20)
+#define READ_CHUNK_BYTES    ((size_t)64 << 10)
+
+// Reads to the end of the stream; a pipe has no size to ask for first.
+static int read_all(FILE *file, const char *path, char **text, size_t *length, struct fault *fault)
+{
+    char *buffer = NULL;
+    size_t used = 0;
+    size_t got = 1;
+
+    while (got > 0) {
+        char *grown = NULL;
+
+        if (used > JSON_FILE_BYTES_MAX) {
+            free(buffer);
+            return fault_set(fault, EXIT_TROUBLE,
+                             "%s: more than %zu MiB; this is no such JSON file", path,
+                             JSON_FILE_BYTES_MAX >> 20);
+        }
+        grown = realloc(buffer, used + READ_CHUNK_BYTES);
+        if (grown == NULL) {
+            free(buffer);
+            return fault_set(fault, EXIT_TROUBLE, "%s: out of memory", path);
+        }
+        buffer = grown;
+        got = fread(buffer + used, 1, READ_CHUNK_BYTES, file);
+        used += got;
+    }
+    if (ferror(file)) {
+        free(buffer);
+        return fault_set(fault, EXIT_TROUBLE, "%s: %s", path, strerror(errno));
+    }
+    *text = buffer;
+    *length = used;
+    return EXIT_OK;
+}
+
+static int parse(FILE *file, const char *path, json_t **out, struct fault *fault)
+{
+    char *text = NULL;
+    size_t length = 0;
+    json_error_t error;
+    json_t *value = NULL;
+    int st = EXIT_OK;
+
+    TRY(read_all(file, path, &text, &length, fault));
+    value = json_loadb(text, length, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &error);
+    if (value == NULL)
+        TRY(fault_set(fault, EXIT_TROUBLE, "%s:%d:%d: malformed JSON: %s", path, error.line,
+                      error.column, error.text));
+    if (!json_is_object(value))
+        TRY(fault_set(fault, EXIT_TROUBLE, "%s: not a JSON object; write {\"key\": value, ...}",
+                      path));
+    *out = json_incref(value);
+out:
+    json_decref(value);
+    free(text);
+    return st;
+}
+
+static int read_object(const char *path, int optional, json_t **out, struct fault *fault)
+{
+    FILE *file = fopen(path, "rbe");
+    int st = EXIT_OK;
+
+    *out = NULL;
+    if (file == NULL && optional && errno == ENOENT) return EXIT_OK;
+    if (file == NULL) return fault_set(fault, EXIT_TROUBLE, "%s: %s", path, strerror(errno));
+    st = parse(file, path, out, fault);
+    (void)fclose(file);
+    return st;
+}
+
+int json_file_read(const char *path, json_t **out, struct fault *fault)
+{
+    return read_object(path, 0, out, fault);
+}
+
+int json_file_read_optional(const char *path, json_t **out, struct fault *fault)
+{
+    return read_object(path, 1, out, fault);
+}
+
+int json_print(json_t *document, struct fault *fault)
+{
+    int failed = document == NULL || json_dumpf(document, stdout, JSON_COMPACT) != 0 ||
+                 fputc('\n', stdout) == EOF || fflush(stdout) != 0;
+
+    json_decref(document);
+    if (failed)
+        return fault_set(fault, EXIT_TROUBLE, "cannot write the result: %s", strerror(errno));
+    return EXIT_OK;
+}
+
+json_t *json_number(double value)
+{
+    return isfinite(value) ? json_real(value) : json_null();
+}

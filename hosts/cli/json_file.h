@@ -1,0 +1,23 @@
+// JSON in and out of files. Everything read here comes from outside.
+
+#ifndef MOXIE_HOSTS_CLI_JSON_FILE_H
+#define MOXIE_HOSTS_CLI_JSON_FILE_H
+
+#include "hosts/cli/fault.h"
+
+#include <jansson.h>
+
+// Reads one JSON object; duplicate keys, trailing text and files past 64 MiB are refused. owner:
+// caller
+int json_file_read(const char *path, json_t **out, struct fault *fault);
+
+// As json_file_read; a file that does not exist gives *out = NULL and no fault.
+int json_file_read_optional(const char *path, json_t **out, struct fault *fault);
+
+// Writes one document and a newline to standard output, and releases it. NULL is out of memory.
+int json_print(json_t *document, struct fault *fault);
+
+// A real, or null when JSON has no word for it (NaN, infinity).
+json_t *json_number(double value);
+
+#endif

@@ -1,0 +1,275 @@
+// What one MoE layer is.
+
+#include "hosts/cli/model.h"
+
+#include "abi.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MODEL_SIZE_MAX ((int64_t)1 << 40)
+
+// What a family does that its config.json does not say.
+struct family {
+    const char *name;
+    int32_t scoring;
+    int32_t renormalize; // when norm_topk_prob is absent
+    double epsilon;
+    int32_t weight_on_input;
+    int32_t fused_rows_in;
+    int32_t fused_interleaved;
+    const char *activation; // NULL: hidden_act says
+};
+
+static const struct family families[] = {
+    {"qwen2_moe", MOXIE_SCORING_SOFTMAX, 0, 0, 0, 0, 0, NULL},
+    {"qwen3_moe", MOXIE_SCORING_SOFTMAX, 0, 0, 0, 0, 0, NULL},
+    {"mixtral", MOXIE_SCORING_SOFTMAX, 1, 0, 0, 0, 0, NULL},
+    {"deepseek_v3", MOXIE_SCORING_SIGMOID, 1, 1e-20, 0, 0, 0, NULL},
+    {"gpt_oss", MOXIE_SCORING_TOP_K_SOFTMAX, 0, 0, 0, 1, 1, "swigluoai"},
+    {"llama4", MOXIE_SCORING_SIGMOID, 0, 0, 1, 1, 0, NULL},
+    {"llama4_text", MOXIE_SCORING_SIGMOID, 0, 0, 1, 1, 0, NULL},
+};
+
+// Experts can be loaded, ids and weights must be given.
+static const struct family unknown_family = {"", 0, 0, 0, 0, 0, 0, NULL};
+
+static const struct family *family_find(const char *name)
+{
+    for (size_t i = 0; i < sizeof families / sizeof families[0]; i++)
+        if (strcmp(families[i].name, name) == 0) return &families[i];
+    return &unknown_family;
+}
+
+static void take_family(struct model *model, const char *name)
+{
+    const struct family *family = family_find(name);
+
+    *model = (struct model){
+        .activation = family->activation,
+        .alpha = 1.702, // gpt-oss implies it
+        .weight_on_input = family->weight_on_input,
+        .scoring = family->scoring,
+        .renormalize = family->renormalize,
+        .epsilon = family->epsilon,
+        .scaling = 1,
+        .fused_rows_in = family->fused_rows_in,
+        .fused_interleaved = family->fused_interleaved,
+    };
+    (void)snprintf(model->family, sizeof model->family, "%s", name);
+}
+
+// A word of the configuration key for a word of the checkpoint; NULL when there is none.
+static const char *activation_word(const char *name)
+{
+    static const char *const words[][2] = {
+        {"silu", "silu"},           {"swish", "silu"},          {"gelu", "gelu"},
+        {"relu2", "relu2"},         {"swigluoai", "swigluoai"}, {"gelu_pytorch_tanh", "gelu_tanh"},
+        {"gelu_tanh", "gelu_tanh"},
+    };
+
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
+        if (strcmp(words[i][0], name) == 0) return words[i][1];
+    return NULL;
+}
+
+// The first of up to three keys that is there, as a size of at least 1.
+static int config_size(const json_t *config, const char *const *keys, int64_t *out,
+                       struct fault *fault)
+{
+    for (int i = 0; i < 3 && keys[i] != NULL; i++) {
+        const json_t *value = json_object_get(config, keys[i]);
+
+        if (value == NULL || json_is_null(value)) continue;
+        if (!json_is_integer(value) || json_integer_value(value) < 1 ||
+            json_integer_value(value) > MODEL_SIZE_MAX)
+            return fault_set(fault, EXIT_TROUBLE, "config.json: %s is not a size from 1 to 2^40",
+                             keys[i]);
+        *out = json_integer_value(value);
+        return EXIT_OK;
+    }
+    return fault_set(fault, EXIT_TROUBLE, "config.json: no %s; is this a mixture-of-experts model?",
+                     keys[0]);
+}
+
+static int config_number(const json_t *config, const char *key, double *out, struct fault *fault)
+{
+    const json_t *value = json_object_get(config, key);
+
+    if (value == NULL || json_is_null(value)) return EXIT_OK;
+    if (!json_is_number(value))
+        return fault_set(fault, EXIT_TROUBLE, "config.json: %s is not a number", key);
+    *out = json_number_value(value);
+    return EXIT_OK;
+}
+
+static int config_count(const json_t *config, const char *key, int64_t *out, struct fault *fault)
+{
+    const json_t *value = json_object_get(config, key);
+
+    if (value == NULL || json_is_null(value)) return EXIT_OK;
+    if (!json_is_integer(value) || json_integer_value(value) < 0 ||
+        json_integer_value(value) > MODEL_SIZE_MAX)
+        return fault_set(fault, EXIT_TROUBLE, "config.json: %s is not a count", key);
+    *out = json_integer_value(value);
+    return EXIT_OK;
+}
+
+static int config_activation(struct model *model, const json_t *config, struct fault *fault)
+{
+    const char *name = json_string_value(json_object_get(config, "hidden_act"));
+
+    if (model->activation != NULL)
+        return config_number(config, "swiglu_limit", &model->limit, fault);
+    model->activation = activation_word(name != NULL ? name : "silu");
+    if (model->activation == NULL)
+        return fault_set(fault, EXIT_REFUSED,
+                         "config.json: hidden_act %s has no kernel; silu, gelu, gelu_pytorch_tanh "
+                         "and relu2 have",
+                         name);
+    return EXIT_OK;
+}
+
+static int config_router(struct model *model, const json_t *config, struct fault *fault)
+{
+    const json_t *norm = json_object_get(config, "norm_topk_prob");
+    const char *scoring = json_string_value(json_object_get(config, "scoring_func"));
+    int st = EXIT_OK;
+
+    if (json_is_boolean(norm)) model->renormalize = json_is_true(norm);
+    if (scoring != NULL && strcmp(scoring, "softmax") == 0) model->scoring = MOXIE_SCORING_SOFTMAX;
+    if (scoring != NULL && strcmp(scoring, "sigmoid") == 0) model->scoring = MOXIE_SCORING_SIGMOID;
+    TRY(config_count(config, "n_group", &model->groups, fault));
+    TRY(config_count(config, "topk_group", &model->groups_top, fault));
+    TRY(config_number(config, "routed_scaling_factor", &model->scaling, fault));
+out:
+    return st;
+}
+
+int model_from_config(struct model *model, const struct checkpoint *checkpoint, struct fault *fault)
+{
+    static const char *const hidden_keys[] = {"hidden_size", NULL, NULL};
+    static const char *const intermediate_keys[] = {"moe_intermediate_size", "intermediate_size",
+                                                    NULL};
+    static const char *const experts_keys[] = {"num_experts", "num_local_experts",
+                                               "n_routed_experts"};
+    static const char *const top_k_keys[] = {"num_experts_per_tok", "moe_topk", NULL};
+    const json_t *config = checkpoint->config;
+    const json_t *text_config = json_object_get(config, "text_config");
+    const char *family = NULL;
+    int st = EXIT_OK;
+
+    // Models of several modalities keep the language model's sizes one level down.
+    if (json_object_get(config, "hidden_size") == NULL && json_is_object(text_config))
+        config = text_config;
+    family = json_string_value(json_object_get(config, "model_type"));
+    take_family(model, family != NULL ? family : "");
+    TRY(config_size(config, experts_keys, &model->experts, fault));
+    TRY(config_size(config, hidden_keys, &model->hidden, fault));
+    TRY(config_size(config, intermediate_keys, &model->intermediate, fault));
+    TRY(config_size(config, top_k_keys, &model->top_k, fault));
+    TRY(config_activation(model, config, fault));
+    TRY(config_router(model, config, fault));
+out:
+    return st;
+}
+
+static int metadata_size(const struct safetensors *file, const char *key, int64_t *out,
+                         struct fault *fault)
+{
+    const char *text = safetensors_metadata(file, key);
+    char *end = NULL;
+    long long value = 0;
+
+    if (text == NULL)
+        return fault_set(
+            fault, EXIT_TROUBLE,
+            "%s: no metadata key %s; --layer-file wants a file that describes its layer",
+            file->path, key);
+    errno = 0;
+    value = strtoll(text, &end, 10);
+    if (errno != 0 || end == text || *end != '\0' || value < 1 || value > MODEL_SIZE_MAX)
+        return fault_set(fault, EXIT_TROUBLE, "%s: metadata %s is not a size from 1 to 2^40",
+                         file->path, key);
+    *out = value;
+    return EXIT_OK;
+}
+
+// Absent keys leave *out alone.
+static int metadata_number(const struct safetensors *file, const char *key, double *out,
+                           struct fault *fault)
+{
+    const char *text = safetensors_metadata(file, key);
+    char *end = NULL;
+    double value = 0;
+
+    if (text == NULL) return EXIT_OK;
+    value = strtod(text, &end);
+    if (end == text || *end != '\0')
+        return fault_set(fault, EXIT_TROUBLE, "%s: metadata %s is not a number", file->path, key);
+    *out = value;
+    return EXIT_OK;
+}
+
+static int metadata_layout(struct model *model, const struct safetensors *file, struct fault *fault)
+{
+    static const struct {
+        const char *text;
+        int rows_in, interleaved;
+    } layouts[] = {
+        {"[E,2I,H] gate then up", 0, 0},
+        {"[E,2I,H] gate and up interleaved", 0, 1},
+        {"[E,H,2I] gate then up", 1, 0},
+        {"[E,H,2I] gate and up interleaved", 1, 1},
+    };
+    const char *text = safetensors_metadata(file, "weight_layout");
+
+    for (size_t i = 0; text != NULL && i < sizeof layouts / sizeof layouts[0]; i++)
+        if (strcmp(layouts[i].text, text) == 0) {
+            model->fused_rows_in = layouts[i].rows_in;
+            model->fused_interleaved = layouts[i].interleaved;
+            return EXIT_OK;
+        }
+    return fault_set(fault, EXIT_TROUBLE,
+                     "%s: metadata weight_layout is not one of \"%s\", \"%s\", \"%s\", \"%s\"",
+                     file->path, layouts[0].text, layouts[1].text, layouts[2].text,
+                     layouts[3].text);
+}
+
+static int metadata_flag(const struct safetensors *file, const char *key, int otherwise)
+{
+    const char *text = safetensors_metadata(file, key);
+
+    return text == NULL ? otherwise : strcmp(text, "1") == 0;
+}
+
+int model_from_layer_file(struct model *model, const struct safetensors *file, struct fault *fault)
+{
+    const char *family = safetensors_metadata(file, "family");
+    const char *activation = safetensors_metadata(file, "activation");
+    int st = EXIT_OK;
+
+    take_family(model, family != NULL ? family : "");
+    TRY(metadata_size(file, "hidden_size", &model->hidden, fault));
+    TRY(metadata_size(file, "intermediate_size", &model->intermediate, fault));
+    TRY(metadata_size(file, "num_experts", &model->experts, fault));
+    TRY(metadata_size(file, "top_k", &model->top_k, fault));
+    TRY(metadata_layout(model, file, fault));
+    model->activation = activation_word(activation != NULL ? activation : "silu");
+    if (model->activation == NULL)
+        TRY(fault_set(fault, EXIT_REFUSED, "%s: activation %s has no kernel", file->path,
+                      activation));
+    TRY(metadata_number(file, "alpha", &model->alpha, fault));
+    TRY(metadata_number(file, "limit", &model->limit, fault));
+    TRY(metadata_number(file, "routed_scaling_factor", &model->scaling, fault));
+    model->weight_on_input = metadata_flag(file, "apply_router_weight_on_input", 0);
+    model->renormalize = metadata_flag(file, "norm_topk_prob", model->renormalize);
+    if (safetensors_metadata(file, "n_group") != NULL) {
+        TRY(metadata_size(file, "n_group", &model->groups, fault));
+        TRY(metadata_size(file, "topk_group", &model->groups_top, fault));
+    }
+out:
+    return st;
+}

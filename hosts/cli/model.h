@@ -1,0 +1,27 @@
+// What one MoE layer is, as the checkpoint's config.json or a layer file's metadata describes it.
+
+#ifndef MOXIE_HOSTS_CLI_MODEL_H
+#define MOXIE_HOSTS_CLI_MODEL_H
+
+#include "hosts/cli/checkpoint.h"
+
+struct model {
+    int64_t hidden, intermediate, experts, top_k;
+    char family[32];        // "qwen3_moe"; "" when unknown
+    const char *activation; // a word of the configuration key `activation`
+    double alpha, limit;    // swigluoai; limit 0: none
+    int weight_on_input;    // the router weight multiplies the expert's input
+    int scoring;            // MOXIE_SCORING_*, or 0: no router is known for this family
+    int renormalize;
+    int64_t groups, groups_top;
+    double epsilon;        // added to the renormalising sum
+    double scaling;        // routed scaling factor
+    int fused_rows_in;     // fused experts are [E, K, N]
+    int fused_interleaved; // and their gate and up rows alternate
+};
+
+int model_from_config(struct model *model, const struct checkpoint *checkpoint,
+                      struct fault *fault);
+int model_from_layer_file(struct model *model, const struct safetensors *file, struct fault *fault);
+
+#endif

@@ -1,0 +1,125 @@
+// What all commands share on the command line.
+
+#include "hosts/cli/options.h"
+
+#include "hosts/cli/bootstrap.h"
+#include "hosts/cli/machine.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+
+enum option_key {
+    OPTION_PLUGIN = 0x1000, // past every character: none of these has a short form
+    OPTION_JSON,
+    OPTION_RANKS,
+    OPTION_THREADS,
+    OPTION_TIMEOUT,
+    OPTION_RUNNER,
+    OPTION_DISPATCHER,
+};
+
+int64_t option_integer(const struct argp_state *state, const char *option, const char *text,
+                       int64_t least, int64_t most)
+{
+    char *end = NULL;
+    long long value = 0;
+
+    errno = 0;
+    value = strtoll(text, &end, 10);
+    if (errno != 0 || end == text || *end != '\0' || value < least || value > most)
+        argp_error(state, "%s %s: wanted is an integer from %lld to %lld", option, text,
+                   (long long)least, (long long)most);
+    return value;
+}
+
+double option_number(const struct argp_state *state, const char *option, const char *text)
+{
+    char *end = NULL;
+    double value = strtod(text, &end);
+
+    if (end == text || *end != '\0' || !isfinite(value) || value < 0)
+        argp_error(state, "%s %s: wanted is a number from 0 up", option, text);
+    return value;
+}
+
+static error_t parse_common(int key, char *text, struct argp_state *state)
+{
+    struct common_options *options = state->input;
+
+    switch (key) {
+    case OPTION_PLUGIN:
+        options->plugin = text;
+        return 0;
+    case OPTION_JSON:
+        options->json = 1;
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static const struct argp_option common_table[] = {
+    {"plugin", OPTION_PLUGIN, "PATH", 0,
+     "the library; else $MOXIE_PLUGIN, else libmoxie.so beside this program or in ../lib", 90},
+    {"json", OPTION_JSON, NULL, 0, "print one JSON document and nothing else", 90},
+    {0},
+};
+
+const struct argp common_argp = {.options = common_table, .parser = parse_common};
+
+static error_t parse_rank(int key, char *text, struct argp_state *state)
+{
+    struct rank_options *options = state->input;
+
+    switch (key) {
+    case ARGP_KEY_INIT:
+        state->child_inputs[0] = &options->common;
+        return 0;
+    case OPTION_RANKS:
+        options->ranks = option_integer(state, "--ranks", text, 1, BOOTSTRAP_RANKS_MAX);
+        return 0;
+    case OPTION_THREADS:
+        options->threads = option_integer(state, "--threads", text, 1, 1024);
+        return 0;
+    case OPTION_TIMEOUT:
+        options->timeout_s = option_integer(state, "--timeout", text, 1, 86400);
+        return 0;
+    case OPTION_RUNNER:
+        options->runner = text;
+        return 0;
+    case OPTION_DISPATCHER:
+        options->dispatcher = text;
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static const struct argp_option rank_table[] = {
+    {"ranks", OPTION_RANKS, "R", 0, "processes to spread the experts over (default 1)", 10},
+    {"threads", OPTION_THREADS, "N", 0, "threads of each rank (default: cores / ranks)", 10},
+    {"timeout", OPTION_TIMEOUT, "SECONDS", 0,
+     "a rank that is silent for so long ends the run (default 300)", 10},
+    {"runner", OPTION_RUNNER, "NAME", 0, "a registered runner (default auto)", 20},
+    {"dispatcher", OPTION_DISPATCHER, "NAME", 0, "a registered dispatcher (default auto)", 20},
+    {0},
+};
+
+static const struct argp_child rank_children[] = {{&common_argp, 0, NULL, 0}, {0}};
+
+const struct argp rank_argp = {
+    .options = rank_table, .parser = parse_rank, .children = rank_children};
+
+void rank_options_init(struct rank_options *options)
+{
+    *options = (struct rank_options){.ranks = 1, .timeout_s = 300};
+}
+
+int64_t rank_threads(const struct rank_options *options)
+{
+    int64_t share = machine_cores() / options->ranks;
+
+    if (options->threads > 0) return options->threads;
+    return share > 0 ? share : 1;
+}

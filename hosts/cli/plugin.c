@@ -1,0 +1,85 @@
+// Finds libmoxie.so and loads it.
+
+#include "hosts/cli/plugin.h"
+
+#include "hosts/cli/host.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define LIBRARY_NAME "libmoxie.so"
+
+// Beside the executable, or in ../lib. 0 when there is none.
+static int find_near_executable(char *path, size_t capacity, char *folder, size_t folder_capacity)
+{
+    static const char *const places[] = {"/" LIBRARY_NAME, "/../lib/" LIBRARY_NAME};
+    ssize_t length = readlink("/proc/self/exe", folder, folder_capacity - 1);
+    char *slash = NULL;
+
+    if (length < 0) length = 0;
+    folder[length] = '\0';
+    slash = strrchr(folder, '/');
+    if (slash == NULL) return 0;
+    *slash = '\0';
+    for (size_t i = 0; i < sizeof places / sizeof places[0]; i++)
+        if ((size_t)snprintf(path, capacity, "%s%s", folder, places[i]) < capacity &&
+            access(path, R_OK) == 0)
+            return 1;
+    return 0;
+}
+
+static int find(struct plugin *plugin, const char *path, struct fault *fault)
+{
+    const char *named = path != NULL ? path : getenv("MOXIE_PLUGIN");
+    char folder[PATH_MAX];
+
+    if (named != NULL && named[0] != '\0') {
+        if ((size_t)snprintf(plugin->path, sizeof plugin->path, "%s", named) < sizeof plugin->path)
+            return EXIT_OK;
+        return fault_set(fault, EXIT_TROUBLE, "the path of the library is longer than %d bytes",
+                         PATH_MAX - 1);
+    }
+    if (find_near_executable(plugin->path, sizeof plugin->path, folder, sizeof folder))
+        return EXIT_OK;
+    return fault_set(fault, EXIT_TROUBLE,
+                     "no " LIBRARY_NAME " in %s or %s/../lib; name it with --plugin PATH or the "
+                     "environment variable MOXIE_PLUGIN",
+                     folder, folder);
+}
+
+int plugin_load(struct plugin *plugin, const char *path, struct fault *fault)
+{
+    struct library_error error;
+    int32_t status = MOXIE_OK;
+    int st = EXIT_OK;
+
+    *plugin = (struct plugin){0};
+    TRY(find(plugin, path, fault));
+    status = moxie_load(plugin->path, HOST_NAME, &plugin->library, library_error(&error));
+    if (status != MOXIE_OK)
+        TRY(fault_set(fault, EXIT_TROUBLE, "cannot load %s: %s", plugin->path, error.text));
+    plugin->api = plugin->library.api;
+out:
+    return st;
+}
+
+void plugin_unload(struct plugin *plugin)
+{
+    if (plugin->api != NULL) moxie_unload(&plugin->library);
+    *plugin = (struct plugin){0};
+}
+
+moxie_error *library_error(struct library_error *error)
+{
+    error->text[0] = '\0';
+    error->error = (moxie_error){
+        .struct_size = sizeof error->error,
+        .rank = -1,
+        .text_bytes = sizeof error->text,
+        .text = error->text,
+    };
+    return &error->error;
+}

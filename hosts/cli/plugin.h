@@ -1,0 +1,31 @@
+// Finds libmoxie.so and loads it.
+
+#ifndef MOXIE_HOSTS_CLI_PLUGIN_H
+#define MOXIE_HOSTS_CLI_PLUGIN_H
+
+#include "abi.h"
+#include "abi/loader.h"
+#include "hosts/cli/fault.h"
+
+#include <limits.h>
+
+struct plugin {
+    const moxie_api *api; // NULL when not loaded
+    moxie_library library;
+    char path[PATH_MAX];
+};
+
+// `path` when given, else $MOXIE_PLUGIN, else beside the executable, else ../lib from there.
+int plugin_load(struct plugin *plugin, const char *path, struct fault *fault);
+// Accepts a zeroed or unloaded plugin.
+void plugin_unload(struct plugin *plugin);
+
+// Where a call into the library explains itself.
+struct library_error {
+    moxie_error error;
+    char text[1024];
+};
+
+moxie_error *library_error(struct library_error *error);
+
+#endif

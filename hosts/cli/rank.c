@@ -1,0 +1,141 @@
+// One rank's share of a run or a bench.
+
+#include "hosts/cli/rank.h"
+
+#include <stdlib.h>
+
+// The configuration was accepted before the ranks were started: this repeats what changed since.
+static int check_accepted(const struct instance *instance, struct fault *fault)
+{
+    json_t *reasons = NULL;
+    const char *message = NULL;
+
+    if (instance->report->reasons_count == 0) return EXIT_OK;
+    reasons = instance_reasons(instance);
+    message = json_string_value(json_object_get(json_array_get(reasons, 0), "message"));
+    (void)fault_set(fault, EXIT_REFUSED, "refused: %s", message != NULL ? message : "");
+    json_decref(reasons);
+    return EXIT_REFUSED;
+}
+
+static int find_backends(struct rank *rank, struct fault *fault)
+{
+    const char *runner = instance_config(&rank->instance, "runner");
+    const char *dispatcher = instance_config(&rank->instance, "dispatcher");
+
+    rank->runner_info = host_runner(&rank->instance.host, runner);
+    rank->dispatcher_info = host_dispatcher(&rank->instance.host, dispatcher);
+    if (rank->runner_info != NULL && rank->dispatcher_info != NULL) return EXIT_OK;
+    return fault_set(fault, EXIT_TROUBLE,
+                     "the library accepted runner %s and dispatcher %s, and "
+                     "registered no such pair",
+                     runner, dispatcher);
+}
+
+int rank_open(struct rank *rank, struct link *link, const json_t *job, struct fault *fault)
+{
+    const struct host_bootstrap bootstrap = {link, link_all_gather, link_barrier};
+    const char *path = json_string_value(json_object_get(job, "plugin"));
+    int st = EXIT_OK;
+
+    *rank = (struct rank){.link = link};
+    rank->config = json_copy(json_object_get(job, "config"));
+    if (rank->config == NULL ||
+        json_object_set_new(rank->config, "ep_rank", json_integer(link->rank)) != 0)
+        TRY(fault_set(fault, EXIT_TROUBLE, "the job has no configuration"));
+    TRY(plugin_load(&rank->plugin, path, fault));
+    TRY(instance_open(&rank->instance, &rank->plugin, rank->config, &bootstrap, fault));
+    TRY(check_accepted(&rank->instance, fault));
+    TRY(find_backends(rank, fault));
+out:
+    return st;
+}
+
+int rank_create(struct rank *rank, const struct weights *w1, const struct weights *w2,
+                struct fault *fault)
+{
+    const moxie_weights weights = {
+        .struct_size = sizeof weights,
+        .w1 = &w1->matrix,
+        .w2 = &w2->matrix,
+    };
+    struct library_error error;
+    int32_t status = rank->runner_info->api->create(rank->instance.handle, 0, &weights,
+                                                    &rank->runner, library_error(&error));
+
+    if (status != MOXIE_OK) return fault_from_status(fault, status, "the weights", error.text);
+    status = rank->dispatcher_info->api->create(rank->instance.handle, &rank->dispatcher,
+                                                library_error(&error));
+    if (status != MOXIE_OK) return fault_from_status(fault, status, "the dispatcher", error.text);
+    return EXIT_OK;
+}
+
+int rank_close(struct rank *rank, struct fault *fault)
+{
+    int st = EXIT_OK;
+
+    if (rank->dispatcher_info != NULL) rank->dispatcher_info->api->destroy(rank->dispatcher);
+    if (rank->runner_info != NULL) rank->runner_info->api->destroy(rank->runner);
+    st = instance_close(&rank->instance, fault);
+    plugin_unload(&rank->plugin);
+    json_decref(rank->config);
+    *rank = (struct rank){0};
+    return st;
+}
+
+int rank_forward(struct rank *rank, const struct forward *forward, struct fault *fault)
+{
+    int64_t tokens = forward->rank_tokens[rank->link->rank];
+    int64_t x_shape[2] = {tokens, forward->hidden};
+    int64_t k_shape[2] = {tokens, forward->top_k};
+    const moxie_dtype f32 = {MOXIE_DTYPE_FLOAT, 32, 1};
+    const moxie_dtype ids = {MOXIE_DTYPE_INT, (uint8_t)(8 * forward->id_bytes), 1};
+    const moxie_step step = {
+        .struct_size = sizeof step,
+        .tokens = tokens,
+        .rank_tokens = forward->rank_tokens,
+    };
+    const moxie_batch batch = {
+        .struct_size = sizeof batch,
+        .id_space = MOXIE_IDS_GLOBAL,
+        .x = tensor_on_cpu(forward->x, format_dtype(forward->x_format), 2, x_shape),
+        .ids = tensor_on_cpu(forward->ids, ids, 2, k_shape),
+        .weights = tensor_on_cpu(forward->weights, f32, 2, k_shape),
+        .y = tensor_on_cpu(forward->y, format_dtype(forward->y_format), 2, x_shape),
+    };
+    struct library_error error;
+    int32_t status =
+        rank->dispatcher_info->api->begin_forward(rank->dispatcher, &step, library_error(&error));
+
+    if (status != MOXIE_OK) return fault_from_status(fault, status, "begin_forward", error.text);
+    status =
+        rank->instance.api->forward(rank->dispatcher, rank->runner, &batch, library_error(&error));
+    if (status != MOXIE_OK) return fault_from_status(fault, status, "forward", error.text);
+    return EXIT_OK;
+}
+
+int rank_time_forward(struct rank *rank, const struct forward *forward, double *time_us,
+                      struct fault *fault)
+{
+    int64_t started_ns = 0;
+    int st = EXIT_OK;
+
+    if (link_barrier(rank->link) != 0)
+        return fault_set(fault, EXIT_TROUBLE, "the other ranks cannot be reached");
+    started_ns = clock_ns();
+    st = rank_forward(rank, forward, fault);
+    *time_us = (double)(clock_ns() - started_ns) / 1000;
+    return st;
+}
+
+int rank_max(struct rank *rank, double value, double *max, struct fault *fault)
+{
+    double values[BOOTSTRAP_RANKS_MAX];
+
+    if (link_all_gather(rank->link, &value, values, sizeof value) != 0)
+        return fault_set(fault, EXIT_TROUBLE, "the other ranks cannot be reached");
+    *max = values[0];
+    for (int i = 1; i < rank->link->ranks; i++)
+        if (values[i] > *max) *max = values[i];
+    return EXIT_OK;
+}

@@ -1,0 +1,51 @@
+// One rank's share of a run or a bench: an opened instance, its runner and its dispatcher, in a
+// process of its own.
+
+#ifndef MOXIE_HOSTS_CLI_RANK_H
+#define MOXIE_HOSTS_CLI_RANK_H
+
+#include "hosts/cli/bootstrap.h"
+#include "hosts/cli/instance.h"
+#include "hosts/cli/weights.h"
+
+struct rank {
+    struct link *link;
+    struct plugin plugin;
+    struct instance instance;
+    json_t *config;
+    const moxie_runner_info *runner_info;
+    const moxie_dispatcher_info *dispatcher_info;
+    moxie_runner *runner;
+    moxie_dispatcher *dispatcher;
+};
+
+// Loads the library and opens an instance with the job's "config". Do not move `rank` afterwards.
+int rank_open(struct rank *rank, struct link *link, const json_t *job, struct fault *fault);
+// Makes runner and dispatcher. Collective.
+int rank_create(struct rank *rank, const struct weights *w1, const struct weights *w2,
+                struct fault *fault);
+// Accepts a zeroed or half-opened rank.
+int rank_close(struct rank *rank, struct fault *fault);
+
+// The tensors of one forward of this rank; `rank_tokens` [ranks].
+struct forward {
+    const int64_t *rank_tokens;
+    void *x, *ids, *weights, *y;
+    int32_t x_format, y_format, id_bytes;
+    int64_t hidden, top_k;
+};
+
+// Collective.
+int rank_forward(struct rank *rank, const struct forward *forward, struct fault *fault);
+
+// Microseconds of one forward, entered by all ranks together. Collective.
+int rank_time_forward(struct rank *rank, const struct forward *forward, double *time_us,
+                      struct fault *fault);
+// The largest value over all ranks. Collective.
+int rank_max(struct rank *rank, double value, double *max, struct fault *fault);
+
+// What a command does in a rank process. `job` is what the parent sent.
+int run_rank(struct link *link, const json_t *job, struct fault *fault);
+int bench_rank(struct link *link, const json_t *job, struct fault *fault);
+
+#endif

@@ -1,0 +1,77 @@
+// Writes safetensors files: to a neighbour first, renamed once complete.
+
+#include "hosts/cli/safetensors.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+// The header, padded with spaces so that the data starts at a multiple of 8. owner: caller
+static char *header_text(const struct tensor_out *tensor, uint64_t data_bytes, uint64_t *length)
+{
+    json_t *shape = json_array();
+    json_t *header = NULL;
+    char *text = NULL;
+    char *padded = NULL;
+
+    for (uint32_t i = 0; i < tensor->ndim; i++)
+        (void)json_array_append_new(shape, json_integer(tensor->shape[i]));
+    header = json_pack("{s:{s:s, s:o, s:[i, I]}}", tensor->name, "dtype", word_name(tensor->word),
+                       "shape", shape, "data_offsets", 0, (json_int_t)data_bytes);
+    if (header != NULL) text = json_dumps(header, JSON_COMPACT);
+    json_decref(header);
+    if (text == NULL) return NULL;
+    *length = (strlen(text) + 7) / 8 * 8;
+    padded = malloc(*length);
+    if (padded != NULL) {
+        memset(padded, ' ', *length);
+        memcpy(padded, text, strlen(text));
+    }
+    free(text);
+    return padded;
+}
+
+static int write_parts(FILE *file, const char *header, uint64_t length,
+                       const struct tensor_out *tensor, uint64_t data_bytes)
+{
+    uint8_t prefix[8];
+
+    for (unsigned i = 0; i < 8; i++)
+        prefix[i] = (uint8_t)(length >> (8 * i));
+    return fwrite(prefix, 1, 8, file) == 8 && fwrite(header, 1, length, file) == length &&
+           (data_bytes == 0 || fwrite(tensor->data, 1, data_bytes, file) == data_bytes);
+}
+
+int safetensors_write(const char *path, const struct tensor_out *tensor, struct fault *fault)
+{
+    uint64_t data_bytes = word_bytes(tensor->word);
+    uint64_t length = 0;
+    char *header = NULL;
+    char *part = NULL;
+    FILE *file = NULL;
+    int st = EXIT_OK;
+
+    for (uint32_t i = 0; i < tensor->ndim; i++)
+        if (!bytes_mul(data_bytes, (uint64_t)tensor->shape[i], &data_bytes))
+            return fault_set(fault, EXIT_TROUBLE, "%s: the tensor is too large", path);
+    header = header_text(tensor, data_bytes, &length);
+    if (header == NULL || asprintf(&part, "%s.part", path) < 0) {
+        part = NULL;
+        TRY(fault_set(fault, EXIT_TROUBLE, "%s: out of memory", path));
+    }
+    file = fopen(part, "wbe");
+    if (file == NULL) TRY(fault_set(fault, EXIT_TROUBLE, "%s: %s", part, strerror(errno)));
+    if (!write_parts(file, header, length, tensor, data_bytes))
+        st = fault_set(fault, EXIT_TROUBLE, "%s: %s", part, strerror(errno));
+    if (fclose(file) != 0 && st == EXIT_OK)
+        st = fault_set(fault, EXIT_TROUBLE, "%s: %s", part, strerror(errno));
+    if (st == EXIT_OK && rename(part, path) != 0)
+        st = fault_set(fault, EXIT_TROUBLE, "%s: %s", path, strerror(errno));
+    if (st != EXIT_OK) (void)unlink(part);
+out:
+    free(part);
+    free(header);
+    return st;
+}

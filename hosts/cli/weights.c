@@ -1,0 +1,261 @@
+// Memory for one projection of a rank's experts.
+
+#include "hosts/cli/weights.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define WEIGHTS_ALIGN_BYTES 128
+#define BLOCK               128
+
+struct format_row {
+    const char *word;
+    int32_t value_bits;
+    int32_t inputs_per_scale; // K covered by one scale; 0: not by K
+    moxie_dtype values, scales;
+};
+
+#define F32_DTYPE                                                                                  \
+    {                                                                                              \
+        MOXIE_DTYPE_FLOAT, 32, 1                                                                   \
+    }
+#define U8_DTYPE                                                                                   \
+    {                                                                                              \
+        MOXIE_DTYPE_UINT, 8, 1                                                                     \
+    }
+#define E4M3_DTYPE                                                                                 \
+    {                                                                                              \
+        MOXIE_DTYPE_FLOAT8_E4M3FN, 8, 1                                                            \
+    }
+#define NO_DTYPE                                                                                   \
+    {                                                                                              \
+        0, 0, 0                                                                                    \
+    }
+
+static const struct format_row formats[] = {
+    [MOXIE_FORMAT_F32] = {"f32", 32, 0, F32_DTYPE, NO_DTYPE},
+    [MOXIE_FORMAT_BF16] = {"bf16", 16, 0, {MOXIE_DTYPE_BFLOAT, 16, 1}, NO_DTYPE},
+    [MOXIE_FORMAT_F16] = {"f16", 16, 0, {MOXIE_DTYPE_FLOAT, 16, 1}, NO_DTYPE},
+    [MOXIE_FORMAT_FP8_TENSOR] = {"fp8_tensor", 8, 0, E4M3_DTYPE, F32_DTYPE},
+    [MOXIE_FORMAT_FP8_CHANNEL] = {"fp8_channel", 8, 0, E4M3_DTYPE, F32_DTYPE},
+    [MOXIE_FORMAT_FP8_BLOCK128] = {"fp8_block128", 8, BLOCK, E4M3_DTYPE, F32_DTYPE},
+    [MOXIE_FORMAT_INT4_G32] = {"int4_g32", 4, 32, U8_DTYPE, F32_DTYPE},
+    [MOXIE_FORMAT_MXFP4] = {"mxfp4", 4, 32, U8_DTYPE, U8_DTYPE},
+    [MOXIE_FORMAT_NVFP4] = {"nvfp4", 4, 16, U8_DTYPE, E4M3_DTYPE},
+};
+
+#define FORMATS ((int32_t)(sizeof formats / sizeof formats[0]))
+
+static int format_known(int32_t format)
+{
+    return format > MOXIE_FORMAT_AUTO && format < FORMATS;
+}
+
+const char *format_word(int32_t format)
+{
+    return format_known(format) ? formats[format].word : "unknown";
+}
+
+int32_t format_from_word(const char *word)
+{
+    for (int32_t i = MOXIE_FORMAT_AUTO + 1; i < FORMATS; i++)
+        if (strcmp(formats[i].word, word) == 0) return i;
+    return MOXIE_FORMAT_AUTO;
+}
+
+uint64_t format_element_bytes(int32_t format)
+{
+    if (format == MOXIE_FORMAT_F32) return 4;
+    return format == MOXIE_FORMAT_BF16 || format == MOXIE_FORMAT_F16 ? 2 : 0;
+}
+
+moxie_dtype format_dtype(int32_t format)
+{
+    return format_known(format) ? formats[format].values : (moxie_dtype)NO_DTYPE;
+}
+
+moxie_tensor tensor_on_cpu(void *data, moxie_dtype dtype, int32_t ndim, int64_t *shape)
+{
+    return (moxie_tensor){
+        .data = data,
+        .device = {MOXIE_DEVICE_CPU, 0},
+        .ndim = ndim,
+        .dtype = dtype,
+        .shape = shape,
+    };
+}
+
+static int64_t blocks(int64_t size, int64_t block)
+{
+    return size / block + (size % block != 0);
+}
+
+static int gated(const struct weights_shape *shape)
+{
+    return shape->order != MOXIE_ORDER_PLAIN;
+}
+
+// Rows and columns of one expert's scales; 0 rows: none.
+static void scale_shape(const struct weights_shape *shape, int64_t *rows, int64_t *columns)
+{
+    int64_t halves = gated(shape) ? 2 : 1;
+
+    *rows = 0;
+    *columns = 1;
+    switch (shape->format) {
+    case MOXIE_FORMAT_FP8_TENSOR:
+        *rows = halves;
+        break;
+    case MOXIE_FORMAT_FP8_CHANNEL:
+        *rows = shape->outputs;
+        break;
+    case MOXIE_FORMAT_FP8_BLOCK128:
+        *rows = halves * blocks(shape->outputs / halves, BLOCK);
+        *columns = blocks(shape->inputs, BLOCK);
+        break;
+    case MOXIE_FORMAT_INT4_G32:
+    case MOXIE_FORMAT_MXFP4:
+    case MOXIE_FORMAT_NVFP4:
+        *rows = shape->outputs;
+        *columns = shape->inputs / formats[shape->format].inputs_per_scale;
+        break;
+    default:
+        break;
+    }
+}
+
+// The sizes of one expert. 0 when they overflow or the format cannot cut K so.
+static int measure(const struct weights_shape *shape, struct weights *weights)
+{
+    const struct format_row *row = &formats[shape->format];
+    int64_t scale_rows = 0;
+    int64_t scale_columns = 0;
+    uint64_t elements = 0;
+    uint64_t bits = 0;
+
+    if (row->value_bits == 4 && shape->inputs % row->inputs_per_scale != 0) return 0;
+    scale_shape(shape, &scale_rows, &scale_columns);
+    if (!bytes_mul((uint64_t)shape->outputs, (uint64_t)shape->inputs, &elements) ||
+        !bytes_mul(elements, (uint64_t)row->value_bits, &bits) ||
+        !bytes_mul((uint64_t)scale_rows, (uint64_t)scale_columns * row->scales.bits / 8,
+                   &weights->scale_bytes))
+        return 0;
+    weights->value_bytes = bits / 8;
+    weights->global_bytes =
+        shape->format == MOXIE_FORMAT_NVFP4 ? sizeof(float) * (gated(shape) ? 2 : 1) : 0;
+    weights->bias_bytes = (uint64_t)shape->outputs * format_element_bytes(shape->bias_format);
+    return 1;
+}
+
+static int shape_possible(const struct weights_shape *shape)
+{
+    return format_known(shape->format) && shape->experts >= 0 && shape->outputs >= 1 &&
+           shape->inputs >= 1 && shape->outputs < (int64_t)1 << 48 &&
+           shape->inputs < (int64_t)1 << 48;
+}
+
+uint64_t weights_bytes(const struct weights_shape *shape)
+{
+    struct weights sizes = {.value_bytes = 0};
+    uint64_t one = 0;
+    uint64_t all = 0;
+
+    if (!shape_possible(shape) || !measure(shape, &sizes)) return 0;
+    if (!bytes_add(sizes.value_bytes, sizes.scale_bytes, &one) ||
+        !bytes_add(one, sizes.global_bytes + sizes.bias_bytes, &one) ||
+        !bytes_mul(one, (uint64_t)shape->experts, &all))
+        return 0;
+    return all;
+}
+
+// `count` experts of `bytes` each; NULL when there is nothing to hold or no memory.
+static uint8_t *allocate(uint64_t count, uint64_t bytes, int *failed)
+{
+    uint64_t total = count * bytes;
+    uint8_t *memory = NULL;
+
+    if (bytes == 0) return NULL;
+    total = (total + WEIGHTS_ALIGN_BYTES) / WEIGHTS_ALIGN_BYTES * WEIGHTS_ALIGN_BYTES;
+    memory = aligned_alloc(WEIGHTS_ALIGN_BYTES, total);
+    if (memory == NULL) *failed = 1;
+    return memory;
+}
+
+static void set_dims(int64_t dims[3], int64_t experts, int64_t rows, int64_t columns)
+{
+    dims[0] = experts;
+    dims[1] = rows;
+    dims[2] = columns;
+}
+
+static void describe(struct weights *weights)
+{
+    const struct weights_shape *shape = &weights->shape;
+    const struct format_row *row = &formats[shape->format];
+    int64_t columns = row->value_bits == 4 ? shape->inputs / 2 : shape->inputs;
+    int64_t scale_rows = 0;
+    int64_t scale_columns = 0;
+    int32_t scale_dims = 3;
+
+    scale_shape(shape, &scale_rows, &scale_columns);
+    if (shape->format == MOXIE_FORMAT_FP8_CHANNEL) scale_dims = 2;
+    if (shape->format == MOXIE_FORMAT_FP8_TENSOR) scale_dims = gated(shape) ? 2 : 1;
+    if (shape->orientation == MOXIE_ROWS_IN)
+        set_dims(weights->dims[0], shape->experts, columns, shape->outputs);
+    else
+        set_dims(weights->dims[0], shape->experts, shape->outputs, columns);
+    set_dims(weights->dims[1], shape->experts, scale_rows, scale_columns);
+    set_dims(weights->dims[2], shape->experts, 2, 1);
+    set_dims(weights->dims[3], shape->experts, shape->outputs, 1);
+    weights->matrix = (moxie_matrix){
+        .struct_size = sizeof(moxie_matrix),
+        .format = shape->format,
+        .order = shape->order,
+        .orientation = shape->orientation,
+        .values = tensor_on_cpu(weights->values, row->values, 3, weights->dims[0]),
+    };
+    if (weights->scales != NULL)
+        weights->matrix.scales =
+            tensor_on_cpu(weights->scales, row->scales, scale_dims, weights->dims[1]);
+    if (weights->globals != NULL)
+        weights->matrix.global_scales = tensor_on_cpu(weights->globals, (moxie_dtype)F32_DTYPE,
+                                                      gated(shape) ? 2 : 1, weights->dims[2]);
+    if (weights->biases != NULL)
+        weights->matrix.bias =
+            tensor_on_cpu(weights->biases, format_dtype(shape->bias_format), 2, weights->dims[3]);
+}
+
+int weights_init(struct weights *weights, const struct weights_shape *shape, struct fault *fault)
+{
+    uint64_t experts = (uint64_t)shape->experts;
+    int failed = 0;
+
+    *weights = (struct weights){.shape = *shape};
+    if (shape->experts > 0 && weights_bytes(shape) == 0)
+        return fault_set(fault, EXIT_TROUBLE,
+                         "weights of %lld experts, %lld outputs, %lld inputs cannot be held in %s",
+                         (long long)shape->experts, (long long)shape->outputs,
+                         (long long)shape->inputs, format_word(shape->format));
+    if (!shape_possible(shape) || !measure(shape, weights))
+        return fault_set(fault, EXIT_TROUBLE, "weights of an impossible shape");
+    weights->values = allocate(experts, weights->value_bytes, &failed);
+    weights->scales = allocate(experts, weights->scale_bytes, &failed);
+    weights->globals = allocate(experts, weights->global_bytes, &failed);
+    weights->biases = allocate(experts, weights->bias_bytes, &failed);
+    if (failed) {
+        weights_fini(weights);
+        return fault_set(fault, EXIT_TROUBLE, "out of memory for %lld experts; use more ranks",
+                         (long long)shape->experts);
+    }
+    describe(weights);
+    return EXIT_OK;
+}
+
+void weights_fini(struct weights *weights)
+{
+    free(weights->values);
+    free(weights->scales);
+    free(weights->globals);
+    free(weights->biases);
+    *weights = (struct weights){.value_bytes = 0};
+}

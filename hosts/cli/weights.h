@@ -1,0 +1,52 @@
+// Memory for one projection of a rank's experts, in the shapes of moxie_matrix. The file loader and
+// the bench fill it.
+
+#ifndef MOXIE_HOSTS_CLI_WEIGHTS_H
+#define MOXIE_HOSTS_CLI_WEIGHTS_H
+
+#include "abi.h"
+#include "hosts/cli/fault.h"
+
+// What a matrix is made of.
+struct weights_shape {
+    int32_t format;      // MOXIE_FORMAT_*
+    int32_t order;       // MOXIE_ORDER_*; PLAIN for the down projection
+    int32_t orientation; // MOXIE_ROWS_*
+    int32_t bias_format; // MOXIE_FORMAT_F32, _BF16, _F16, or MOXIE_FORMAT_AUTO for none
+    int64_t experts;
+    int64_t outputs; // N, gate and up counted
+    int64_t inputs;  // K
+};
+
+struct weights {
+    moxie_matrix matrix; // points into this struct: do not move it
+    struct weights_shape shape;
+    uint64_t value_bytes;  // of one expert, as the three below
+    uint64_t scale_bytes;  // 0: the format has none
+    uint64_t global_bytes; // 0: the format has none
+    uint64_t bias_bytes;   // 0: no bias
+    uint8_t *values, *scales, *globals, *biases;
+    int64_t dims[4][3];
+};
+
+// Bytes of all experts together, without allocating; 0 when the product is past 2^62 or the shape
+// cannot be.
+uint64_t weights_bytes(const struct weights_shape *shape);
+
+// Allocates and describes; the contents are undefined. On failure nothing is held.
+int weights_init(struct weights *weights, const struct weights_shape *shape, struct fault *fault);
+// Accepts a zeroed struct.
+void weights_fini(struct weights *weights);
+
+// "bf16" for MOXIE_FORMAT_BF16; MOXIE_FORMAT_AUTO for a word that is no weight format.
+const char *format_word(int32_t format);
+int32_t format_from_word(const char *word);
+
+// Bytes of one element of F32, BF16 or F16; 0 for others.
+uint64_t format_element_bytes(int32_t format);
+moxie_dtype format_dtype(int32_t format);
+
+// The description of compact CPU memory; `shape` must live as long as the tensor.
+moxie_tensor tensor_on_cpu(void *data, moxie_dtype dtype, int32_t ndim, int64_t *shape);
+
+#endif
