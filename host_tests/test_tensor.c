@@ -297,6 +297,69 @@ START_TEST(overlap_is_a_shared_byte)
 }
 END_TEST
 
+START_TEST(columns_of_one_array_do_not_overlap)
+{
+    int64_t dims[2] = {3, 8}, strides[2] = {16, 1}, wide[2] = {3, 9};
+    float data[64];
+    moxie_tensor a = tensor_make(data, 2, dims, strides, 1u << MOXIE_FORMAT_F32);
+    moxie_tensor b = tensor_make(data + 8, 2, dims, strides, 1u << MOXIE_FORMAT_F32);
+
+    ck_assert(!tensor_overlap(&a, &b) && !tensor_overlap(&b, &a));
+    b.data = data + 24; // a row later
+    ck_assert(!tensor_overlap(&a, &b) && !tensor_overlap(&b, &a));
+    b.data = data + 7;
+    ck_assert(tensor_overlap(&a, &b) && tensor_overlap(&b, &a));
+    b.data = data + 9; // its last column is the next row's first
+    ck_assert(tensor_overlap(&a, &b) && tensor_overlap(&b, &a));
+    b.data = data + 8;
+    b.shape = wide;
+    ck_assert(tensor_overlap(&a, &b) && tensor_overlap(&b, &a));
+    b.shape = dims;
+    b.strides = NULL;
+    ck_assert(tensor_overlap(&a, &b) && tensor_overlap(&b, &a));
+}
+END_TEST
+
+START_TEST(rows_overlap)
+{
+    int64_t dims[3] = {2, 3, 8}, strides[3] = {24, 8, 1};
+    float data[64];
+    moxie_tensor tensor = tensor_make(data, 3, dims, NULL, 1u << MOXIE_FORMAT_F32);
+
+    ck_assert(!tensor_rows_overlap(&tensor));
+    tensor.strides = strides;
+    ck_assert(!tensor_rows_overlap(&tensor));
+    strides[0] = 23;
+    ck_assert(tensor_rows_overlap(&tensor));
+    strides[0] = 0;
+    ck_assert(tensor_rows_overlap(&tensor));
+    dims[0] = 1;
+    ck_assert(!tensor_rows_overlap(&tensor));
+    strides[1] = 7;
+    ck_assert(tensor_rows_overlap(&tensor));
+    dims[1] = 0;
+    ck_assert(!tensor_rows_overlap(&tensor));
+}
+END_TEST
+
+START_TEST(words_must_be_aligned)
+{
+    struct sample s;
+
+    sample_init(&s);
+    s.tensor.byte_offset = 2;
+    SAID(&s.said, MOXIE_E_INVALID, check(&s), "batch.x", "want a multiple of 4");
+    s.tensor = tensor_make(s.data, 2, s.dims, NULL, TENSOR_INT64);
+    s.want.types = TENSOR_INT64;
+    s.tensor.data = (unsigned char *)(((uintptr_t)s.data + 7) / 8 * 8 + 4);
+    SAID(&s.said, MOXIE_E_INVALID, check(&s), "batch.x", "want a multiple of 8");
+    s.tensor.dtype = (moxie_dtype){MOXIE_DTYPE_BFLOAT, 16, 1};
+    s.want.types = 1u << MOXIE_FORMAT_BF16;
+    s.tensor.byte_offset = 1; // a checkpoint as it was mapped
+    ACCEPTED(&s.said, check(&s));
+}
+END_TEST
+
 static void add(TCase *tests)
 {
     tcase_add_test(tests, fine_ones_pass);
@@ -311,6 +374,9 @@ static void add(TCase *tests)
     tcase_add_test(tests, data_must_be_there);
     tcase_add_test(tests, accessors);
     tcase_add_test(tests, overlap_is_a_shared_byte);
+    tcase_add_test(tests, columns_of_one_array_do_not_overlap);
+    tcase_add_test(tests, rows_overlap);
+    tcase_add_test(tests, words_must_be_aligned);
 }
 
 SUITE_MAIN("tensor", 10, add)
