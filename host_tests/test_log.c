@@ -41,10 +41,22 @@ START_TEST(long_lines_are_cut)
 }
 END_TEST
 
+START_TEST(a_line_is_one_line)
+{
+    struct mock_host mock;
+
+    mock_host_init(&mock);
+    log_line(&mock.host, MOXIE_LOG_INFO, "config", "runner %s", "a\nERROR b\r\tc\x7f\xc3\xa9");
+    ck_assert_str_eq(mock.log, "INFO config: runner a ERROR b  c\x7f\xc3\xa9\n");
+    mock_host_fini(&mock);
+}
+END_TEST
+
 static void add(TCase *tests)
 {
     tcase_add_test(tests, lines_reach_the_host);
     tcase_add_test(tests, long_lines_are_cut);
+    tcase_add_test(tests, a_line_is_one_line);
 }
 
 SUITE_MAIN("log", 10, add)
