@@ -65,7 +65,7 @@ extern "C" {
 typedef struct moxie_error {
     uint32_t struct_size;
     int32_t code;         // the returned code
-    int32_t rank;         // MOXIE_E_PEER, MOXIE_E_COLLECTIVE_MISMATCH: the rank to blame, else -1
+    int32_t rank;         // the rank to blame, where a collective failed; else -1
     uint32_t text_bytes;  // capacity of text
     char *text;           // caller's, always NUL-terminated: what was seen, wanted, to change
 } moxie_error;
