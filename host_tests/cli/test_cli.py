@@ -531,15 +531,16 @@ class Hostile(Case):
 class Ranks(Case):
     """Processes: idle ones, dying ones, interrupted ones."""
 
-    LONG = ["bench", "--shape", "64,32,8,2", "--tokens", "4", "--seconds", "60", "--ranks", "3"]
+    LONG = ["bench", "--shape", "512,512,16,4", "--tokens", "256,256,256", "--seconds", "60", "--ranks", "3"]
 
     def children(self, parent):
         with open("/proc/%d/task/%d/children" % (parent, parent), encoding="ascii") as file:
             return [int(pid) for pid in file.read().split()]
 
-    def start(self):
+    def start(self, *arguments):
         """A long bench whose three ranks are running."""
-        process = subprocess.Popen([COMMAND, *self.LONG], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen([COMMAND, *self.LONG, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                   text=True)
         self.addCleanup(process.stdout.close)
         self.addCleanup(process.stderr.close)
         self.addCleanup(process.kill)
@@ -581,16 +582,7 @@ class Ranks(Case):
         self.assert_gone(pids)
 
     def test_a_silent_rank_is_named(self):
-        process = None
-        arguments = [COMMAND, *self.LONG, "--timeout", "1"]
-        process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        self.addCleanup(process.stderr.close)
-        self.addCleanup(process.kill)
-        deadline = time.monotonic() + 60
-        while len(self.children(process.pid)) < 3 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        time.sleep(0.3)
-        pids = self.children(process.pid)
+        process, pids = self.start("--timeout", "1")
         os.kill(pids[1], signal.SIGSTOP)
         _, trouble = process.communicate(timeout=TIMEOUT_S)
         self.assertEqual(process.returncode, 1)
