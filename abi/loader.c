@@ -256,6 +256,7 @@ static int row_agrees(const struct loader_row *row, const struct reported *repor
 
 static int32_t check_layout(const char *path, const moxie_api *api, moxie_error *error)
 {
+    const moxie_field absent = {sizeof absent, 0, 0, 0, "", ""};
     const moxie_field *fields = NULL, *seen = NULL, *seen_first = NULL;
     const struct loader_row *first = NULL;
     struct reported reported = {NULL, 0, 0};
@@ -276,14 +277,14 @@ static int32_t check_layout(const char *path, const moxie_api *api, moxie_error 
         }
     }
     if (first == NULL) return MOXIE_OK;
-    return load_fail(
-        error, MOXIE_E_VERSION,
-        "%s: %u fields lie elsewhere than in this host's abi.h, first %s.%s: offset %u "
-        "and %u bytes here, %s %u and %u bytes there; build the host with the abi.h "
-        "of this library (%s, %s)",
-        path, differ, first->structure, first->field, first->offset, first->size,
-        seen_first == NULL ? "absent," : "offset", seen_first == NULL ? 0 : seen_first->offset,
-        seen_first == NULL ? 0 : seen_first->size, api->build->version, api->build->source_id);
+    if (seen_first == NULL) seen_first = &absent;
+    return load_fail(error, MOXIE_E_VERSION,
+                     "%s: %s.%s is %u bytes at offset %u in this host's abi.h, and %u at %u in the "
+                     "library (%s, %s), as %u more fields differ; build the host with the abi.h of "
+                     "that library",
+                     path, first->structure, first->field, first->size, first->offset,
+                     seen_first->size, seen_first->offset, api->build->version,
+                     api->build->source_id, differ - 1);
 }
 
 static int32_t negotiate(const char *path, const char *host_build, void *handle,

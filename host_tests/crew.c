@@ -29,9 +29,8 @@ static void member_run(void *arg, int32_t index)
     mock_set_str(&member->rank.mock, "dispatcher", crew->dispatcher);
     if (crew->configure != NULL) crew->configure(member);
     layer_batch_of(&crew->layer, member->first, member->tokens, member->y, &member->batch);
-    member->step = (moxie_step){.struct_size = sizeof member->step,
-                                .tokens = member->tokens,
-                                .rank_tokens = crew->parts};
+    member->step = (moxie_step){
+        .struct_size = sizeof member->step, .tokens = member->tokens, .rank_tokens = crew->parts};
     layer_rank_open(&member->rank, &crew->layer);
     crew->scenario(member);
     layer_rank_close(&member->rank);
@@ -62,8 +61,8 @@ void crew_fini(struct crew *crew)
 
 void crew_begin(struct crew_member *member)
 {
-    int32_t answer = dispatcher_begin_forward(member->rank.dispatcher, &member->step,
-                                              &member->rank.mock.error);
+    int32_t answer =
+        dispatcher_begin_forward(member->rank.dispatcher, &member->step, &member->rank.mock.error);
 
     ck_assert_msg(answer == MOXIE_OK, "%s", member->rank.mock.text);
 }

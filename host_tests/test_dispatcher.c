@@ -232,8 +232,8 @@ START_TEST(ids_without_an_expert_contribute_zero)
 
     crew_run(&want);
     crew_run(&crew);
-    ck_assert_double_le(
-        crew_difference(crew.y, want.y, crew.layer.tokens * crew.layer.hidden), 1e-6);
+    ck_assert_double_le(crew_difference(crew.y, want.y, crew.layer.tokens * crew.layer.hidden),
+                        1e-6);
     crew_fini(&crew);
     crew_fini(&want);
 }
@@ -288,7 +288,7 @@ static _Atomic int32_t survivors_done;
 
 static void silent_keys(struct crew_member *member)
 {
-    mock_set_i64(&member->rank.mock, "timeout_ms", 300);
+    mock_set_i64(&member->rank.mock, "timeout_ms", 1500);
 }
 
 // What the rank that slept finds when it wakes: the others have moved on.
@@ -301,7 +301,7 @@ static void wake_up(struct crew_member *member)
     crew_begin(member);
     expect(member,
            forward_run(member->rank.dispatcher, member->rank.runner, &member->batch.batch, error),
-           MOXIE_E_PEER, "moved on to generation 1");
+           MOXIE_E_PEER, "left this rank out");
     for (int64_t i = 0; i < member->tokens * member->crew->layer.hidden; i++)
         ck_assert_float_eq(member->y[i], 0.0f);
 }
@@ -319,8 +319,10 @@ static void silent_scenario(struct crew_member *member)
         return;
     }
     crew_begin(member);
-    expect(member, forward_run(dispatcher, member->rank.runner, batch, error), MOXIE_E_PEER,
-           "rank 2 sent no rows");
+    expect(member, forward_run(dispatcher, member->rank.runner, batch, error), MOXIE_E_PEER, NULL);
+    // By its own clock, or because another survivor was faster: the same rank is to blame.
+    ck_assert(strstr(member->rank.mock.text, "rank 2 sent no rows") != NULL ||
+              strstr(member->rank.mock.text, "rank 2 was left out") != NULL);
     ck_assert_int_eq(error->rank, SILENT_RANK);
     for (int64_t i = 0; i < member->tokens * member->crew->layer.hidden; i++)
         ck_assert_float_eq(member->y[i], 0.0f);
@@ -371,9 +373,9 @@ START_TEST(survivors_go_on_without_a_silent_rank)
         int64_t first = layer_part_first(crew.layer.tokens, 4, rank) * crew.layer.hidden;
 
         if (rank != SILENT_RANK)
-            ck_assert_double_le(crew_difference(crew.y + first, want + first,
-                                                crew.parts[rank] * crew.layer.hidden),
-                                1e-6);
+            ck_assert_double_le(
+                crew_difference(crew.y + first, want + first, crew.parts[rank] * crew.layer.hidden),
+                1e-6);
     }
     free(want);
     crew_fini(&crew);

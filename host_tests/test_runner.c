@@ -270,8 +270,7 @@ START_TEST(expert_maps)
     for (int32_t i = 0; i < map_dim; i++)
         map[i] = (int32_t)map_dim - 1 - i;
     for (int64_t i = 0; i < count; i++)
-        ids[i] =
-            (int32_t)map_dim - 1 - ((const int32_t *)(const void *)bench.layer.ids.data)[i];
+        ids[i] = (int32_t)map_dim - 1 - ((const int32_t *)(const void *)bench.layer.ids.data)[i];
     bench.in_slabs[0].ids.data = ids;
     bench.in.id_space = spaces[_i];
     bench.in.expert_map = tensor_make(map, 1, &map_dim, NULL, TENSOR_INT32);
@@ -380,8 +379,7 @@ START_TEST(layers_and_updates_are_checked)
                      MOXIE_E_INVALID);
     ck_assert_int_eq(runner_weights_updated(bench.rank.runner, NULL, 0, error), MOXIE_OK);
     ck_assert_int_eq(runner_weights_updated(bench.rank.runner, experts, 2, error), MOXIE_OK);
-    ck_assert_int_eq(runner_weights_updated(bench.rank.runner, experts, 3, error),
-                     MOXIE_E_INVALID);
+    ck_assert_int_eq(runner_weights_updated(bench.rank.runner, experts, 3, error), MOXIE_E_INVALID);
     ck_assert(strstr(bench.rank.mock.text, "experts[2]") != NULL);
     runner_destroy(NULL);
     bench_close(&bench);

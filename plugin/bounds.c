@@ -78,20 +78,33 @@ static int64_t tokens_from(const struct bounds *bounds, const struct config *con
     return value;
 }
 
+// In this order a tie goes to the first.
+static const enum config_key dominants[] = {
+    KEY_FORWARD_TOKENS_MAX,   KEY_MAX_PREFILL_TOKENS,       KEY_CHUNKED_PREFILL_SIZE,
+    KEY_CONTEXT_LENGTH,       KEY_PREFILL_GRAPH_MAX_TOKENS, KEY_DECODE_GRAPH_MAX_BATCH,
+    KEY_MAX_RUNNING_REQUESTS, KEY_WARMUP_TOKENS_MAX,
+};
+#define DOMINANTS_COUNT (sizeof dominants / sizeof dominants[0])
+
 static int32_t dominant_key(const struct bounds *bounds, const struct config *config)
 {
-    static const enum config_key order[] = {
-        KEY_FORWARD_TOKENS_MAX,   KEY_MAX_PREFILL_TOKENS,       KEY_CHUNKED_PREFILL_SIZE,
-        KEY_CONTEXT_LENGTH,       KEY_PREFILL_GRAPH_MAX_TOKENS, KEY_DECODE_GRAPH_MAX_BATCH,
-        KEY_MAX_RUNNING_REQUESTS, KEY_WARMUP_TOKENS_MAX,
-    };
-
     if (bounds->forward_tokens < 0) return KEY_COUNT;
-    for (size_t i = 0; i < sizeof order / sizeof order[0]; i++) {
-        if (tokens_from(bounds, config, order[i]) == bounds->forward_tokens)
-            return (int32_t)order[i];
+    for (size_t i = 0; i < DOMINANTS_COUNT; i++) {
+        if (tokens_from(bounds, config, dominants[i]) == bounds->forward_tokens)
+            return (int32_t)dominants[i];
     }
     return KEY_COUNT;
+}
+
+// 1 when keys other than the dominant one bring more than `tokens` as well.
+static int others_exceed(const struct bounds *bounds, const struct config *config, int64_t tokens)
+{
+    for (size_t i = 0; i < DOMINANTS_COUNT; i++) {
+        if ((int32_t)dominants[i] != bounds->dominant &&
+            tokens_from(bounds, config, dominants[i]) > tokens)
+            return 1;
+    }
+    return 0;
 }
 
 const char *bounds_dominant(const struct bounds *bounds)
@@ -140,7 +153,8 @@ enum config_key bounds_advise(const struct bounds *bounds, const struct config *
     } else if (is_decode_key((int32_t)key)) {
         value = tokens / bounds->tokens_per_request;
     }
-    if (value < 1) {
+    // Where no single key does it, the host's own bound does.
+    if (value < 1 || others_exceed(bounds, config, tokens)) {
         key = KEY_FORWARD_TOKENS_MAX;
         value = tokens;
     }
@@ -202,17 +216,17 @@ static int64_t decode_of(const struct bounds *bounds, const struct config *confi
         graph >= running ? KEY_DECODE_GRAPH_MAX_BATCH : KEY_MAX_RUNNING_REQUESTS;
     enum config_key key = requests >= draft ? requests_key : KEY_SPECULATIVE_DRAFT_TOKENS;
     int64_t decode, most;
+    char each[64] = "";
 
     if (!config_ok(config, KEY_DISAGGREGATION_MODE)) return -1;
     if (config_word(config, KEY_DISAGGREGATION_MODE) == DISAGGREGATION_PREFILL) return 0;
     if (requests < 0 || draft < 0) return -1;
     if (size_mul(requests, draft, &decode)) return decode;
     most = bounds_tokens_countable(config) / (requests >= draft ? draft : requests);
+    if (draft > 1) (void)snprintf(each, sizeof each, " x speculative_draft_tokens %" PRId64, draft);
     report_reason(report, MOXIE_E_CONFIG, key,
-                  "decode = %s %" PRId64 " x speculative_draft_tokens %" PRId64
-                  " passes 2^62: set %s to %" PRId64 " or less",
-                  config_name(requests_key), requests, draft, config_name(key),
-                  most < 1 ? 1 : most);
+                  "decode = %s %" PRId64 "%s passes 2^62: set %s to %" PRId64 " or less",
+                  config_name(requests_key), requests, each, config_name(key), most < 1 ? 1 : most);
     return -1;
 }
 
@@ -246,7 +260,8 @@ static int64_t physical_experts_of(const struct config *config, struct report *r
 {
     static const enum config_key keys[] = {KEY_NUM_EXPERTS, KEY_NUM_REDUNDANT_EXPERTS,
                                            KEY_NUM_FUSED_SHARED_EXPERTS};
-    int64_t counts[3], sum = -1, others = 0, most;
+    int64_t counts[3], others = 0, most;
+    int64_t sum = -1;
     int32_t largest = 0;
 
     for (int32_t i = 0; i < 3; i++) {
@@ -254,9 +269,8 @@ static int64_t physical_experts_of(const struct config *config, struct report *r
         if (counts[i] < 0) return -1;
         if (counts[i] > counts[largest]) largest = i;
     }
-    if (size_add(counts[0], counts[1], &sum) && size_add(sum, counts[2], &sum) &&
-        sum <= EXPERTS_MAX)
-        return sum;
+    if (!size_add(counts[0], counts[1], &sum) || !size_add(sum, counts[2], &sum)) sum = -1;
+    if (sum >= 0 && sum <= EXPERTS_MAX) return sum;
     for (int32_t i = 0; i < 3; i++) {
         if (i != largest) others += counts[i] < EXPERTS_MAX ? counts[i] : EXPERTS_MAX;
     }
@@ -266,7 +280,7 @@ static int64_t physical_experts_of(const struct config *config, struct report *r
                   " + num_fused_shared_experts %" PRId64 " passes %d: set %s to %" PRId64
                   " or less",
                   counts[0], counts[1], counts[2], EXPERTS_MAX, config_name(keys[largest]), most);
-    return -1;
+    return sum;
 }
 
 static int64_t forward_rows(const struct bounds *bounds, const struct config *config,

@@ -7,7 +7,6 @@
 
 #include <float.h>
 #include <inttypes.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,23 +35,26 @@ static const int32_t activation_numbers[] = {FORMAT_AUTO, FORMAT_F32, FORMAT_BF1
                                              FORMAT_F16,  FORMAT_FP8, FORMAT_NVFP4};
 static const int32_t row_numbers[] = {FORMAT_BF16, FORMAT_F16, FORMAT_F32};
 
-#define WEIGHT_WORDS     "f32, bf16, f16, fp8_tensor, fp8_channel, fp8_block128, int4_g32, mxfp4, nvfp4"
-#define ACTIVATION_WORDS "auto, f32, bf16, f16, fp8, nvfp4"
-#define ROW_WORDS        "bf16, f16, f32"
+static const char weight_words[] = "f32, bf16, f16, fp8_tensor, fp8_channel, fp8_block128, "
+                                   "int4_g32, mxfp4, nvfp4";
+static const char activation_words[] = "auto, f32, bf16, f16, fp8, nvfp4";
+static const char row_words[] = "bf16, f16, f32";
 
-#define I64(name, min, max, standard, flags, help)                                                 \
+#define I64(key, low_i64, high_i64, standard, key_flags, text_help)                                \
     {                                                                                              \
-        name, help, CONFIG_I64, flags, standard, min, max, 0, 0, NULL, NULL, NULL                  \
+        .name = key, .help = text_help, .type = CONFIG_I64, .flags = key_flags, .i64 = standard,   \
+        .min = low_i64, .max = high_i64                                                            \
     }
-#define F64(name, low, standard, help)                                                             \
+#define F64(key, low_f64, standard, text_help)                                                     \
     {                                                                                              \
-        name, help, CONFIG_F64, 0, 0, 0, 0, standard, low, NULL, NULL, NULL                        \
+        .name = key, .help = text_help, .type = CONFIG_F64, .f64 = standard, .low = low_f64        \
     }
-#define STR(name, words, numbers, standard, help)                                                  \
+#define STR(key, key_words, word_numbers, standard, text_help)                                     \
     {                                                                                              \
-        name, help, CONFIG_STR, 0, 0, 0, 0, 0, 0, standard, words, numbers                         \
+        .name = key, .help = text_help, .type = CONFIG_STR, .text = standard, .words = key_words,  \
+        .numbers = word_numbers                                                                    \
     }
-#define ANY INT64_MAX
+#define ANY INT64_MAX // no upper bound of its own
 
 // clang-format off
 static const struct key_row keys[KEY_COUNT] = {
@@ -76,12 +78,12 @@ static const struct key_row keys[KEY_COUNT] = {
         "swigluoai: see activation_alpha"),
     [KEY_ACTIVATION_LIMIT] = F64("activation_limit", 0.0, 0.0,
         "swigluoai: gate is clamped above, up both ways; 0 = no limit"),
-    [KEY_WEIGHT_FORMAT] = STR("weight_format", WEIGHT_WORDS, weight_numbers, "bf16",
+    [KEY_WEIGHT_FORMAT] = STR("weight_format", weight_words, weight_numbers, "bf16",
         "of the expert weights"),
-    [KEY_ACTIVATION_FORMAT] = STR("activation_format", ACTIVATION_WORDS, activation_numbers, "auto",
+    [KEY_ACTIVATION_FORMAT] = STR("activation_format", activation_words, activation_numbers, "auto",
         "what the GEMMs multiply; the resolved one is reported"),
-    [KEY_INPUT_FORMAT] = STR("input_format", ROW_WORDS, row_numbers, "bf16", "of x"),
-    [KEY_OUTPUT_FORMAT] = STR("output_format", ROW_WORDS, row_numbers, "bf16",
+    [KEY_INPUT_FORMAT] = STR("input_format", row_words, row_numbers, "bf16", "of x"),
+    [KEY_OUTPUT_FORMAT] = STR("output_format", row_words, row_numbers, "bf16",
         "of y, and of combine rows between ranks"),
     [KEY_DISPATCH_FORMAT] = STR("dispatch_format", "input, fp8_block128, nvfp4", NULL, "input",
         "of dispatched rows between ranks"),
@@ -281,7 +283,7 @@ static int32_t read_f64(struct config_value *value, enum config_key key, const m
 
     if (code != MOXIE_CONFIG_FOUND) return code;
     value->f64 = seen;
-    if (isfinite(seen) && seen >= row->low && seen <= (double)FLT_MAX) return code;
+    if (seen >= row->low && seen <= (double)FLT_MAX) return code; // not so for a NaN
     (void)snprintf(text, sizeof text, "is %g", seen);
     refuse(value, key, text, report);
     return code;

@@ -70,22 +70,20 @@ enum disaggregation_word { DISAGGREGATION_NONE, DISAGGREGATION_PREFILL, DISAGGRE
 #define CONFIG_TEXT_BYTES 64
 
 struct config_value {
-    int64_t
-        i64; // CONFIG_I64; the word's number of an enum-valued CONFIG_STR, -1 for an unknown word
+    int64_t i64;                  // CONFIG_I64; a word's number, -1 for an unknown word
     double f64;                   // CONFIG_F64
-    char text[CONFIG_TEXT_BYTES]; // CONFIG_STR, cut when longer (`runner` and `dispatcher` keep any
-                                  // word)
+    char text[CONFIG_TEXT_BYTES]; // CONFIG_STR; `runner` and `dispatcher` keep any word
     int32_t found;                // 1: the host set it, 0: the default
+    int32_t ok;                   // 0: refused, and the default stands in
     int32_t resolved;             // 1: was `auto`
     int32_t reserved;
-    int32_t ok; // 0: refused, and the default stands in
 };
 
 struct config {
     struct config_value values[KEY_COUNT];
 };
 
-// The reasons and warnings collected while a configuration is judged. Grows on the heap, at open
+// The reasons and warnings of a configuration that is being judged. Grows on the heap, at open
 // only.
 struct report {
     moxie_reason *reasons;
@@ -133,8 +131,7 @@ void config_wanted(enum config_key key, char *buffer, uint64_t capacity);
 int config_required(enum config_key key);
 // 1 when the host set the key to something else than its default.
 int config_changed(const struct config *config, enum config_key key);
-// 1 when every rank must have the same value (ep_rank, cpu_threads and the memory budget may
-// differ).
+// 1 when every rank must have the same value.
 int config_shared(enum config_key key);
 // The value as text, NUL-terminated: integers and reals in full, strings as they are.
 void config_print(const struct config *config, enum config_key key, char *buffer,

@@ -57,20 +57,38 @@ void exchange_close(struct exchange_group *group, struct exchange *slots, int32_
 
 // ---- waits -------------------------------------------------------------------------------------
 
+// Rank `rank` has gone on without this one, or without others that this one still waits for.
+static int32_t moved_on(struct exchange_group *group, struct exchange *slot, int32_t rank,
+                        uint64_t generation, moxie_error *error)
+{
+    uint64_t active = group->ops->read(group->transport, slot->window, rank, WORD_ACTIVE);
+    uint64_t gone = group->active & ~active;
+    int32_t first = 0;
+
+    if ((active >> limits_of(group)->rank & 1) == 0)
+        return fail_rank(error, MOXIE_E_PEER, rank,
+                         "rank %d has moved on to generation %" PRIu64
+                         " and left this rank out, which is in generation %" PRIu64
+                         "; destroy this dispatcher",
+                         rank, generation, group->generation);
+    while (first < limits_of(group)->ranks - 1 && (gone >> first & 1) == 0)
+        first++;
+    return fail_rank(error, MOXIE_E_PEER, first,
+                     "rank %d was left out by rank %d, which has moved on to generation %" PRIu64
+                     ", this rank is in %" PRIu64
+                     "; call set_active_ranks with the same ranks (0x%" PRIx64 ")",
+                     first, rank, generation, group->generation, active);
+}
+
 int32_t exchange_check_generation(struct exchange_group *group, struct exchange *slot,
                                   moxie_error *error)
 {
     for (int32_t rank = 0; rank < limits_of(group)->ranks; rank++) {
         uint64_t seen;
 
-        if (rank == limits_of(group)->rank) continue;
+        if (!is_peer(group, rank)) continue;
         seen = group->ops->read(group->transport, slot->window, rank, WORD_GENERATION);
-        if (seen > group->generation)
-            return fail_rank(error, MOXIE_E_PEER, rank,
-                             "rank %d has moved on to generation %" PRIu64
-                             ", this rank is in %" PRIu64
-                             "; call set_active_ranks with the mask the others used, or leave",
-                             rank, seen, group->generation);
+        if (seen > group->generation) return moved_on(group, slot, rank, seen, error);
     }
     return MOXIE_OK;
 }
@@ -412,9 +430,10 @@ void exchange_regroup(struct exchange_group *group, struct exchange *slots, int3
     for (int32_t i = 0; i < slots_count; i++) {
         slots[i].epoch = 0;
         for (int32_t rank = 0; rank < limits_of(group)->ranks; rank++) {
-            if (rank != limits_of(group)->rank)
-                group->ops->signal(group->transport, slots[i].window, rank, WORD_GENERATION,
-                                   group->generation);
+            if (rank == limits_of(group)->rank) continue;
+            group->ops->signal(group->transport, slots[i].window, rank, WORD_ACTIVE, active);
+            group->ops->signal(group->transport, slots[i].window, rank, WORD_GENERATION,
+                               group->generation);
         }
     }
 }

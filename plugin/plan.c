@@ -13,8 +13,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define ALIGN_BYTES                                                                                \
-    128 // of rows, slabs and pieces: a cache line pair, and what bulk copies on a GPU want
+#define ALIGN_BYTES       128 // of rows, slabs and pieces: what bulk copies on a GPU want
 #define SCALE_ALIGN_BYTES 16
 #define COUNT_BYTES       64   // between two counts: a line each, every source writes one
 #define PAGE_BYTES        4096 // shared memory is mapped in pages
@@ -233,17 +232,17 @@ static uint64_t *total_of(struct plan *plan, int32_t kind)
     }
 }
 
-static int buffer_add(const struct planner *planner, const struct request *request)
+// Enters a buffer whose pieces have `piece` bytes; 0 and a reason when its size passes 2^62.
+static int piece_add(const struct planner *planner, const struct request *request, int64_t piece)
 {
     struct plan *plan = planner->plan;
     int symmetric = request->kind == MOXIE_MEMORY_SYMMETRIC;
     int64_t granule = symmetric ? PAGE_BYTES : 1;
     uint64_t *total = total_of(plan, request->kind);
-    int64_t piece, bytes, mapped, sum, most;
+    int64_t bytes, mapped, sum, most;
 
     assert(plan->buffers_count < BUFFER_COUNT);
-    if (!size_mul(request->rows, request->row_bytes, &piece) ||
-        !size_align(piece, request->pieces > 1 ? ALIGN_BYTES : 1, &piece) ||
+    if (!size_align(piece, request->pieces > 1 ? ALIGN_BYTES : 1, &piece) ||
         !size_mul(piece, request->pieces, &bytes) || !size_align(piece, granule, &mapped) ||
         !size_mul(mapped, request->pieces, &mapped) || !size_add((int64_t)*total, mapped, &sum)) {
         most = ((int64_t)1 << 52) / request->rows / request->pieces / 4;
@@ -251,7 +250,7 @@ static int buffer_add(const struct planner *planner, const struct request *reque
                       "%s: %" PRId64 " x %" PRId64 " rows of %" PRId64
                       " bytes pass 2^62: set %s to %" PRId64 " or less",
                       request->name, request->pieces, request->rows, request->row_bytes,
-                      config_name(request->columns_key), most < 1 ? 1 : most);
+                      config_name(request->columns_key), most > INT32_MAX ? INT32_MAX : most);
         return 0;
     }
     plan->buffers[plan->buffers_count] = (moxie_buffer){
@@ -267,6 +266,14 @@ static int buffer_add(const struct planner *planner, const struct request *reque
     plan->slot_bytes[request->id] = piece;
     *total = (uint64_t)sum;
     return 1;
+}
+
+static int buffer_add(const struct planner *planner, const struct request *request)
+{
+    int64_t piece;
+
+    if (!size_mul(request->rows, request->row_bytes, &piece)) piece = INT64_MAX;
+    return piece_add(planner, request, piece);
 }
 
 static int runner_buffers(const struct planner *planner)
@@ -347,11 +354,7 @@ static int window_buffer(const struct planner *planner)
         .columns_key = KEY_HIDDEN_SIZE,
     };
 
-    if (window_fill(window, limits)) {
-        request.rows = 1;
-        request.row_bytes = window->bytes;
-    }
-    return buffer_add(planner, &request);
+    return piece_add(planner, &request, window_fill(window, limits) ? window->bytes : INT64_MAX);
 }
 
 static int dispatcher_buffers(const struct planner *planner)

@@ -78,6 +78,9 @@ static int32_t check_tensors(const moxie_routing *routing, const moxie_tensor *l
     want = (struct tensor_want){
         "weights", {ids->shape[0], ids->shape[1]}, 2, 1u << MOXIE_FORMAT_F32, MOXIE_DEVICE_CPU, 0};
     TRY(tensor_check(weights, &want, error));
+    if (tensor_rows_overlap(ids) || tensor_rows_overlap(weights) || tensor_overlap(ids, weights))
+        TRY(fail_with(error, MOXIE_E_INVALID,
+                      "ids and weights: their rows overlap; give each memory of its own"));
     want = (struct tensor_want){"routing.correction_bias", {experts},        1,
                                 1u << MOXIE_FORMAT_F32,    MOXIE_DEVICE_CPU, 1};
     TRY(tensor_check(&routing->correction_bias, &want, error));

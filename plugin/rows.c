@@ -240,6 +240,8 @@ static int32_t read_out_slab(const moxie_tensor *rows, const struct tensor_want 
         tensor_stride_bytes(rows, 0) != rows->shape[1] * to->row_stride_bytes)
         TRY(fail_with(error, MOXIE_E_UNSUPPORTED,
                       "out.slab.rows: experts are strided; want them one after the other"));
+    if (tensor_rows_overlap(rows))
+        TRY(fail_with(error, MOXIE_E_INVALID, "out.slab.rows: its rows overlap each other"));
 out:
     return st;
 }

@@ -128,8 +128,7 @@ static int32_t check_tensors(const moxie_instance *instance, int64_t tokens,
     if (tensor_overlap(&batch->x, &batch->y))
         TRY(fail_with(error, MOXIE_E_INVALID,
                       "batch.y overlaps batch.x; give it memory of its own"));
-    if (tokens > 1 &&
-        tensor_stride_bytes(&batch->y, 0) < limits->hidden * tensor_element_bytes(&batch->y))
+    if (tensor_rows_overlap(&batch->y))
         TRY(fail_with(error, MOXIE_E_INVALID, "batch.y: its rows overlap each other"));
 out:
     return st;

@@ -143,6 +143,11 @@ int32_t tensor_check(const moxie_tensor *tensor, const struct tensor_want *want,
     if (bytes > 0 && tensor->device.type != want->device)
         TRY(fail_with(error, MOXIE_E_INVALID, "%s: on device type %d; want %d", want->name,
                       tensor->device.type, want->device));
+    // Kernels read 16-bit numbers wherever they lie: checkpoints are mapped as they are.
+    if (bytes > 0 && tensor->dtype.bits >= 32 &&
+        (uintptr_t)tensor_data(tensor) % (uintptr_t)tensor_element_bytes(tensor) != 0)
+        TRY(fail_with(error, MOXIE_E_INVALID, "%s: data at %p; want a multiple of %" PRId64,
+                      want->name, (void *)tensor_data(tensor), tensor_element_bytes(tensor)));
 out:
     return st;
 }
@@ -179,13 +184,44 @@ int32_t tensor_format(const moxie_tensor *tensor)
     return 0;
 }
 
+// Two column ranges of one wider array: rows equally far apart, and no column in common.
+static int columns_apart(const moxie_tensor *a, const moxie_tensor *b)
+{
+    uintptr_t pitch = (uintptr_t)tensor_stride_bytes(a, 0);
+    uintptr_t a_bytes = (uintptr_t)(a->shape[1] * tensor_element_bytes(a));
+    uintptr_t b_bytes = (uintptr_t)(b->shape[1] * tensor_element_bytes(b));
+    uintptr_t a_first = (uintptr_t)tensor_data(a), b_first = (uintptr_t)tensor_data(b);
+
+    if (pitch == 0 || pitch != (uintptr_t)tensor_stride_bytes(b, 0)) return 0;
+    if (b_first < a_first)
+        return (a_first - b_first) % pitch >= b_bytes &&
+               (a_first - b_first) % pitch + a_bytes <= pitch;
+    return (b_first - a_first) % pitch >= a_bytes && (b_first - a_first) % pitch + b_bytes <= pitch;
+}
+
 int tensor_overlap(const moxie_tensor *a, const moxie_tensor *b)
 {
     int64_t a_bytes = extent_bytes(a), b_bytes = extent_bytes(b);
     uintptr_t a_first = (uintptr_t)tensor_data(a), b_first = (uintptr_t)tensor_data(b);
 
     if (a_bytes <= 0 || b_bytes <= 0) return 0;
-    return a_first < b_first + (uintptr_t)b_bytes && b_first < a_first + (uintptr_t)a_bytes;
+    if (a_first >= b_first + (uintptr_t)b_bytes || b_first >= a_first + (uintptr_t)a_bytes)
+        return 0;
+    return !columns_apart(a, b);
+}
+
+int tensor_rows_overlap(const moxie_tensor *tensor)
+{
+    int64_t inner_bytes = tensor_element_bytes(tensor);
+
+    if (extent_bytes(tensor) == 0) return 0;
+    for (int32_t i = tensor->ndim - 1; i >= 0; i--) {
+        int64_t stride_bytes = tensor_stride_bytes(tensor, i);
+
+        if (tensor->shape[i] > 1 && stride_bytes < inner_bytes) return 1;
+        inner_bytes += (tensor->shape[i] - 1) * stride_bytes;
+    }
+    return 0;
 }
 
 moxie_tensor tensor_make(void *data, int32_t ndim, int64_t *dims, int64_t *strides, uint32_t type)

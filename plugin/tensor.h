@@ -25,7 +25,8 @@ struct tensor_want {
 
 // MOXIE_OK, or MOXIE_E_INVALID / _UNSUPPORTED naming the tensor, what was seen and what was wanted.
 // The last dimension must be compact, the others may have any non-negative stride; the extent in
-// bytes must not overflow. A tensor with a zero extent may have NULL data.
+// bytes must not overflow. A tensor with a zero extent may have NULL data. Elements of 4 and 8 bytes
+// must be aligned to their size.
 int32_t tensor_check(const moxie_tensor *tensor, const struct tensor_want *want,
                      moxie_error *error);
 
@@ -38,8 +39,11 @@ int64_t tensor_element_bytes(const moxie_tensor *tensor);
 // Of any tensor: MOXIE_FORMAT_F32, _BF16, _F16, _FP8_TENSOR (e4m3), or 0.
 int32_t tensor_format(const moxie_tensor *tensor);
 
-// 1 when two checked 2-D tensors have a byte in common.
+// 1 when two checked 2-D tensors may have a byte in common: they do not when one ends before the
+// other begins, nor as different columns of one wider array.
 int tensor_overlap(const moxie_tensor *a, const moxie_tensor *b);
+// 1 when two rows of a checked tensor have a byte in common: nothing can be written there.
+int tensor_rows_overlap(const moxie_tensor *tensor);
 
 // A compact or row-strided 1-D or 2-D CPU tensor over `data`; `dims` is [rows, columns] and must
 // outlive it, strides, when given, too.

@@ -1,5 +1,4 @@
-// A small pool per instance, joined at destroy. No allocation and no lock held across a task in
-// `parallel`.
+// A small pool per instance, joined at destroy. A parallel_for allocates nothing and holds no lock.
 
 #ifndef MOXIE_PLUGIN_THREADS_H
 #define MOXIE_PLUGIN_THREADS_H

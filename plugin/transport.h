@@ -12,11 +12,12 @@
 
 #include "plugin/status.h"
 
-// What a source tells a destination, one 64-bit value each: generation << 32 | epoch.
+// What a source tells a destination, one 64-bit value each; exchange.c says what the values are.
 enum transport_word {
-    WORD_DISPATCH,   // its rows of that epoch are in my slab
-    WORD_COMBINE,    // its result rows of that epoch are in my slab
-    WORD_GENERATION, // the generation it has moved on to (in every window, masked ranks' too)
+    WORD_DISPATCH,   // its rows of that generation and epoch are in my slab
+    WORD_COMBINE,    // its result rows of that generation and epoch are in my slab
+    WORD_ACTIVE,     // the ranks it goes on with, a bit each; told before the generation
+    WORD_GENERATION, // the generation it has moved on to (told to ranks it leaves out, too)
     WORD_COUNT
 };
 

@@ -14,27 +14,20 @@
 #include "plugin/transport.h"
 
 #include "plugin/futex.h"
+#include "plugin/shared_memory.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
-#include <pthread.h>
-#include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/random.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 
-#define TOKEN_BYTES   16
-#define NAME_BYTES    48 // "/moxie-", 32 hexadecimal digits, NUL
 #define BOOT_ID_BYTES 40 // 36 characters, NUL
 #define TEXT_BYTES    200
-#define RESERVE_BYTES ((off_t)64 << 20) // of shared memory allocated in one system call
-#define STAGE_MAGIC   0x4d580100u       // raised with every change of struct message
+#define STAGE_MAGIC   0x4d580100u // raised with every change of struct message
 
 #define SHARED 0
 
@@ -45,7 +38,8 @@ struct bell_line {
     _Atomic uint32_t bell;    // one more for every signal to this window; a futex word
     _Atomic uint32_t waiters; // its owner is about to sleep, or asleep
     _Atomic uint32_t holders; // ranks of its owner's process that use its address
-    unsigned char pad[TRANSPORT_LINE_BYTES - 12];
+    unsigned char token[SHARED_TOKEN_BYTES]; // which window this is
+    unsigned char pad[TRANSPORT_LINE_BYTES - 12 - SHARED_TOKEN_BYTES];
 };
 
 struct word_line {
@@ -74,18 +68,21 @@ struct message {
     uint64_t window; // windows asked for since create, this one included
     struct identity identity;
     uint64_t bytes; // from STAGE_OFFER on
-    unsigned char token[TOKEN_BYTES];
+    unsigned char token[SHARED_TOKEN_BYTES];
     uint64_t address;      // from STAGE_MADE on: the sender's, for ranks of its process
     char text[TEXT_BYTES]; // why status is what it is
 };
 
+_Static_assert(sizeof(struct message) == 120 + TEXT_BYTES, "what is sent has no padding");
+
+// One collective call under way.
 struct meeting {
     const struct bootstrap *bootstrap;
     struct message mine;
     struct message all[MOXIE_RANKS_MAX];
-    unsigned char tokens[MOXIE_RANKS_MAX]
-                        [TOKEN_BYTES]; // of every rank's window, once all are known
-    moxie_error local;                 // of the own step; writes into mine
+    moxie_error local; // of the own step; writes into mine
+    // Of every rank's window, once all are known.
+    unsigned char tokens[MOXIE_RANKS_MAX][SHARED_TOKEN_BYTES];
 };
 
 struct transport {
@@ -253,100 +250,22 @@ out:
     return st;
 }
 
-// ---- One rank's memory -------------------------------------------------------------------------
-
-static void name_of(const unsigned char token[TOKEN_BYTES], char name[NAME_BYTES])
-{
-    static const char digits[] = "0123456789abcdef";
-    size_t length = strlen(strcpy(name, "/moxie-"));
-
-    for (size_t i = 0; i < TOKEN_BYTES; i++) {
-        name[length++] = digits[token[i] >> 4];
-        name[length++] = digits[token[i] & 15];
-    }
-    name[length] = '\0';
-}
-
-// Signals stay blocked over one system call: the kernel gives up all of an interrupted allocation,
-// and a profiler's timer would interrupt every attempt at a large one.
-static int reserve_piece(int fd, off_t offset, off_t bytes)
-{
-    sigset_t all, before;
-    int os_error;
-
-    (void)sigfillset(&all);
-    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-    do
-        os_error = posix_fallocate(fd, offset, bytes);
-    while (os_error == EINTR);
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return os_error;
-}
-
-// Every page now: a full /dev/shm is an error here instead of SIGBUS at the first touch. Past
-// RLIMIT_FSIZE the kernel would send SIGXFSZ.
-static int32_t reserve(int fd, uint64_t bytes, moxie_error *error)
-{
-    struct rlimit limit;
-    int os_error = 0;
-
-    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
-        bytes > limit.rlim_cur)
-        return fail_with(error, MOXIE_E_MEMORY,
-                         "a window of %" PRIu64
-                         " bytes is past this process's limit of file sizes (ulimit -f)",
-                         bytes);
-    for (off_t offset = 0, piece; os_error == 0 && offset < (off_t)bytes; offset += piece) {
-        piece = (off_t)bytes - offset < RESERVE_BYTES ? (off_t)bytes - offset : RESERVE_BYTES;
-        os_error = reserve_piece(fd, offset, piece);
-    }
-    if (os_error != 0)
-        return fail_with(error, MOXIE_E_MEMORY,
-                         "/dev/shm has no room for a window of %" PRIu64
-                         " bytes (%s); enlarge it (docker: --shm-size), "
-                         "or plan smaller windows",
-                         bytes, strerror(os_error));
-    return MOXIE_OK;
-}
-
-static int32_t map(int fd, uint64_t bytes, void **out, moxie_error *error)
-{
-    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-
-    if (memory == MAP_FAILED)
-        return fail_with(error, MOXIE_E_MEMORY,
-                         "a window of %" PRIu64 " bytes cannot be mapped (%s)", bytes,
-                         strerror(errno));
-    *out = memory;
-    return MOXIE_OK;
-}
+// ---- Everybody's memory ------------------------------------------------------------------------
 
 static int32_t make_own(struct meeting *meeting, struct window *window, moxie_error *error)
 {
-    char name[NAME_BYTES];
     int32_t st = MOXIE_OK;
     void *base;
-    int fd;
 
-    name_of(meeting->mine.token, name);
-    fd = shm_open(name, O_RDWR | O_CREAT | O_EXCL, 0600);
-    if (fd < 0)
-        TRY(fail_with(
-            error, errno == EMFILE || errno == ENFILE ? MOXIE_E_MEMORY : MOXIE_E_UNAVAILABLE,
-            "shared memory cannot be made (shm_open: %s); /dev/shm must be mounted and writable",
-            strerror(errno)));
-    TRY(reserve(fd, window->bytes_mapped, error));
-    TRY(map(fd, window->bytes_mapped, &base, error));
+    TRY(shared_memory_make(meeting->mine.token, window->bytes_mapped, &base, error));
     window->base = base;
     window->peer[meeting->mine.rank] = base;
+    memcpy(((struct bell_line *)base)->token, meeting->mine.token, SHARED_TOKEN_BYTES);
     atomic_store(&((struct bell_line *)base)->holders, 1);
     meeting->mine.address = (uint64_t)(uintptr_t)base;
 out:
-    if (fd >= 0) (void)close(fd);
     return st;
 }
-
-// ---- The peers' memory -------------------------------------------------------------------------
 
 // Counts this rank in, through the page that it has mapped itself.
 static int32_t hold(struct bell_line *line, int32_t r, moxie_error *error)
@@ -361,58 +280,62 @@ static int32_t hold(struct bell_line *line, int32_t r, moxie_error *error)
     return MOXIE_OK;
 }
 
-static int32_t open_peer(const struct meeting *meeting, int32_t r, uint64_t bytes, int *fd,
-                         moxie_error *error)
+// Sees to it that rank r's window is at `address` in this process. The kernel does the reading: an
+// address that a confused peer made up is an error of write() instead of a fault.
+static int32_t check_address(uint64_t address, const unsigned char token[SHARED_TOKEN_BYTES],
+                             int32_t r, moxie_error *error)
 {
-    char name[NAME_BYTES];
-    struct stat file;
+    struct bell_line line = {.pad = {0}};
+    int pipe_fds[2];
+    int here;
 
-    name_of(meeting->tokens[r], name);
-    *fd = shm_open(name, O_RDWR, 0);
-    if (*fd < 0)
-        return fail_rank(
-            error, errno == EMFILE || errno == ENFILE ? MOXIE_E_MEMORY : MOXIE_E_UNAVAILABLE, r,
-            "the window of rank %d cannot be opened (%s); run the ranks as one user with one "
-            "/dev/shm "
-            "(docker: --ipc=host, or one container)",
-            r, strerror(errno));
-    if (fstat(*fd, &file) != 0 || file.st_size < 0 || (uint64_t)file.st_size != bytes)
-        return fail_rank(error, MOXIE_E_COLLECTIVE_MISMATCH, r,
-                         "the window of rank %d is not of the agreed %" PRIu64 " bytes", r, bytes);
-    return MOXIE_OK;
+    if (pipe2(pipe_fds, O_CLOEXEC | O_NONBLOCK) != 0)
+        return fail_with(error, MOXIE_E_MEMORY, "a pipe to check an address with: %s",
+                         strerror(errno));
+    here = syscall(SYS_write, pipe_fds[1], address, sizeof line) == (long)sizeof line &&
+           read(pipe_fds[0], &line, sizeof line) == (ssize_t)sizeof line &&
+           memcmp(line.token, token, SHARED_TOKEN_BYTES) == 0;
+    (void)close(pipe_fds[0]);
+    (void)close(pipe_fds[1]);
+    if (here) return MOXIE_OK;
+    return fail_rank(error, MOXIE_E_COLLECTIVE_MISMATCH, r,
+                     "rank %d says it is a thread of this process, but its window is not here", r);
 }
 
-static int32_t map_peer(const struct transport *transport, const struct meeting *meeting, int32_t r,
-                        struct window *window, moxie_error *error)
+// A rank of this process: its first page is mapped for as long as it takes to count in.
+static int32_t map_mate(const struct meeting *meeting, int32_t r, struct window *window,
+                        moxie_error *error)
 {
+    uint64_t page_bytes = (uint64_t)sysconf(_SC_PAGESIZE);
     int32_t st = MOXIE_OK;
-    long page_bytes = sysconf(_SC_PAGESIZE);
-    void *memory;
-    int fd = -1;
+    void *page;
 
-    TRY(open_peer(meeting, r, window->bytes_mapped, &fd, error));
-    if (transport->mate[r]) {
-        TRY(map(fd, (uint64_t)page_bytes, &memory, error));
-        st = hold(memory, r, error);
-        (void)munmap(memory, (size_t)page_bytes);
-        TRY(st);
-        memory = (void *)(uintptr_t)meeting->all[r].address;
-    } else {
-        TRY(map(fd, window->bytes_mapped, &memory, error));
-    }
-    window->peer[r] = memory;
+    TRY(shared_memory_open(meeting->tokens[r], window->bytes_mapped, page_bytes, r, &page, error));
+    st = check_address(meeting->all[r].address, meeting->tokens[r], r, error);
+    if (st == MOXIE_OK) st = hold(page, r, error);
+    (void)munmap(page, page_bytes);
+    TRY(st);
+    window->peer[r] = (unsigned char *)(uintptr_t)meeting->all[r].address;
 out:
-    if (fd >= 0) (void)close(fd);
     return st;
 }
 
 static int32_t map_peers(const struct transport *transport, const struct meeting *meeting,
                          struct window *window, moxie_error *error)
 {
+    uint64_t bytes = window->bytes_mapped;
     int32_t st = MOXIE_OK;
+    void *memory;
 
-    for (int32_t r = 0; r < transport->bootstrap.ranks; r++)
-        if (r != transport->bootstrap.rank) TRY(map_peer(transport, meeting, r, window, error));
+    for (int32_t r = 0; r < transport->bootstrap.ranks; r++) {
+        if (r == transport->bootstrap.rank) continue;
+        if (transport->mate[r]) {
+            TRY(map_mate(meeting, r, window, error));
+            continue;
+        }
+        TRY(shared_memory_open(meeting->tokens[r], bytes, bytes, r, &memory, error));
+        window->peer[r] = memory;
+    }
 out:
     return st;
 }
@@ -449,9 +372,8 @@ static int32_t prepare(const struct transport *transport, uint64_t bytes, struct
 
     meeting->mine.bytes = bytes;
     TRY(transport_window_bytes(bytes, transport->bootstrap.ranks, &bytes_mapped, error));
-    if (getrandom(meeting->mine.token, TOKEN_BYTES, 0) != TOKEN_BYTES)
-        TRY(fail_with(error, MOXIE_E_UNAVAILABLE, "no random bytes for a name (getrandom: %s)",
-                      strerror(errno)));
+    TRY(shared_memory_check(bytes_mapped, transport->bootstrap.ranks, error));
+    TRY(shared_memory_token(meeting->mine.token, error));
     window = calloc(1, sizeof *window);
     if (window == NULL) TRY(fail_with(error, MOXIE_E_MEMORY, "a window's header: out of memory"));
     window->bytes = bytes;
@@ -472,20 +394,10 @@ static int32_t take_offers(struct meeting *meeting, moxie_error *error)
                              "rank %d opens a window of %" PRIu64 " bytes, rank 0 one of %" PRIu64
                              "; the ranks' configurations differ",
                              r, all[r].bytes, all[0].bytes);
-        memcpy(meeting->tokens[r], all[r].token, TOKEN_BYTES);
+        memcpy(meeting->tokens[r], all[r].token, SHARED_TOKEN_BYTES);
     }
-    memcpy(meeting->tokens[meeting->mine.rank], meeting->mine.token, TOKEN_BYTES);
+    memcpy(meeting->tokens[meeting->mine.rank], meeting->mine.token, SHARED_TOKEN_BYTES);
     return MOXIE_OK;
-}
-
-static void unlink_all(const struct meeting *meeting)
-{
-    char name[NAME_BYTES];
-
-    for (int32_t r = 0; r < meeting->bootstrap->ranks; r++) {
-        name_of(meeting->tokens[r], name);
-        (void)shm_unlink(name);
-    }
 }
 
 static int32_t window_open(struct transport *transport, uint64_t bytes, struct window **out,
@@ -508,7 +420,8 @@ static int32_t window_open(struct transport *transport, uint64_t bytes, struct w
     *out = window;
     window = NULL;
 out:
-    if (named) unlink_all(&meeting);
+    for (int32_t r = 0; named && r < transport->bootstrap.ranks; r++)
+        shared_memory_unlink(meeting.tokens[r]);
     window_close(transport, window);
     return st;
 }

@@ -88,7 +88,7 @@ void validate_unused(const struct config *config, const struct bounds *bounds,
                        " tokens derived from the other keys: a larger forward is refused with "
                        "MOXIE_E_CAPACITY",
                        own, bounds->derived_tokens);
-    if (config_i64(config, KEY_TIMEOUT_MS) > INT32_MAX)
+    if (validate_has_wire(config) && config_i64(config, KEY_TIMEOUT_MS) > INT32_MAX)
         report_warning(report, KEY_TIMEOUT_MS,
                        "timeout_ms %" PRId64 " is cut to %d, which is 24 days",
                        config_i64(config, KEY_TIMEOUT_MS), INT32_MAX);

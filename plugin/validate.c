@@ -99,8 +99,8 @@ static void check_ranks(const struct config *config, struct report *report)
     if (config_ok(config, KEY_EP_SIZE) && ep_rank >= ep_size)
         report_reason(report, MOXIE_E_CONFIG, KEY_EP_RANK,
                       "ep_rank %" PRId64 " is not below ep_size %" PRId64
-                      ": set ep_rank to %" PRId64 " or less",
-                      ep_rank, ep_size, ep_size - 1);
+                      ": set ep_rank to %" PRId64 "%s",
+                      ep_rank, ep_size, ep_size - 1, ep_size == 1 ? "" : " or less");
 }
 
 static void check_counts(const struct config *config, const struct bounds *bounds,
@@ -116,7 +116,7 @@ static void check_counts(const struct config *config, const struct bounds *bound
         {KEY_NUM_LAYERS, INT32_MAX, "layers are counted in 32 bits"},
         {KEY_TP_SIZE, INT32_MAX, "ranks are counted in 32 bits"},
         {KEY_DP_SIZE, INT32_MAX, "ranks are counted in 32 bits"},
-        {KEY_CPU_THREADS, THREADS_MAX, "the pool starts no more"},
+        {KEY_CPU_THREADS, THREADS_MAX, "the pool starts at most 1024"},
     };
     int64_t top_k = config_i64(config, KEY_TOP_K);
 
@@ -148,9 +148,8 @@ static void check_speculative(const struct config *config, struct report *report
     if (algorithm[0] == '\0' || strcmp(algorithm, "none") == 0 || draft >= 1) return;
     report_reason(report, MOXIE_E_CONFIG, KEY_SPECULATIVE_DRAFT_TOKENS,
                   "unresolved configuration: speculative_algorithm is '%s' and "
-                  "speculative_draft_tokens is %s0: "
-                  "validate after the speculative settings are resolved, with "
-                  "speculative_draft_tokens at least 1",
+                  "speculative_draft_tokens is %s0: validate after the speculative settings are "
+                  "resolved, or set speculative_draft_tokens to 1 or more",
                   algorithm,
                   config_found(config, KEY_SPECULATIVE_DRAFT_TOKENS) ? "" : "absent, so ");
 }
@@ -298,6 +297,7 @@ static void check_rows(const struct config *config, const struct bounds *bounds,
 
     if (config_i64(config, KEY_CAPTURE_ROUTED_EXPERTS) == 1 && bounds->capture_rows > host_rows)
         host_rows = bounds->capture_rows;
+    if (bounds->allgather_rows < 0) return; // said already
     if (host_rows > most)
         refuse_rows(config, bounds, host_rows, 0, report);
     else if (rows > most && pushes && config_i64(config, KEY_MAX_DISPATCH_TOKENS_PER_RANK) > 0)

@@ -37,10 +37,14 @@ static int is_packed(int32_t format)
            format == MOXIE_FORMAT_NVFP4;
 }
 
+static int is_float(int32_t format)
+{
+    return format == MOXIE_FORMAT_F32 || format == MOXIE_FORMAT_BF16 || format == MOXIE_FORMAT_F16;
+}
+
 static uint32_t values_type(int32_t format)
 {
-    if (format == MOXIE_FORMAT_F32 || format == MOXIE_FORMAT_BF16 || format == MOXIE_FORMAT_F16)
-        return 1u << format;
+    if (is_float(format)) return 1u << format;
     return is_packed(format) ? TENSOR_UINT8 : TENSOR_E4M3;
 }
 
@@ -57,7 +61,7 @@ static int32_t read_values(const struct reading *r, struct weight_view *view, mo
         .device = r->device};
     int32_t st = MOXIE_OK;
 
-    if (rows_in && want.types != 1u << matrix->format)
+    if (rows_in && !is_float(matrix->format))
         TRY(fail_with(error, MOXIE_E_UNSUPPORTED,
                       "%s: MOXIE_ROWS_IN is for f32, bf16 and f16; use MOXIE_ROWS_OUT [E, N, K]",
                       r->values));
@@ -109,8 +113,7 @@ static int32_t read_scales(const struct reading *r, struct weight_view *view, mo
     struct tensor_want want;
     int32_t st = MOXIE_OK;
 
-    if (values_type(r->matrix->format) == 1u << r->matrix->format &&
-        r->matrix->format <= MOXIE_FORMAT_F16) {
+    if (is_float(r->matrix->format)) {
         if (scales->data != NULL)
             TRY(fail_with(error, MOXIE_E_INVALID, "%s: given, but the format has no scales",
                           r->scales));

@@ -81,7 +81,7 @@ static inline vec vec_clamp(vec a, float low, float high)
 
 static inline vec vec_round(vec a)
 {
-    return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    return _mm512_cvtepi32_ps(_mm512_cvtps_epi32(a));
 }
 
 static inline vec vec_power_of_2(vec n)

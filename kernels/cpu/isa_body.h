@@ -12,6 +12,11 @@
 #include "kernels/cpu/numbers.h"
 #include "kernels/types.h"
 
+// A weight row is decoded 1 KiB at a time, a few rows in turn: too short for the hardware to see
+// where it goes. Asking for the row's next piece took a decode step of bf16 weights from 5.9 to 4.5
+// ms (bench/cpu_gemm 2048,768,32,8 1 1 bf16).
+#define AHEAD_BYTES 1024
+
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
 #if defined(__clang__)
@@ -97,8 +102,10 @@ static void from_bf16(const void *from, int64_t count, float *to)
     const unsigned char *bytes = from;
     int64_t i = 0;
 
-    for (; i + ISA_LANES <= count; i += ISA_LANES)
+    for (; i + ISA_LANES <= count; i += ISA_LANES) {
+        __builtin_prefetch(bytes + 2 * i + AHEAD_BYTES);
         vec_store(to + i, vec_from_bf16(bytes + 2 * i));
+    }
     numbers_decode(FORMAT_BF16, bytes + 2 * i, count - i, to + i);
 }
 
@@ -107,8 +114,10 @@ static void from_f16(const void *from, int64_t count, float *to)
     const unsigned char *bytes = from;
     int64_t i = 0;
 
-    for (; i + ISA_LANES <= count; i += ISA_LANES)
+    for (; i + ISA_LANES <= count; i += ISA_LANES) {
+        __builtin_prefetch(bytes + 2 * i + AHEAD_BYTES);
         vec_store(to + i, vec_from_f16(bytes + 2 * i));
+    }
     numbers_decode(FORMAT_F16, bytes + 2 * i, count - i, to + i);
 }
 

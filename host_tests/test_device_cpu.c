@@ -1,0 +1,71 @@
+// plugin/device_cpu.c: memory of the asked alignment, no streams, nothing to capture.
+
+#include "plugin/device.h"
+
+#include "host_tests/suite.h"
+
+#include <string.h>
+
+START_TEST(memory_is_aligned)
+{
+    for (uint64_t align = 1; align <= 1 << 16; align *= 2) {
+        moxie_allocation request = {
+            .struct_size = sizeof request, .bytes = align + 3, .align = align, .name = "mid"};
+        void *memory = NULL;
+
+        ck_assert_int_eq(device_cpu.allocate(&request, &memory), 0);
+        ck_assert_ptr_nonnull(memory);
+        ck_assert_uint_eq((uintptr_t)memory % align, 0);
+        memset(memory, 0xa5, (size_t)request.bytes);
+        device_cpu.zero(memory, (int64_t)align, NULL);
+        for (uint64_t i = 0; i < request.bytes; i++)
+            ck_assert_int_eq(((unsigned char *)memory)[i], i < align ? 0 : 0xa5);
+        device_cpu.release(&request, memory);
+    }
+}
+END_TEST
+
+START_TEST(too_much_memory_is_an_answer)
+{
+    moxie_allocation request = {
+        .struct_size = sizeof request, .bytes = (uint64_t)1 << 61, .align = 64, .name = "mid"};
+    void *memory = NULL;
+
+    ck_assert_int_ne(device_cpu.allocate(&request, &memory), 0);
+    ck_assert_ptr_null(memory);
+}
+END_TEST
+
+START_TEST(it_is_the_cpu)
+{
+    int stream = 0;
+
+    ck_assert_str_eq(device_cpu.name, "cpu");
+    ck_assert_int_eq(device_cpu.tensor_device, MOXIE_DEVICE_CPU);
+    ck_assert_int_eq(device_cpu.capturing(&stream), 0);
+    ck_assert_int_eq(device_cpu.capturing(NULL), 0);
+    ck_assert_str_ne(device_cpu.error_text(1), "");
+    ck_assert_ptr_eq(device_cpu.kernels, &kernels_cpu);
+}
+END_TEST
+
+START_TEST(every_kernel_is_there)
+{
+    const struct kernels *kernels = device_cpu.kernels;
+
+    ck_assert(kernels->route != NULL && kernels->dispatch != NULL && kernels->combine != NULL);
+    ck_assert(kernels->gate_up != NULL && kernels->down != NULL && kernels->sum != NULL);
+    ck_assert(kernels->expand != NULL && kernels->quantise != NULL && kernels->router != NULL);
+    ck_assert_ptr_nonnull(kernels->name);
+}
+END_TEST
+
+static void add(TCase *tests)
+{
+    tcase_add_test(tests, memory_is_aligned);
+    tcase_add_test(tests, too_much_memory_is_an_answer);
+    tcase_add_test(tests, it_is_the_cpu);
+    tcase_add_test(tests, every_kernel_is_there);
+}
+
+SUITE_MAIN("device_cpu", 10, add)

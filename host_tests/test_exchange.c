@@ -1,0 +1,310 @@
+// plugin/exchange.c: what travels and what does not. Payload formats, rows that nobody may write,
+// two instances at once, and no allocation in a step.
+
+#include "plugin/exchange.h"
+
+#include "host_tests/alloc_count.h"
+#include "host_tests/crew.h"
+#include "host_tests/suite.h"
+#include "plugin/dispatcher.h"
+#include "plugin/forward.h"
+#include "plugin/runner.h"
+#include "plugin/tensor.h"
+
+#include <string.h>
+
+static void meet(struct crew_member *member)
+{
+    moxie_host *host = &member->rank.mock.host;
+
+    if (member->crew->ranks > 1 && host->barrier(host->ctx) != 0)
+        ck_abort_msg("a rank did not come");
+}
+
+// ---- payload formats ---------------------------------------------------------------------------
+
+struct payload {
+    const char *key, *value;
+    double bound;
+};
+
+static const struct payload payloads[] = {
+    {"dispatch_format", "input", 2e-6},   {"dispatch_format", "fp8_block128", 6e-2},
+    {"dispatch_format", "nvfp4", 2e-1},   {"activation_format", "bf16", 5e-3},
+    {"activation_format", "f16", 5e-3},   {"activation_format", "fp8", 6e-2},
+    {"activation_format", "nvfp4", 2e-1},
+};
+
+static void payload_keys(struct crew_member *member)
+{
+    const struct payload *payload = member->crew->arg;
+
+    mock_set_str(&member->rank.mock, payload->key, payload->value);
+}
+
+START_TEST(payload_formats)
+{
+    struct payload payload = payloads[_i];
+    struct crew crew = {.layer_name = "qwen3_moe_a",
+                        .ranks = 3,
+                        .dispatcher = "alltoall",
+                        .configure = payload_keys,
+                        .scenario = crew_forward,
+                        .arg = &payload};
+    double error;
+
+    crew_run(&crew);
+    error = golden_error(crew.y, &crew.layer.want);
+    ck_assert_msg(error <= payload.bound, "%s %s: %g past %g", payload.key, payload.value, error,
+                  payload.bound);
+    // A quantised row that came out exact did not travel quantised.
+    if (payload.bound > 1e-5) ck_assert_double_gt(error, 1e-5);
+    crew_fini(&crew);
+}
+END_TEST
+
+// ---- 16-bit results ----------------------------------------------------------------------------
+
+static void narrow_keys(struct crew_member *member)
+{
+    mock_set_str(&member->rank.mock, "output_format", "bf16");
+}
+
+static float from_bf16(uint16_t bits)
+{
+    uint32_t wide = (uint32_t)bits << 16;
+    float value;
+
+    memcpy(&value, &wide, sizeof value);
+    return value;
+}
+
+static void narrow_scenario(struct crew_member *member)
+{
+    int64_t count = member->tokens * member->crew->layer.hidden;
+    uint16_t *narrow = malloc((size_t)count * sizeof *narrow + 1);
+
+    ck_assert_ptr_nonnull(narrow);
+    member->batch.batch.y.data = narrow;
+    member->batch.batch.y.dtype.code = MOXIE_DTYPE_BFLOAT;
+    member->batch.batch.y.dtype.bits = 16;
+    crew_forward(member);
+    for (int64_t i = 0; i < count; i++)
+        member->y[i] = from_bf16(narrow[i]);
+    free(narrow);
+}
+
+START_TEST(results_in_16_bits)
+{
+    struct crew crew = {.layer_name = "deepseek_v3_a",
+                        .ranks = 4,
+                        .dispatcher = "alltoall",
+                        .configure = narrow_keys,
+                        .scenario = narrow_scenario};
+
+    crew_run(&crew);
+    ck_assert_double_le(golden_error(crew.y, &crew.layer.want), 4e-3);
+    crew_fini(&crew);
+}
+END_TEST
+
+// ---- rows that nobody may write ----------------------------------------------------------------
+
+#define CANARY 0xa5
+
+struct rows_seen {
+    unsigned char *first[MOXIE_RANKS_MAX], *results[MOXIE_RANKS_MAX];
+    int64_t row_bytes, result_bytes, cap;
+    int32_t counts[MOXIE_RANKS_MAX];
+};
+
+// One layer by halves; what was received is noted.
+static void layer_by_halves(struct crew_member *member, struct rows_seen *seen)
+{
+    moxie_dispatcher *dispatcher = member->rank.dispatcher;
+    const moxie_batch *batch = &member->batch.batch;
+    moxie_error *error = &member->rank.mock.error;
+    moxie_call call = {.struct_size = sizeof call};
+    const moxie_rows *in, *out;
+
+    crew_begin(member);
+    ck_assert_int_eq(dispatcher_dispatch_send(dispatcher, batch, error), MOXIE_OK);
+    ck_assert_int_eq(dispatcher_dispatch_recv(dispatcher, batch, &in, &out, error), MOXIE_OK);
+    for (int32_t rank = 0; rank < member->crew->ranks; rank++) {
+        const moxie_tensor *rows = &in->slabs[rank].rows;
+
+        if (rank == member->index) continue;
+        seen->first[rank] = tensor_data(rows);
+        seen->results[rank] = tensor_data(&out->slabs[rank].rows);
+        seen->row_bytes = tensor_stride_bytes(rows, 0);
+        seen->result_bytes = tensor_stride_bytes(&out->slabs[rank].rows, 0);
+        seen->cap = rows->shape[0];
+        seen->counts[rank] = ((const int32_t *)in->counts.data)[rank];
+    }
+    ck_assert_int_eq(runner_run(member->rank.runner, &call, in, out, error), MOXIE_OK);
+    ck_assert_int_eq(dispatcher_combine_send(dispatcher, batch, error), MOXIE_OK);
+    ck_assert_int_eq(dispatcher_combine_recv(dispatcher, batch, error), MOXIE_OK);
+}
+
+static void check_canaries(const struct rows_seen *seen, int32_t rank)
+{
+    for (int64_t at = seen->counts[rank] * seen->row_bytes; at < seen->cap * seen->row_bytes; at++)
+        ck_assert_int_eq(seen->first[rank][at], CANARY);
+    for (int64_t at = seen->counts[rank] * seen->result_bytes; at < seen->cap * seen->result_bytes;
+         at++)
+        ck_assert_int_eq(seen->results[rank][at], CANARY);
+}
+
+// Every slab is poisoned whole; after a layer whose ids are partly garbage, only the rows that
+// were reported may have changed.
+static void canary_scenario(struct crew_member *member)
+{
+    static const int32_t garbage[] = {-1, INT32_MAX, INT32_MIN, 1 << 30};
+    const struct layer *layer = &member->crew->layer;
+    struct rows_seen seen = {.cap = 0};
+    int32_t *ids = malloc((size_t)(layer->tokens * layer->top_k) * sizeof *ids);
+
+    ck_assert_ptr_nonnull(ids);
+    layer_by_halves(member, &seen);
+    meet(member);
+    for (int32_t rank = 0; rank < member->crew->ranks; rank++) {
+        if (rank == member->index) continue;
+        memset(seen.first[rank], CANARY, (size_t)(seen.cap * seen.row_bytes));
+        memset(seen.results[rank], CANARY, (size_t)(seen.cap * seen.result_bytes));
+    }
+    meet(member);
+    memcpy(ids, member->batch.batch.ids.data,
+           (size_t)(member->tokens * layer->top_k) * sizeof *ids);
+    for (int64_t i = 0; i < member->tokens * layer->top_k; i += 1 + i % 3)
+        ids[i] = garbage[i % 4];
+    member->batch.batch.ids.data = ids;
+    layer_by_halves(member, &seen);
+    meet(member);
+    for (int32_t rank = 0; rank < member->crew->ranks; rank++) {
+        if (rank != member->index) check_canaries(&seen, rank);
+    }
+    meet(member);
+    free(ids);
+}
+
+START_TEST(garbage_ids_write_into_nobodys_rows)
+{
+    struct crew crew = {.layer_name = "qwen3_moe_a",
+                        .ranks = 4,
+                        .dispatcher = "alltoall",
+                        .scenario = canary_scenario};
+
+    crew_run(&crew);
+    crew_fini(&crew);
+}
+END_TEST
+
+// ---- no allocation in a step -------------------------------------------------------------------
+
+static void quiet_scenario(struct crew_member *member)
+{
+    moxie_host *host = &member->rank.mock.host;
+    uint64_t calls;
+    int32_t failed = 0;
+
+    crew_forward(member);
+    meet(member);
+    calls = member->rank.mock.allocate_calls;
+    if (member->index == 0) alloc_count_begin();
+    meet(member);
+    // No assertion in here: they allocate.
+    for (int32_t i = 0; i < 5; i++) {
+        failed |= dispatcher_begin_forward(member->rank.dispatcher, &member->step, NULL);
+        failed |=
+            forward_run(member->rank.dispatcher, member->rank.runner, &member->batch.batch, NULL);
+    }
+    if (member->crew->ranks > 1) failed |= host->barrier(host->ctx);
+    if (member->index == 0) {
+        struct alloc_count count;
+
+        alloc_count_end(&count);
+        ck_assert_uint_eq(count.allocations, 0);
+        ck_assert_uint_eq(count.frees, 0);
+    }
+    meet(member);
+    ck_assert_int_eq(failed, 0);
+    ck_assert_uint_eq(member->rank.mock.allocate_calls, calls);
+}
+
+START_TEST(forward_allocates_nothing)
+{
+    static const char *const dispatchers[] = {"local", "alltoall", "allgather"};
+    struct crew crew = {.layer_name = "gpt_oss_a",
+                        .ranks = _i == 0 ? 1 : 3,
+                        .dispatcher = dispatchers[_i],
+                        .scenario = quiet_scenario};
+
+    crew_run(&crew);
+    crew_fini(&crew);
+}
+END_TEST
+
+// ---- two instances at once ---------------------------------------------------------------------
+
+// A target and a draft model: the second layer's ranks live beside the first's, and their steps
+// interleave.
+static void beside(struct crew_member *member)
+{
+    struct crew *other = member->crew->arg;
+    struct layer_rank *draft = calloc(1, sizeof *draft);
+    int64_t parts[MOXIE_RANKS_MAX];
+    struct layer_batch batch;
+    moxie_step step = {.struct_size = sizeof step, .rank_tokens = parts};
+    int64_t first = layer_part_first(other->layer.tokens, member->crew->ranks, member->index);
+
+    ck_assert_ptr_nonnull(draft);
+    for (int32_t rank = 0; rank < member->crew->ranks; rank++)
+        parts[rank] = layer_part(other->layer.tokens, member->crew->ranks, rank);
+    step.tokens = parts[member->index];
+    layer_rank_init(draft, &other->layer, member->crew->group, member->index);
+    mock_set_i64(&draft->mock, "forward_tokens_max", parts[0]);
+    layer_rank_open(draft, &other->layer);
+    layer_batch_of(&other->layer, first, step.tokens, other->y + first * other->layer.hidden,
+                   &batch);
+    for (int32_t i = 0; i < 10; i++) {
+        crew_forward(member);
+        ck_assert_int_eq(dispatcher_begin_forward(draft->dispatcher, &step, &draft->mock.error),
+                         MOXIE_OK);
+        ck_assert_int_eq(
+            forward_run(draft->dispatcher, draft->runner, &batch.batch, &draft->mock.error),
+            MOXIE_OK);
+    }
+    layer_rank_close(draft);
+    free(draft);
+}
+
+START_TEST(two_instances_share_nothing)
+{
+    struct crew draft = {.layer_name = "mixtral_a"};
+    struct crew crew = {.layer_name = "qwen3_moe_a",
+                        .ranks = 3,
+                        .dispatcher = "alltoall",
+                        .scenario = beside,
+                        .arg = &draft};
+
+    layer_open(&draft.layer, draft.layer_name);
+    draft.y = calloc((size_t)(draft.layer.tokens * draft.layer.hidden), sizeof *draft.y);
+    ck_assert_ptr_nonnull(draft.y);
+    crew_run(&crew);
+    ck_assert_double_le(golden_error(crew.y, &crew.layer.want), 2e-6);
+    ck_assert_double_le(golden_error(draft.y, &draft.layer.want), 2e-6);
+    crew_fini(&crew);
+    crew_fini(&draft);
+}
+END_TEST
+
+static void add(TCase *tests)
+{
+    tcase_add_loop_test(tests, payload_formats, 0, (int)(sizeof payloads / sizeof payloads[0]));
+    tcase_add_test(tests, results_in_16_bits);
+    tcase_add_test(tests, garbage_ids_write_into_nobodys_rows);
+    tcase_add_loop_test(tests, forward_allocates_nothing, 0, 3);
+    tcase_add_test(tests, two_instances_share_nothing);
+}
+
+SUITE_MAIN("exchange", 120, add)

@@ -1,0 +1,166 @@
+// plugin/match.c: runners and dispatchers that do not meet are refused by name, with the nearest
+// that works.
+
+#include "plugin/validate.h"
+
+#include "host_tests/suite.h"
+#include "host_tests/verdict.h"
+#include "kernels/types.h"
+#include "plugin/backends.h"
+
+#include <string.h>
+
+START_TEST(unknown_names)
+{
+    struct mock_host mock;
+
+    mock_host_init(&mock);
+    mock_set_str(&mock, "runner", "moxie_cuda");
+    assert_refused(&mock, MOXIE_E_UNSUPPORTED, "runner",
+                   "runner 'moxie_cuda' is not registered for device cpu, which has moxie_cpu: set "
+                   "runner to auto");
+    ck_assert_int_eq(assert_advice_works(&mock, "runner"), 1);
+    mock_unset(&mock, "runner");
+    mock_set_str(&mock, "dispatcher", "");
+    assert_refused(&mock, MOXIE_E_UNSUPPORTED, "dispatcher",
+                   "which has local, allgather, alltoall");
+    ck_assert_int_eq(assert_advice_works(&mock, "dispatcher"), 1);
+    mock_host_fini(&mock);
+}
+END_TEST
+
+START_TEST(a_device_without_kernels)
+{
+    struct mock_host mock;
+
+    mock_host_init(&mock);
+    mock_set_str(&mock, "device", "sm_90");
+    assert_refused(&mock, MOXIE_E_UNSUPPORTED, "device", "no runner for device sm_90");
+    assert_refused(&mock, MOXIE_E_UNSUPPORTED, "device", "moxie_cpu");
+    ck_assert_int_eq(assert_advice_works(&mock, "device"), 1);
+    mock_set_str(&mock, "runner", "moxie_cpu"); // a runner, but of another device
+    ck_assert_int_eq(assert_advice_works(&mock, "device"), 1);
+    mock_host_fini(&mock);
+}
+END_TEST
+
+START_TEST(pushing_needs_ep_ranks)
+{
+    struct mock_host mock;
+
+    mock_host_init(&mock);
+    mock_set_str(&mock, "dispatcher", "alltoall");
+    assert_accepted(&mock);
+    mock_set_i64(&mock, "tp_size", 4);
+    assert_refused(&mock, MOXIE_E_UNSUPPORTED, "dispatcher", "ep_size is 1 while tp_size is 4");
+    ck_assert_int_eq(assert_advice_works(&mock, "dispatcher"), 2);
+    mock_host_fini(&mock);
+}
+END_TEST
+
+// Judges the mock's configuration against these two and returns the only message, or "".
+static const char *judge(struct mock_host *mock, const struct backend *runner,
+                         const struct backend *dispatcher, struct verdict *verdict)
+{
+    report_fini(&verdict->report);
+    verdict_make(verdict, mock);
+    ck_assert_uint_eq(verdict->report.reasons_count, 0);
+    validate_backends(&verdict->config, runner, dispatcher, &verdict->report);
+    ck_assert_uint_le(verdict->report.reasons_count, 1);
+    return verdict->report.reasons_count == 0 ? "" : verdict->report.reasons[0].message;
+}
+
+// Everything this library has is supported on the CPU, so the refusals are shown on narrower
+// backends.
+START_TEST(formats_without_a_kernel)
+{
+    struct backend runner = *backend_find(BACKEND_RUNNER, "moxie_cpu", "cpu");
+    struct backend dispatcher = *backend_find(BACKEND_DISPATCHER, "alltoall", "cpu");
+    struct verdict verdict = {.report = {.reasons_count = 0}};
+    struct mock_host mock;
+
+    mock_host_init(&mock);
+    mock_set_i64(&mock, "dp_size", 2);
+    mock_set_i64(&mock, "tp_size", 2);
+    mock_set_i64(&mock, "ep_size", 2);
+    ck_assert_str_eq(judge(&mock, &runner, &dispatcher, &verdict), "");
+    runner.weight_formats = BACKEND_BIT(FORMAT_F32) | BACKEND_BIT(FORMAT_FP8_TENSOR);
+    ck_assert_str_eq(
+        judge(&mock, &runner, &dispatcher, &verdict),
+        "moxie_cpu has no kernel on cpu for weight_format bf16: set weight_format to f32");
+    mock_set_str(&mock, "weight_format", "mxfp4");
+    ck_assert_str_eq(
+        judge(&mock, &runner, &dispatcher, &verdict),
+        "moxie_cpu has no kernel on cpu for weight_format mxfp4: set weight_format to fp8_tensor");
+    runner.weight_formats = BACKEND_BIT(FORMAT_MXFP4);
+    runner.activation_formats = BACKEND_BIT(FORMAT_BF16);
+    ck_assert_str_eq(
+        judge(&mock, &runner, &dispatcher, &verdict),
+        "moxie_cpu has no kernel on cpu for activation_format f32: set activation_format to bf16");
+    runner.activation_formats = BACKEND_BIT(FORMAT_F32);
+    runner.activations = BACKEND_BIT(ACTIVATION_GELU);
+    ck_assert_str_eq(judge(&mock, &runner, &dispatcher, &verdict),
+                     "moxie_cpu has no kernel on cpu for activation silu: set activation to gelu");
+    runner.activations = BACKEND_BIT(ACTIVATION_SILU);
+    dispatcher.input_formats = BACKEND_BIT(FORMAT_F16);
+    ck_assert_str_eq(
+        judge(&mock, &runner, &dispatcher, &verdict),
+        "alltoall has no kernel on cpu for input_format bf16: set input_format to f16");
+    dispatcher.input_formats = runner.input_formats;
+    runner.output_formats = BACKEND_BIT(FORMAT_F32);
+    ck_assert_str_eq(
+        judge(&mock, &runner, &dispatcher, &verdict),
+        "moxie_cpu has no kernel on cpu for output_format bf16: set output_format to f32");
+    runner.output_formats = dispatcher.output_formats;
+    mock_set_str(&mock, "dispatch_format", "nvfp4");
+    ck_assert_str_eq(judge(&mock, &runner, &dispatcher, &verdict), "");
+    dispatcher.wire_formats = BACKEND_BIT(FORMAT_BF16);
+    ck_assert_str_eq(judge(&mock, &runner, &dispatcher, &verdict),
+                     "alltoall has no kernel on cpu for rows of dispatch_format nvfp4: set "
+                     "dispatch_format to input");
+    verdict_free(&verdict);
+    mock_host_fini(&mock);
+}
+END_TEST
+
+START_TEST(traits_must_meet)
+{
+    struct backend runner = *backend_find(BACKEND_RUNNER, "moxie_cpu", "cpu");
+    const struct backend *dispatcher = backend_find(BACKEND_DISPATCHER, "local", "cpu");
+    moxie_traits traits = *runner.traits;
+    struct verdict verdict = {.report = {.reasons_count = 0}};
+    struct mock_host mock;
+
+    mock_host_init(&mock);
+    runner.traits = &traits;
+    ck_assert_str_eq(judge(&mock, &runner, dispatcher, &verdict), "");
+    traits.layouts = MOXIE_LAYOUT_BIT(MOXIE_LAYOUT_EXPERT_MASKED);
+    ck_assert_ptr_nonnull(
+        strstr(judge(&mock, &runner, dispatcher, &verdict), "share no row layout"));
+    traits.layouts = MOXIE_LAYOUT_BIT(MOXIE_LAYOUT_STANDARD);
+    traits.id_spaces = 0;
+    ck_assert_ptr_nonnull(
+        strstr(judge(&mock, &runner, dispatcher, &verdict), "share no meaning of expert ids"));
+    traits.id_spaces = 1u << MOXIE_IDS_LOCAL;
+    traits.weights_applied_by = MOXIE_BY_DISPATCHER;
+    ck_assert_ptr_nonnull(
+        strstr(judge(&mock, &runner, dispatcher, &verdict), "applies the router weights"));
+    traits.weights_applied_by = MOXIE_BY_RUNNER;
+    traits.scaling_applied_by = MOXIE_BY_HOST;
+    ck_assert_ptr_nonnull(
+        strstr(judge(&mock, &runner, dispatcher, &verdict), "routed_scaling_factor"));
+    verdict_free(&verdict);
+    mock_host_fini(&mock);
+}
+END_TEST
+
+static void add(TCase *tests)
+{
+    tcase_add_test(tests, unknown_names);
+    tcase_add_test(tests, a_device_without_kernels);
+    tcase_add_test(tests, pushing_needs_ep_ranks);
+    tcase_add_test(tests, formats_without_a_kernel);
+    tcase_add_test(tests, traits_must_meet);
+}
+
+SUITE_MAIN("match", 60, add)

@@ -1,0 +1,162 @@
+"""hosts/python/moxie_abi.py over the library named by MOXIE_PLUGIN: a host through ctypes alone."""
+
+import ctypes
+import gc
+import os
+import pathlib
+import re
+import sys
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "hosts" / "python"))
+
+import moxie_abi as moxie  # noqa: E402
+
+CONFIG = {
+    "hidden_size": 2,
+    "intermediate_size": 2,
+    "num_experts": 2,
+    "top_k": 1,
+    "forward_tokens_max": 2,
+    "weight_format": "f32",
+    "input_format": "f32",
+    "output_format": "f32",
+}
+
+
+def floats(*values):
+    return (ctypes.c_float * len(values))(*values)
+
+
+class Mirror(unittest.TestCase):
+    def setUp(self):
+        self.library = moxie.load(os.environ["MOXIE_PLUGIN"])
+        self.layout = self.library.layout()
+
+    def test_mirror_is_complete(self):
+        seen = {(structure, field) for structure, field, _, _ in self.layout if field}
+        mine = {
+            (structure, field)
+            for structure, mirrored in moxie.MIRROR.items()
+            for field, *_ in mirrored._fields_
+        }
+        self.assertEqual(mine, seen)
+        for structure, field, _, size in self.layout:
+            if not field:
+                self.assertEqual(ctypes.sizeof(moxie.MIRROR[structure]), size, structure)
+        self.assertEqual(moxie.layout_mismatches(self.layout), [])
+
+    def test_every_moved_field_is_named(self):
+        for index, (structure, field, offset, size) in enumerate(self.layout):
+            if field:
+                moved = list(self.layout)
+                moved[index] = (structure, field, offset + 8, size)
+                found = moxie.layout_mismatches(moved, {structure: moxie.MIRROR[structure]})
+                self.assertEqual(len(found), 1)
+                self.assertTrue(found[0].startswith(f"{structure}.{field}: "), found)
+
+    def test_lost_field(self):
+        lost = [row for row in self.layout if row[:2] != ("moxie_step", "phase")]
+        self.assertIn("moxie_step.phase", moxie.layout_mismatches(lost)[0])
+
+    def test_digest(self):
+        digest = 0xCBF29CE484222325
+        for structure, field, offset, size in self.layout:
+            row = structure.encode() + b"\0" + field.encode() + b"\0"
+            row += offset.to_bytes(4, "little") + size.to_bytes(4, "little")
+            for byte in row:
+                digest = (digest ^ byte) * 0x100000001B3 % 2**64
+        self.assertEqual(self.library.api.build.contents.layout_digest, digest)
+
+    def test_constants(self):
+        header = (ROOT / "abi.h").read_text()
+        for name in ("OK", "E_INVALID", "E_UNSUPPORTED", "E_UNAVAILABLE", "E_VERSION", "E_CONFIG",
+                     "FORMAT_F32", "ORDER_PLAIN", "ORDER_GATE_UP", "ORDER_UP_GATE",
+                     "ORDER_INTERLEAVED", "IDS_GLOBAL"):
+            value = re.search(rf"#define MOXIE_{name} (\d+)", header).group(1)
+            self.assertEqual(getattr(moxie, name), int(value), name)
+
+
+class Refusals(unittest.TestCase):
+    def test_another_version(self):
+        library = moxie.load(os.environ["MOXIE_PLUGIN"])
+        request = moxie.Request(abi_min=9 << 16, abi_max=9 << 16, host_build=b"python 9")
+        api = moxie.type_of("*api")()
+        with self.assertRaises(moxie.MoxieError) as caught:
+            moxie.check(library.dll.moxie_get_api_v1, ctypes.byref(request), ctypes.byref(api))
+        self.assertEqual(caught.exception.code, moxie.E_VERSION)
+        self.assertIn("python 9", caught.exception.text)
+        self.assertFalse(api)
+
+    def test_no_library(self):
+        with self.assertRaises(OSError):
+            moxie.load("/nowhere/libmoxie.so")
+
+    def test_null_host(self):
+        library = moxie.load(os.environ["MOXIE_PLUGIN"])
+        with self.assertRaises(moxie.MoxieError) as caught:
+            moxie.check(library.api.open, None, ctypes.byref(ctypes.c_void_p()))
+        self.assertEqual(caught.exception.code, moxie.E_INVALID)
+
+
+class Host(unittest.TestCase):
+    def setUp(self):
+        self.library = moxie.load(os.environ["MOXIE_PLUGIN"])
+
+    def test_probe(self):
+        for name, kind, device, _, reason in self.library.probe():
+            self.assertIn(kind, ("runner", "dispatcher"))
+            self.assertTrue(name and device and reason)
+
+    def test_refused_configuration(self):
+        with self.library.open({**CONFIG, "hidden_size": "two", "top_k": 2**63}) as instance:
+            keys = [key for _, key, _ in instance.reasons()]
+            self.assertIn("hidden_size", keys)
+            self.assertIn("top_k", keys)
+            with self.assertRaises(moxie.MoxieError) as caught:
+                instance.plan()
+            self.assertEqual(caught.exception.code, moxie.E_CONFIG)
+
+    def test_accepted_configuration(self):
+        with self.library.open(CONFIG) as instance:
+            gc.collect()  # callbacks outlive the call that made them
+            self.assertEqual(instance.reasons(), [])
+            self.assertTrue(all(size > 0 for _, _, size in instance.plan()))
+            self.assertEqual(instance.snapshot()["hidden_size"], ("i64", "2", True))
+            self.assertIn("moxie_cpu", instance.runners)
+            self.assertEqual(set(instance.dispatchers), {"local", "allgather", "alltoall"})
+
+    def test_forward(self):
+        """Both experts multiply silu(x) by x; expert 1 doubles the result."""
+        square = [1, 0, 0, 1]
+        values1, values2 = floats(*square * 4), floats(*square, *[2 * v for v in square])
+        w1 = moxie.Matrix(format=moxie.FORMAT_F32, order=moxie.ORDER_GATE_UP,
+                          values=moxie.tensor(values1, (2, 4, 2)))
+        w2 = moxie.Matrix(format=moxie.FORMAT_F32, values=moxie.tensor(values2, (2, 2, 2)))
+        weights = moxie.Weights(w1=ctypes.pointer(w1), w2=ctypes.pointer(w2))
+        x, y, chosen = floats(1, 2, 1, 2), floats(0, 0, 0, 0), floats(1, 1)
+        ids = (ctypes.c_int32 * 2)(0, 1)
+        batch = moxie.Batch(id_space=moxie.IDS_GLOBAL, x=moxie.tensor(x, (2, 2)),
+                            ids=moxie.tensor(ids, (2, 1), code=0),
+                            weights=moxie.tensor(chosen, (2, 1)), y=moxie.tensor(y, (2, 2)))
+        step = moxie.Step(tokens=2)
+        runner, dispatcher = ctypes.c_void_p(), ctypes.c_void_p()
+        with self.library.open(CONFIG) as instance:
+            runs = instance.runners["moxie_cpu"].api.contents
+            moves = instance.dispatchers["local"].api.contents
+            moxie.check(runs.create, instance.handle, 0, ctypes.byref(weights),
+                        ctypes.byref(runner))
+            moxie.check(moves.create, instance.handle, ctypes.byref(dispatcher))
+            moxie.check(moves.begin_forward, dispatcher, ctypes.byref(step))
+            moxie.check(self.library.api.forward, dispatcher, runner, ctypes.byref(batch))
+            with self.assertRaises(moxie.MoxieError):
+                instance.close()  # refused while they live
+            moves.destroy(dispatcher)
+            runs.destroy(runner)
+        for seen, wanted in zip(y, (0.7310586, 3.5231884, 1.4621172, 7.0463767)):
+            self.assertAlmostEqual(seen, wanted, places=5)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,185 @@
+// kernels/cpu/quantise.c and rows.c: known codes, bounds of the error, zeros, odd sizes, canaries.
+
+#include "kernels/quantise.h"
+
+#include "kernels/cpu/numbers.h"
+#include "kernels/cpu/rows.h"
+
+#include "host_tests/stream.h"
+#include "host_tests/suite.h"
+
+#include <math.h>
+#include <string.h>
+
+#define ROWS 19
+
+static void run(struct quantise_args *args, int32_t workers)
+{
+    struct cpu_stream stream;
+
+    stream_init(&stream, workers, CPU_SCALAR);
+    ck_assert_int_eq(quantise_cpu(args, &stream), 0);
+    stream_fini(&stream);
+}
+
+START_TEST(known_codes)
+{
+    float x[256] = {[0] = 448.0f, [1] = -1.0f, [2] = 0.3f, [128] = 0.0f};
+    uint8_t rows[256];
+    float scales[2];
+    struct quantise_args args = {.x = x,
+                                 .rows = rows,
+                                 .scales = scales,
+                                 .x_format = FORMAT_F32,
+                                 .format = FORMAT_FP8_BLOCK128,
+                                 .rows_count = 1,
+                                 .columns = 256};
+
+    run(&args, 1);
+    ck_assert_float_eq(scales[0], 1.0f);
+    ck_assert_float_eq(scales[1], 0.0f);
+    ck_assert_int_eq(rows[0], 0x7e);
+    ck_assert_int_eq(rows[1], 0xb8);
+    ck_assert_int_eq(rows[2], e4m3_encode(0.3f));
+    for (int i = 128; i < 256; i++)
+        ck_assert_int_eq(rows[i], 0);
+}
+END_TEST
+
+START_TEST(known_nibbles)
+{
+    float x[32] = {[0] = 6.0f * 448.0f, [1] = -1344.0f, [2] = 448.0f, [16] = 6.0f, [17] = 0.5f};
+    uint8_t rows[16], scales[6];
+    struct quantise_args args = {.x = x,
+                                 .rows = rows,
+                                 .scales = scales,
+                                 .x_format = FORMAT_F32,
+                                 .format = FORMAT_NVFP4,
+                                 .rows_count = 1,
+                                 .columns = 32};
+
+    run(&args, 1);
+    ck_assert_float_eq(number_load(FORMAT_F32, scales, 0), 1.0f);
+    ck_assert_int_eq(scales[4], 0x7e); // 448
+    ck_assert_int_eq(scales[5], 0x38); // 1
+    ck_assert_int_eq(rows[0], 0xd7);   // 6, -3
+    ck_assert_int_eq(rows[1], 0x02);   // 1, 0
+    ck_assert_int_eq(rows[8], 0x17);   // 6, 0.5
+}
+END_TEST
+
+// Every value is within half a step of its block's scale; what lies past the row is untouched.
+static void check_rows(int32_t format, int32_t x_format, int32_t columns, int32_t workers)
+{
+    int64_t pitch = row_bytes(format, columns) + 5,
+            scale_pitch = row_scale_bytes(format, columns) + 3;
+    unsigned char *x = poisoned((size_t)(ROWS * columns * 4));
+    unsigned char *rows = poisoned((size_t)(ROWS * pitch));
+    unsigned char *scales = poisoned((size_t)(ROWS * scale_pitch));
+    float *decoded = poisoned((size_t)columns * 4);
+    struct quantise_args args = {.x = x,
+                                 .rows = rows,
+                                 .scales = scales,
+                                 .x_stride_bytes = columns * number_bytes(x_format),
+                                 .row_stride_bytes = pitch,
+                                 .scale_stride_bytes = scale_pitch,
+                                 .x_format = x_format,
+                                 .format = format,
+                                 .rows_count = ROWS,
+                                 .columns = columns};
+    uint32_t seed = 21;
+
+    for (int64_t i = 0; i < ROWS * (int64_t)columns; i++) {
+        float value = random_unit(&seed) * (i % 7 == 0 ? 100.0f : 1.0f);
+
+        numbers_encode(x_format, &value, 1, x + i * number_bytes(x_format));
+    }
+    run(&args, workers);
+    for (int64_t r = 0; r < ROWS; r++) {
+        struct row_view view = {rows + r * pitch, scales + r * scale_pitch, format};
+        int64_t group = format == FORMAT_NVFP4 ? 16 : 128;
+        float largest_of_row = 0.0f;
+
+        for (int64_t k = 0; k < columns; k += ROW_PIECE)
+            row_decode(&view, k, min64(columns - k, ROW_PIECE), decoded + k);
+        for (int64_t k = 0; k < columns; k++)
+            largest_of_row =
+                fmaxf(largest_of_row, fabsf(number_load(x_format, x, r * columns + k)));
+        for (int64_t k = 0; k < columns; k++) {
+            float largest_of_group = 0.0f, value = number_load(x_format, x, r * columns + k);
+            float bound;
+
+            for (int64_t j = k / group * group; j < min64(columns, (k / group + 1) * group); j++)
+                largest_of_group =
+                    fmaxf(largest_of_group, fabsf(number_load(x_format, x, r * columns + j)));
+            // e4m3: 2^-4 of the value. e2m1: a step of 2 at most, of a sixth, and the scale's own
+            // rounding.
+            bound = format == FORMAT_NVFP4
+                        ? largest_of_group * (1.0f / 6 + 1.0f / 16) + largest_of_row * 1e-5f
+                        : fabsf(value) / 16 + largest_of_group * 1e-5f;
+            ck_assert_msg(fabsf(decoded[k] - value) <= bound, "%g became %g", (double)value,
+                          (double)decoded[k]);
+        }
+        for (int64_t i = row_bytes(format, columns); i < pitch; i++)
+            ck_assert_int_eq(rows[r * pitch + i], 0xff);
+        for (int64_t i = row_scale_bytes(format, columns); i < scale_pitch; i++)
+            ck_assert_int_eq(scales[r * scale_pitch + i], 0xff);
+    }
+    free(x);
+    free(rows);
+    free(scales);
+    free(decoded);
+}
+
+START_TEST(errors_are_bounded)
+{
+    static const int32_t columns[] = {1, 16, 127, 128, 129, 512, 600, 1040, 1537};
+
+    for (size_t i = 0; i < sizeof columns / sizeof columns[0]; i++) {
+        check_rows(FORMAT_FP8_BLOCK128, FORMAT_F32 + _i, columns[i], 1 + (int32_t)(i % 3));
+        check_rows(FORMAT_NVFP4, FORMAT_F32 + _i, columns[i], 1 + (int32_t)(i % 3));
+    }
+}
+END_TEST
+
+// What is not a number poisons its block, and what is too small for a scale is zero; neither harms
+// its neighbours.
+START_TEST(odd_values_stay_in_their_block)
+{
+    float x[512], decoded[512];
+    uint8_t rows[512], scales[64];
+    struct row_view view = {rows, scales, FORMAT_FP8_BLOCK128};
+    struct quantise_args args = {.x = x,
+                                 .rows = rows,
+                                 .scales = scales,
+                                 .x_format = FORMAT_F32,
+                                 .format = FORMAT_FP8_BLOCK128,
+                                 .rows_count = 1,
+                                 .columns = 512};
+
+    for (int i = 0; i < 512; i++)
+        x[i] = i < 256 ? 1.0f : 1e-45f;
+    x[3] = NAN;
+    run(&args, 1);
+    row_decode(&view, 0, 512, decoded);
+    ck_assert(isnan(decoded[3]));
+    ck_assert_float_eq(decoded[128], 1.0f);
+    ck_assert_float_eq(decoded[300], 0.0f);
+    memset(x, 0, sizeof x);
+    args.format = view.format = FORMAT_NVFP4;
+    run(&args, 1);
+    row_decode(&view, 0, 512, decoded);
+    for (int i = 0; i < 512; i++)
+        ck_assert_float_eq(decoded[i], 0.0f);
+}
+END_TEST
+
+static void add(TCase *tests)
+{
+    tcase_add_test(tests, known_codes);
+    tcase_add_test(tests, known_nibbles);
+    tcase_add_loop_test(tests, errors_are_bounded, 0, 3);
+    tcase_add_test(tests, odd_values_stay_in_their_block);
+}
+
+SUITE_MAIN("quantise", 60, add)

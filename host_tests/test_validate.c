@@ -1,0 +1,488 @@
+// plugin/validate.c: every refusal names the key and the number, and the number is accepted.
+
+#include "plugin/validate.h"
+
+#include "host_tests/suite.h"
+#include "host_tests/verdict.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+// A host on ranks of which each is a DP rank.
+static void init_ranks(struct mock_host *mock, int64_t ranks)
+{
+    mock_host_init(mock);
+    mock_set_i64(mock, "dp_size", ranks);
+    mock_set_i64(mock, "tp_size", ranks);
+    mock_set_i64(mock, "ep_size", ranks);
+}
+
+// ---- The dispatch cap --------------------------------------------------------------------------
+
+static void cap_init(struct mock_host *mock)
+{
+    init_ranks(mock, 4);
+    mock_set_i64(mock, "max_prefill_tokens", 16384);
+    mock_set_i64(mock, "max_dispatch_tokens_per_rank", 4096);
+}
+
+START_TEST(cap_names_key)
+{
+    struct mock_host mock;
+
+    cap_init(&mock);
+    assert_refused(&mock, MOXIE_E_CAPACITY, "max_dispatch_tokens_per_rank", "dispatch_rounds_max");
+    mock_host_fini(&mock);
+}
+END_TEST
+
+START_TEST(cap_names_number)
+{
+    struct mock_host mock;
+
+    cap_init(&mock);
+    assert_refused(
+        &mock, MOXIE_E_CAPACITY, "max_dispatch_tokens_per_rank",
+        "max_dispatch_tokens_per_rank 4096 x dispatch_rounds_max 1 is below dispatch_required "
+        "16384, the "
+        "tokens that one rank may bring (forward_tokens = 16384: max_prefill_tokens 16384): set "
+        "max_dispatch_tokens_per_rank to 16384, or dispatch_rounds_max to 4");
+    mock_set_i64(&mock, "dispatch_rounds_max", 3);
+    assert_refused(&mock, MOXIE_E_CAPACITY, "max_dispatch_tokens_per_rank",
+                   "set max_dispatch_tokens_per_rank to 5462, or dispatch_rounds_max to 4");
+    mock_host_fini(&mock);
+}
+END_TEST
+
+START_TEST(cap_number_is_accepted)
+{
+    struct mock_host mock;
+
+    cap_init(&mock);
+    ck_assert_int_eq(assert_advice_works(&mock, "max_dispatch_tokens_per_rank"), 2);
+    mock_set_i64(&mock, "dispatch_rounds_max", 3);
+    ck_assert_int_eq(assert_advice_works(&mock, "max_dispatch_tokens_per_rank"), 2);
+    mock_set_i64(&mock, "max_dispatch_tokens_per_rank", 5461);
+    ck_assert_int_eq(assert_advice_works(&mock, "max_dispatch_tokens_per_rank"), 2);
+    mock_host_fini(&mock);
+}
+END_TEST
+
+START_TEST(cap_is_for_the_all_to_all)
+{
+    struct mock_host mock;
+
+    cap_init(&mock);
+    mock_set_str(&mock, "dispatcher", "allgather");
+    assert_accepted(&mock);
+    mock_set_str(&mock, "dispatcher", "local");
+    assert_accepted(&mock);
+    mock_host_fini(&mock);
+}
+END_TEST
+
+// ---- Speculation -------------------------------------------------------------------------------
+
+static void speculative_init(struct mock_host *mock)
+{
+    mock_host_init(mock);
+    mock_set_i64(mock, "max_running_requests", 16);
+    mock_set_str(mock, "speculative_algorithm", "EAGLE");
+}
+
+START_TEST(speculative_names_key)
+{
+    struct mock_host mock;
+
+    speculative_init(&mock);
+    assert_refused(&mock, MOXIE_E_CONFIG, "speculative_draft_tokens",
+                   "unresolved configuration: speculative_algorithm is 'EAGLE'");
+    mock_host_fini(&mock);
+}
+END_TEST
+
+START_TEST(speculative_names_number)
+{
+    struct mock_host mock;
+
+    speculative_init(&mock);
+    assert_refused(&mock, MOXIE_E_CONFIG, "speculative_draft_tokens", "is absent, so 0");
+    mock_set_i64(&mock, "speculative_draft_tokens", 0);
+    assert_refused(&mock, MOXIE_E_CONFIG, "speculative_draft_tokens", "is 0: validate after");
+    assert_refused(&mock, MOXIE_E_CONFIG, "speculative_draft_tokens",
+                   "set speculative_draft_tokens to 1 or more");
+    mock_host_fini(&mock);
+}
+END_TEST
+
+START_TEST(speculative_number_is_accepted)
+{
+    struct mock_host mock;
+
+    speculative_init(&mock);
+    mock_set_i64(&mock, "speculative_draft_tokens", 1);
+    assert_accepted(&mock);
+    mock_unset(&mock, "speculative_draft_tokens");
+    mock_set_str(&mock, "speculative_algorithm", "none");
+    assert_accepted(&mock);
+    mock_set_str(&mock, "speculative_algorithm", "");
+    assert_accepted(&mock);
+    mock_host_fini(&mock);
+}
+END_TEST
+
+// ---- Ranks and experts -------------------------------------------------------------------------
+
+static void refused_with(const char *const keys[4], const int64_t values[4], const char *key,
+                         const char *text, int32_t alternatives)
+{
+    struct mock_host mock;
+    struct verdict verdict;
+    const moxie_reason *reason;
+
+    mock_host_init(&mock);
+    for (int32_t i = 0; i < 4 && keys[i] != NULL; i++)
+        mock_set_i64(&mock, keys[i], values[i]);
+    verdict_make(&verdict, &mock);
+    reason = verdict_reason(&verdict, key);
+    ck_assert_msg(reason != NULL, "no reason names %s", key);
+    ck_assert_str_eq(reason->message, text);
+    verdict_free(&verdict);
+    ck_assert_int_eq(assert_advice_works(&mock, key), alternatives);
+    mock_host_fini(&mock);
+}
+
+START_TEST(tp_size_by_dp_size)
+{
+    static const char *const keys[4] = {"dp_size", "tp_size"};
+    static const int64_t values[4] = {4, 6};
+
+    refused_with(keys, values, "dp_size",
+                 "tp_size 6 is not divisible by dp_size 4 (tp_size counts all ranks of the MoE "
+                 "group): set dp_size to 2",
+                 1);
+}
+END_TEST
+
+START_TEST(ep_size_is_1_or_tp_size)
+{
+    static const char *const keys[4] = {"tp_size", "ep_size"};
+    static const int64_t values[4] = {8, 3};
+    static const int64_t many[4] = {128, 3};
+
+    refused_with(keys, values, "ep_size",
+                 "ep_size 3 is neither 1 nor tp_size 8: set ep_size to 8, or ep_size to 1", 2);
+    refused_with(keys, many, "ep_size",
+                 "ep_size 3 is neither 1 nor tp_size 128, and is at most 64: set ep_size to 1, or "
+                 "tp_size to 3",
+                 2);
+}
+END_TEST
+
+START_TEST(ep_rank_below_ep_size)
+{
+    static const char *const keys[4] = {"tp_size", "ep_size", "ep_rank"};
+    static const int64_t values[4] = {4, 4, 4};
+
+    refused_with(keys, values, "ep_rank",
+                 "ep_rank 4 is not below ep_size 4: set ep_rank to 3 or less", 1);
+}
+END_TEST
+
+START_TEST(top_k_within_experts)
+{
+    static const char *const keys[4] = {"top_k", "num_experts", "num_redundant_experts"};
+    static const int64_t values[4] = {9, 6, 2};
+
+    refused_with(keys, values, "top_k",
+                 "top_k 9 is more than physical_experts 8: set top_k to 8 or less", 1);
+}
+END_TEST
+
+START_TEST(counts_fit_32_bits)
+{
+    static const char *const names[] = {"hidden_size", "intermediate_size", "num_layers"};
+    struct mock_host mock;
+
+    for (int32_t i = 0; i < 3; i++) {
+        mock_host_init(&mock);
+        mock_set_i64(&mock, names[i], (int64_t)1 << 31);
+        assert_refused(&mock, MOXIE_E_UNSUPPORTED, names[i], "2147483648");
+        ck_assert_int_eq(assert_advice_works(&mock, names[i]), 1);
+        mock_host_fini(&mock);
+    }
+    mock_host_init(&mock);
+    mock_set_i64(&mock, "cpu_threads", 1025);
+    assert_refused(&mock, MOXIE_E_UNSUPPORTED, "cpu_threads", "set it to 1024 or less");
+    ck_assert_int_eq(assert_advice_works(&mock, "cpu_threads"), 1);
+    mock_unset(&mock, "cpu_threads");
+    mock_set_i64(&mock, "num_experts", (int64_t)1 << 21);
+    assert_refused(&mock, MOXIE_E_UNSUPPORTED, "num_experts", "num_experts to 1048576 or less");
+    ck_assert_int_eq(assert_advice_works(&mock, "num_experts"), 1);
+    mock_host_fini(&mock);
+}
+END_TEST
+
+// ---- Rows in 32 bits ---------------------------------------------------------------------------
+
+START_TEST(rows_fit_32_bits)
+{
+    static const char *const dispatchers[] = {"local", "allgather", "alltoall"};
+    struct mock_host mock;
+
+    for (int32_t i = 0; i < 3; i++) {
+        init_ranks(&mock, 4);
+        mock_set_str(&mock, "dispatcher", dispatchers[i]);
+        mock_set_i64(&mock, "context_length", (int64_t)1 << 28); // x 4 ranks x top_k 2 = 2^31
+        assert_refused(&mock, MOXIE_E_UNSUPPORTED, "context_length",
+                       "1073741824 rows x top_k 2 pass 2147483647");
+        ck_assert_int_eq(assert_advice_works(&mock, "context_length"), i == 2 ? 2 : 1);
+        mock_set_i64(&mock, "context_length", ((int64_t)1 << 28) - 1);
+        assert_accepted(&mock);
+        mock_host_fini(&mock);
+    }
+}
+END_TEST
+
+START_TEST(rows_of_an_explicit_cap)
+{
+    struct mock_host mock;
+
+    init_ranks(&mock, 4);
+    mock_set_i64(&mock, "max_dispatch_tokens_per_rank", (int64_t)1 << 28);
+    assert_refused(&mock, MOXIE_E_UNSUPPORTED, "max_dispatch_tokens_per_rank",
+                   "set max_dispatch_tokens_per_rank to 268435455");
+    ck_assert_int_eq(assert_advice_works(&mock, "max_dispatch_tokens_per_rank"), 1);
+    // What is left of the cap needs two rounds for this forward.
+    mock_set_i64(&mock, "warmup_tokens_max", (int64_t)1 << 28);
+    assert_refused(&mock, MOXIE_E_UNSUPPORTED, "max_dispatch_tokens_per_rank",
+                   " and dispatch_rounds_max to 2");
+    ck_assert_int_eq(assert_advice_works(&mock, "max_dispatch_tokens_per_rank"), 1);
+    mock_host_fini(&mock);
+}
+END_TEST
+
+START_TEST(rows_of_dynamic_chunks)
+{
+    struct mock_host mock;
+
+    mock_host_init(&mock);
+    mock_set_i64(&mock, "pipeline_dynamic_chunking", 1);
+    mock_set_i64(&mock, "chunked_prefill_size", (int64_t)1 << 30);
+    assert_refused(&mock, MOXIE_E_UNSUPPORTED, "chunked_prefill_size", "1342177280 rows");
+    ck_assert_int_eq(assert_advice_works(&mock, "chunked_prefill_size"), 1);
+    mock_host_fini(&mock);
+}
+END_TEST
+
+// Two keys that each bring too much: the host's own bound is the one change that helps.
+START_TEST(rows_of_several_keys)
+{
+    struct mock_host mock;
+
+    mock_host_init(&mock);
+    mock_set_i64(&mock, "max_prefill_tokens", (int64_t)1 << 31);
+    mock_set_i64(&mock, "max_running_requests", (int64_t)1 << 30);
+    assert_refused(&mock, MOXIE_E_UNSUPPORTED, "forward_tokens_max",
+                   "max_prefill_tokens 2147483648");
+    ck_assert_int_eq(assert_advice_works(&mock, "forward_tokens_max"), 1);
+    mock_host_fini(&mock);
+}
+END_TEST
+
+START_TEST(rows_of_verify_steps)
+{
+    struct mock_host mock;
+
+    speculative_init(&mock);
+    mock_set_i64(&mock, "speculative_draft_tokens", (int64_t)1 << 30);
+    assert_refused(&mock, MOXIE_E_UNSUPPORTED, "speculative_draft_tokens",
+                   "max_running_requests 16 x");
+    ck_assert_int_eq(assert_advice_works(&mock, "speculative_draft_tokens"), 1);
+    mock_set_i64(&mock, "speculative_draft_tokens", 4);
+    mock_set_i64(&mock, "max_running_requests", (int64_t)1 << 30);
+    ck_assert_int_eq(assert_advice_works(&mock, "max_running_requests"), 1);
+    mock_host_fini(&mock);
+}
+END_TEST
+
+// The capture counts rows of all DP ranks, whatever the rounds leave of a dispatch.
+START_TEST(rows_of_the_capture)
+{
+    struct mock_host mock;
+
+    init_ranks(&mock, 4);
+    mock_set_i64(&mock, "dispatch_rounds_max", 64);
+    mock_set_i64(&mock, "warmup_tokens_max", (int64_t)1 << 28);
+    assert_accepted(&mock);
+    mock_set_i64(&mock, "capture_routed_experts", 1);
+    assert_refused(&mock, MOXIE_E_UNSUPPORTED, "warmup_tokens_max", "1073741824 rows");
+    ck_assert_int_eq(assert_advice_works(&mock, "warmup_tokens_max"), 1);
+    mock_host_fini(&mock);
+}
+END_TEST
+
+// ---- What would be ignored ---------------------------------------------------------------------
+
+START_TEST(activation_parameters_are_honoured)
+{
+    static const char *const names[] = {"activation_alpha", "activation_beta", "activation_limit"};
+    static const char *const advice[] = {"to 1.702, or activation to swigluoai",
+                                         "to 1, or activation to swigluoai",
+                                         "to 0, or activation to swigluoai"};
+    static const double standard[] = {1.702, 1.0, 0.0};
+    struct mock_host mock;
+
+    for (int32_t i = 0; i < 3; i++) {
+        mock_host_init(&mock);
+        mock_set_f64(&mock, names[i], 7.0);
+        assert_refused(&mock, MOXIE_E_UNSUPPORTED, names[i], "is 7, and activation silu");
+        assert_refused(&mock, MOXIE_E_UNSUPPORTED, names[i], advice[i]);
+        ck_assert_int_eq(assert_advice_works(&mock, names[i]), 2);
+        mock_set_f64(&mock, names[i], standard[i]);
+        assert_accepted(&mock);
+        mock_host_fini(&mock);
+    }
+}
+END_TEST
+
+START_TEST(router_weight_on_input_needs_top_1)
+{
+    struct mock_host mock;
+
+    mock_host_init(&mock);
+    mock_set_i64(&mock, "apply_router_weight_on_input", 1);
+    assert_refused(&mock, MOXIE_E_CONFIG, "apply_router_weight_on_input", "top_k is 2");
+    assert_refused(&mock, MOXIE_E_CONFIG, "apply_router_weight_on_input",
+                   "set apply_router_weight_on_input to 0, or top_k to 1");
+    ck_assert_int_eq(assert_advice_works(&mock, "apply_router_weight_on_input"), 2);
+    mock_host_fini(&mock);
+}
+END_TEST
+
+START_TEST(groups_are_whole)
+{
+    static const struct {
+        const char *format_key, *format;
+        int64_t group;
+        int32_t on_intermediate;
+    } rows[] = {{"weight_format", "int4_g32", 32, 1},
+                {"weight_format", "mxfp4", 32, 1},
+                {"weight_format", "nvfp4", 16, 1},
+                {"activation_format", "nvfp4", 16, 1},
+                {"dispatch_format", "nvfp4", 16, 0}};
+    struct mock_host mock;
+
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        init_ranks(&mock, 2);
+        mock_set_str(&mock, rows[i].format_key, rows[i].format);
+        assert_accepted(&mock);
+        mock_set_i64(&mock, "hidden_size", 2 * rows[i].group + 8);
+        assert_refused(&mock, MOXIE_E_UNSUPPORTED, "hidden_size", rows[i].format);
+        ck_assert_int_eq(assert_advice_works(&mock, "hidden_size"), 2);
+        mock_set_i64(&mock, "hidden_size", 64);
+        mock_set_i64(&mock, "intermediate_size", 5);
+        if (rows[i].on_intermediate)
+            ck_assert_int_eq(assert_advice_works(&mock, "intermediate_size"), 2);
+        else
+            assert_accepted(&mock);
+        mock_host_fini(&mock);
+    }
+    // Blocks of 128 may be ragged.
+    mock_host_init(&mock);
+    mock_set_i64(&mock, "hidden_size", 130);
+    mock_set_str(&mock, "weight_format", "fp8_block128");
+    assert_accepted(&mock);
+    mock_host_fini(&mock);
+}
+END_TEST
+
+// ---- All at once -------------------------------------------------------------------------------
+
+START_TEST(all_reasons_at_once)
+{
+    static const char *const wanted[] = {"hidden_size",
+                                         "dp_size",
+                                         "top_k",
+                                         "speculative_draft_tokens",
+                                         "activation_limit",
+                                         "apply_router_weight_on_input",
+                                         "runner",
+                                         "ep_rank"};
+    struct mock_host mock;
+    struct verdict verdict;
+
+    mock_host_init(&mock);
+    mock_unset(&mock, "hidden_size");
+    mock_set_i64(&mock, "tp_size", 3);
+    mock_set_i64(&mock, "dp_size", 2);
+    mock_set_i64(&mock, "ep_rank", 1);
+    mock_set_i64(&mock, "top_k", 9);
+    mock_set_str(&mock, "speculative_algorithm", "EAGLE");
+    mock_set_f64(&mock, "activation_limit", 7);
+    mock_set_i64(&mock, "apply_router_weight_on_input", 1);
+    mock_set_str(&mock, "runner", "no_such_runner");
+    verdict_make(&verdict, &mock);
+    for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++)
+        ck_assert_msg(verdict_reason(&verdict, wanted[i]) != NULL, "no reason names %s", wanted[i]);
+    ck_assert_uint_eq(verdict.report.reasons_count, sizeof wanted / sizeof wanted[0]);
+    ck_assert_uint_eq(verdict.plan.buffers_count, 0);
+    verdict_free(&verdict);
+    mock_host_fini(&mock);
+}
+END_TEST
+
+START_TEST(same_question_same_answer)
+{
+    struct verdict *first = calloc(2, sizeof *first);
+    struct verdict *second;
+    struct mock_host mock;
+
+    ck_assert_ptr_nonnull(first);
+    second = first + 1;
+    cap_init(&mock);
+    mock_set_i64(&mock, "dispatch_rounds_max", 8);
+    mock_set_i64(&mock, "context_length", 77);
+    verdict_make(first, &mock);
+    verdict_make(second, &mock);
+    ck_assert_mem_eq(&first->config, &second->config, sizeof first->config);
+    ck_assert_mem_eq(&first->bounds, &second->bounds, sizeof first->bounds);
+    ck_assert_mem_eq(&first->plan, &second->plan, sizeof first->plan);
+    ck_assert_uint_eq(first->report.warnings_count, second->report.warnings_count);
+    for (uint64_t i = 0; i < first->report.warnings_count; i++)
+        ck_assert_str_eq(first->report.warnings[i].message, second->report.warnings[i].message);
+    verdict_free(first);
+    verdict_free(second);
+    free(first);
+    mock_host_fini(&mock);
+}
+END_TEST
+
+static void add(TCase *tests)
+{
+    tcase_add_test(tests, cap_names_key);
+    tcase_add_test(tests, cap_names_number);
+    tcase_add_test(tests, cap_number_is_accepted);
+    tcase_add_test(tests, cap_is_for_the_all_to_all);
+    tcase_add_test(tests, speculative_names_key);
+    tcase_add_test(tests, speculative_names_number);
+    tcase_add_test(tests, speculative_number_is_accepted);
+    tcase_add_test(tests, tp_size_by_dp_size);
+    tcase_add_test(tests, ep_size_is_1_or_tp_size);
+    tcase_add_test(tests, ep_rank_below_ep_size);
+    tcase_add_test(tests, top_k_within_experts);
+    tcase_add_test(tests, counts_fit_32_bits);
+    tcase_add_test(tests, rows_fit_32_bits);
+    tcase_add_test(tests, rows_of_an_explicit_cap);
+    tcase_add_test(tests, rows_of_dynamic_chunks);
+    tcase_add_test(tests, rows_of_several_keys);
+    tcase_add_test(tests, rows_of_verify_steps);
+    tcase_add_test(tests, rows_of_the_capture);
+    tcase_add_test(tests, activation_parameters_are_honoured);
+    tcase_add_test(tests, router_weight_on_input_needs_top_1);
+    tcase_add_test(tests, groups_are_whole);
+    tcase_add_test(tests, all_reasons_at_once);
+    tcase_add_test(tests, same_question_same_answer);
+}
+
+SUITE_MAIN("validate", 60, add)

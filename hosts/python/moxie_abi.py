@@ -1,0 +1,365 @@
+"""Moxie from Python: abi.h as ctypes, the loader's checks, and a small host.
+
+Needs Python 3.9 and nothing else.
+
+    with load("/opt/lib/libmoxie.so").open({"hidden_size": 2048, ...}) as instance:
+        for reason in instance.reasons():
+            print(reason)
+
+The mirror below is written by hand. load() compares it, field by field, with the layout that the
+library reports about itself, so that a mirror that is out of date is an error and not a crash.
+"""
+
+import ctypes
+import os
+
+ABI = (0, 1)
+ABI_VERSION = ABI[0] << 16 | ABI[1]
+
+OK, E_INVALID, E_UNSUPPORTED, E_UNAVAILABLE, E_VERSION, E_CONFIG = range(6)
+FOUND, ABSENT, WRONG_TYPE = range(3)
+FORMAT_F32 = 1
+ORDER_PLAIN, ORDER_GATE_UP, ORDER_UP_GATE, ORDER_INTERLEAVED = range(4)
+IDS_GLOBAL = 1
+LOG_NAMES = ("debug", "info", "warning", "error", "host misbehaving", "plugin misbehaving")
+
+# ---- The mirror --------------------------------------------------------------------------------
+
+TYPES = {
+    "u8": ctypes.c_uint8,
+    "u16": ctypes.c_uint16,
+    "i32": ctypes.c_int32,
+    "u32": ctypes.c_uint32,
+    "i64": ctypes.c_int64,
+    "u64": ctypes.c_uint64,
+    "f64": ctypes.c_double,
+    "str": ctypes.c_char_p,
+    "ptr": ctypes.c_void_p,
+}
+
+
+def type_of(word):
+    """The ctypes type of "i32", of "*traits" (a pointer to moxie_traits) or of "**rows"."""
+    if word.startswith("*"):
+        return ctypes.POINTER(type_of(word[1:]))
+    return TYPES[word]
+
+
+def function(result, *parameters):
+    """A slot's type; result None is void."""
+    return ctypes.CFUNCTYPE(result and type_of(result), *map(type_of, parameters))
+
+
+def mirror(name, *rows, sized=True):
+    """Defines moxie_<name>. A row is "type field field ..." or (field, type)."""
+    fields = [("struct_size", ctypes.c_uint32)] if sized else []
+    for row in rows:
+        if isinstance(row, str):
+            word, *names = row.split()
+            fields += [(field, type_of(word)) for field in names]
+        else:
+            fields.append(row)
+
+    def init(self, **values):
+        if sized:
+            values.setdefault("struct_size", ctypes.sizeof(type(self)))
+        ctypes.Structure.__init__(self, **values)
+
+    TYPES[name] = type(name, (ctypes.Structure,), {"_fields_": fields, "__init__": init})
+    MIRROR["moxie_" + name] = TYPES[name]
+    return TYPES[name]
+
+
+MIRROR = {}
+
+Error = mirror("error", "i32 code rank", "u32 text_bytes", ("text", ctypes.c_void_p))
+Device = mirror("device", "i32 type id", sized=False)
+Dtype = mirror("dtype", "u8 code bits", "u16 lanes", sized=False)
+Tensor = mirror("tensor", "ptr data", "device device", "i32 ndim", "dtype dtype",
+                "*i64 shape strides", "u64 byte_offset", sized=False)
+Allocation = mirror("allocation", "i32 kind", "u64 bytes align", "str name")
+Traits = mirror("traits", "u32 layouts id_spaces",
+                "i32 no_expert_id weights_applied_by scaling_applied_by",
+                "i32 output_is_reduced reduction_group", "u32 formats", "i32 graph",
+                "u32 row_align_bytes reserved0")
+Probe = mirror("probe", "i32 score", "str name kind device", ("reason", ctypes.c_char * 160))
+ConfigEntry = mirror("config_entry", "i32 found", "str key type value help")
+Reason = mirror("reason", "i32 code", "str name key message")
+Report = mirror("report", "u32 reason_stride", "u64 reasons_count", "*reason reasons",
+                "u64 warnings_count", "*reason warnings")
+Bounds = mirror("bounds", "u32 reserved0", "i64 forward_tokens", "str dominant",
+                "i64 prefill decode dispatch_required dispatch_tokens",
+                "i64 allgather_rows alltoall_rows capture_rows",
+                "i64 dispatch_call_tokens_max forward_call_tokens_max",
+                "i64 physical_experts expert_first experts_local")
+Buffer = mirror("buffer", "i32 kind", "str name", "u64 bytes bytes_mapped align", "str why")
+Plan = mirror("plan", "u32 buffer_stride", "*bounds bounds", "u64 buffers_count",
+              "*buffer buffers", "u64 device_bytes symmetric_bytes pinned_bytes host_bytes")
+Matrix = mirror("matrix", "i32 format order orientation", "tensor values scales global_scales bias",
+                "i32 block_offset", "u32 reserved0")
+Weights = mirror("weights", "u32 reserved0", "*matrix w1 w2")
+Step = mirror("step", "i32 slot", "i64 tokens", "*i64 rank_tokens", "i32 padding phase",
+              "*i32 tokens_valid", "i64 capture_row")
+Batch = mirror("batch", "i32 slot layer id_space", "tensor x ids weights y expert_map",
+               "ptr stream")
+Slab = mirror("slab", "u32 reserved0", "tensor rows scales ids weights")
+Rows = mirror("rows", "i32 layout id_space", "u32 slabs_count slab_stride reserved0",
+              "*slab slabs", "tensor counts expert_map")
+Call = mirror("call", "i32 slot layer", "u32 reserved0", "ptr stream")
+RunnerApi = mirror(
+    "runner_api", "u32 reserved0",
+    ("create", function("i32", "ptr", "i32", "*weights", "*ptr", "*error")),
+    ("run", function("i32", "ptr", "*call", "*rows", "*rows", "*error")),
+    ("weights_updated", function("i32", "ptr", "*i32", "u64", "*error")),
+    ("destroy", function(None, "ptr")))
+RunnerInfo = mirror("runner_info", "u32 reserved0", "str name device", "*traits traits",
+                    "*runner_api api")
+MOVE = function("i32", "ptr", "*batch", "*error")
+DISPATCH = function("i32", "ptr", "*batch", "**rows", "**rows", "*error")
+DispatcherApi = mirror(
+    "dispatcher_api", "u32 reserved0",
+    ("create", function("i32", "ptr", "*ptr", "*error")),
+    ("begin_forward", function("i32", "ptr", "*step", "*error")),
+    ("dispatch", DISPATCH), ("combine", MOVE), ("dispatch_send", MOVE), ("dispatch_recv", DISPATCH),
+    ("combine_send", MOVE), ("combine_recv", MOVE),
+    ("poll_error", function("i32", "ptr", "*error")),
+    ("set_active_ranks", function("i32", "ptr", "*u8", "*error")),
+    ("destroy", function(None, "ptr")))
+DispatcherInfo = mirror("dispatcher_info", "u32 reserved0", "str name device", "*traits traits",
+                        "*dispatcher_api api")
+HostStruct = mirror(
+    "host", "u32 abi_version", "ptr ctx", "str name",
+    ("get_i64", function("i32", "ptr", "str", "*i64")),
+    ("get_f64", function("i32", "ptr", "str", "*f64")),
+    ("get_str", function("i32", "ptr", "str", "ptr", "u64", "*u64")),
+    ("allocate", function("i32", "ptr", "*allocation", "*ptr")),
+    ("release", function(None, "ptr", "*allocation", "ptr")),
+    ("log", function(None, "ptr", "i32", "str", "str", "u64")),
+    ("all_gather", function("i32", "ptr", "ptr", "ptr", "u64")),
+    ("barrier", function("i32", "ptr")),
+    ("register_runner", function("i32", "ptr", "*runner_info")),
+    ("register_dispatcher", function("i32", "ptr", "*dispatcher_info")),
+    "ptr communicator",
+    ("parallel_for", function(None, "ptr", "u64", "ptr", "ptr")),
+    ("thread_check", function("i32", "ptr", "i32")),
+    ("get_extension", function("ptr", "ptr", "str")))
+Build = mirror("build", "u32 abi_min abi_max reserved0", "str version source_id compiler cuda",
+               "u64 layout_digest")
+Field = mirror("field", "u32 offset size reserved0", "str structure field")
+Stats = mirror("stats", "u32 reserved0", "u64 forwards rounds dispatches combines tokens",
+               "u64 rows_sent rows_received refused peer_failures bytes_allocated")
+Captured = mirror("captured", "i32 dp_rank", "tensor ids")
+HANDLE = function("i32", "ptr", "*error")
+Api = mirror(
+    "api", "u32 abi_version", "*build build",
+    ("layout", function(None, "**field", "*u64", "*u32")),
+    ("get_extension", function("ptr", "str")),
+    ("probe", function("i32", "*probe", "u32", "u64", "*u64", "*error")),
+    ("open", function("i32", "*host", "*ptr", "*error")),
+    ("config", function("i32", "ptr", "u64", "*config_entry")),
+    ("validate", function("i32", "ptr", "**report", "*error")),
+    ("plan", function("i32", "ptr", "**plan", "*error")),
+    ("forward", function("i32", "ptr", "ptr", "*batch", "*error")),
+    ("captured", function("i32", "ptr", "*captured", "*error")),
+    ("stats", function("i32", "ptr", "*stats", "*error")),
+    ("suspend", HANDLE), ("resume", HANDLE), ("close", HANDLE))
+Request = mirror("request", "u32 abi_min abi_max reserved0", "str host_build")
+Routing = mirror("routing", "i32 scoring renormalize groups groups_top", "u32 reserved0",
+                 "f64 renormalize_epsilon scaling_factor", "tensor correction_bias")
+RoutingApi = mirror(
+    "routing_api", "u32 reserved0",
+    ("route", function("i32", "*routing", "*tensor", "*tensor", "*tensor", "ptr", "*error")))
+EXPAND = function("i32", "ptr", "*call", "*rows", "*rows", "*tensor", "*error")
+FOLD = function("i32", "ptr", "*call", "*rows", "*tensor", "*rows", "*error")
+ExpandApi = mirror("expand_api", "u32 reserved0", ("expand", EXPAND), ("fold", FOLD))
+
+# ---- Errors and layout -------------------------------------------------------------------------
+
+
+class MoxieError(Exception):
+    """A call that failed: its code, the rank to blame or -1, and the library's text."""
+
+    def __init__(self, code, rank, text):
+        super().__init__(f"{text} (code {code})")
+        self.code, self.rank, self.text = code, rank, text
+
+
+def check(call, *arguments):
+    """Calls a slot whose last parameter is moxie_error *; raises MoxieError when it fails."""
+    text = ctypes.create_string_buffer(512)
+    error = Error(rank=-1, text_bytes=len(text), text=ctypes.addressof(text))
+    code = call(*arguments, ctypes.byref(error))
+    if code != OK:
+        raise MoxieError(code, error.rank, text.value.decode(errors="replace"))
+
+
+def entries(pointer, count, stride):
+    """The entries of an array that the library walks by its own stride."""
+    if count == 0:
+        return
+    address = ctypes.cast(pointer, ctypes.c_void_p).value
+    for index in range(count):
+        yield type(pointer.contents).from_address(address + index * stride)
+
+
+def layout_mismatches(report, structs=None):
+    """Fields that lie elsewhere here than in `report`, a list of (structure, field, offset, size).
+
+    The library may be older or newer by appended fields, so that whole structs may differ in size.
+    """
+    structs = MIRROR if structs is None else structs
+    there = {(structure, field): (offset, size) for structure, field, offset, size in report}
+    found = []
+    for structure, mirrored in structs.items():
+        whole = there.get((structure, ""), (0, 0))[1]
+        for field, *_ in mirrored._fields_:
+            here = getattr(mirrored, field)
+            seen = there.get((structure, field))
+            if seen is None and here.offset >= whole > 0:
+                continue
+            if seen != (here.offset, here.size):
+                found.append(f"{structure}.{field}: {here.offset}, {here.size} here, {seen} there")
+    return found
+
+
+# ---- The host ----------------------------------------------------------------------------------
+
+
+class Library:
+    """A loaded libmoxie."""
+
+    def __init__(self, path, host_build):
+        self.path = path
+        self.dll = ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
+        entry = self.dll.moxie_get_api_v1
+        entry.argtypes = [type_of("*request"), type_of("**api"), type_of("*error")]
+        entry.restype = ctypes.c_int32
+        api = type_of("*api")()
+        request = Request(abi_min=ABI_VERSION, abi_max=ABI_VERSION, host_build=host_build.encode())
+        check(entry, ctypes.byref(request), ctypes.byref(api))
+        self.api = api.contents
+        mismatches = layout_mismatches(self.layout())
+        if mismatches:
+            raise MoxieError(E_VERSION, -1,
+                             f"{path}: {len(mismatches)} fields differ, first {mismatches[0]}")
+
+    def layout(self):
+        """[(structure, field, offset, size)] as the library was compiled."""
+        fields, count, stride = type_of("*field")(), ctypes.c_uint64(), ctypes.c_uint32()
+        self.api.layout(ctypes.byref(fields), ctypes.byref(count), ctypes.byref(stride))
+        return [(row.structure.decode(), row.field.decode(), row.offset, row.size)
+                for row in entries(fields, count.value, stride.value)]
+
+    def probe(self):
+        """[(name, kind, device, score, reason)] of every backend on this machine."""
+        table = (Probe * 64)(*[Probe() for _ in range(64)])
+        count = ctypes.c_uint64()
+        check(self.api.probe, table, ctypes.sizeof(Probe), len(table), ctypes.byref(count))
+        return [(row.name.decode(), row.kind.decode(), row.device.decode(), row.score,
+                 row.reason.decode()) for row in table[:count.value]]
+
+    def open(self, config, name="python"):
+        """An instance for the configuration, a dict of the documented keys."""
+        return Instance(self, config, name)
+
+
+def load(path, host_build="moxie_abi.py"):
+    """Loads a libmoxie, agrees on the ABI and checks the mirror; raises MoxieError."""
+    return Library(path, host_build)
+
+
+class Instance:
+    """One configuration and what lives on it. Close it, or use it in a with statement."""
+
+    def __init__(self, library, config, name):
+        self.api, self.config, self.messages = library.api, config, []
+        self.runners, self.dispatchers = {}, {}
+        self.callbacks = {  # ctypes callbacks live as long as they are referenced
+            "get_i64": self._getter(int), "get_f64": self._getter(int, float),
+            "get_str": self._get_str, "log": self._log,
+            "register_runner": self._register(self.runners),
+            "register_dispatcher": self._register(self.dispatchers)}
+        types = dict(HostStruct._fields_)
+        self.callbacks = {slot: types[slot](call) for slot, call in self.callbacks.items()}
+        self.host = HostStruct(abi_version=ABI_VERSION, name=name.encode(), **self.callbacks)
+        self.handle = ctypes.c_void_p()
+        check(self.api.open, ctypes.byref(self.host), ctypes.byref(self.handle))
+
+    def _getter(self, *types):
+        def get(_, key, value):
+            found = self.config.get(key.decode())
+            if found is None:
+                return ABSENT
+            if not isinstance(found, types):
+                return WRONG_TYPE
+            if isinstance(found, int) and not -(2**63) <= found < 2**63:
+                return WRONG_TYPE  # ctypes would cut it
+            value[0] = found
+            return FOUND
+        return get
+
+    def _get_str(self, _, key, buffer, capacity, length):
+        found = self.config.get(key.decode())
+        if found is None:
+            return ABSENT
+        if not isinstance(found, str):
+            return WRONG_TYPE
+        encoded = found.encode()
+        length[0] = len(encoded)
+        if capacity > 0:
+            cut = encoded[:capacity - 1] + b"\0"
+            ctypes.memmove(buffer, cut, len(cut))
+        return FOUND
+
+    def _log(self, _, severity, component, text, length):
+        self.messages.append((LOG_NAMES[severity], component.decode(), text[:length].decode()))
+
+    @staticmethod
+    def _register(table):
+        def register(_, info):
+            table[info.contents.name.decode()] = info.contents
+            return 0
+        return register
+
+    def snapshot(self):
+        """{key: (type, value, found)} as the library read the configuration."""
+        keys, entry = {}, ConfigEntry()
+        while self.api.config(self.handle, len(keys), ctypes.byref(entry)) == OK:
+            value = entry.value.decode(errors="replace")
+            keys[entry.key.decode()] = (entry.type.decode(), value, bool(entry.found))
+        return keys
+
+    def reasons(self):
+        """[(code name, key, message)] against the configuration; empty when it is accepted."""
+        report = type_of("*report")()
+        check(self.api.validate, self.handle, ctypes.byref(report))
+        found = report.contents
+        return [(row.name.decode(), row.key.decode(), row.message.decode())
+                for row in entries(found.reasons, found.reasons_count, found.reason_stride)]
+
+    def plan(self):
+        """[(name, kind, bytes)] of every buffer; raises MoxieError for a refused configuration."""
+        plan = type_of("*plan")()
+        check(self.api.plan, self.handle, ctypes.byref(plan))
+        found = plan.contents
+        return [(row.name.decode(), row.kind, row.bytes)
+                for row in entries(found.buffers, found.buffers_count, found.buffer_stride)]
+
+    def close(self):
+        """Refused while a runner or dispatcher lives."""
+        if self.handle:
+            check(self.api.close, self.handle)
+            self.handle = ctypes.c_void_p()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+def tensor(array, shape, code=2, bits=32):
+    """A Tensor over a ctypes array, which must outlive it; code and bits are DLPack's."""
+    return Tensor(data=ctypes.addressof(array), device=Device(type=1), ndim=len(shape),
+                  dtype=Dtype(code=code, bits=bits, lanes=1),
+                  shape=(ctypes.c_int64 * len(shape))(*shape))

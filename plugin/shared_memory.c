@@ -1,0 +1,196 @@
+// Pieces of POSIX shared memory.
+
+#include "plugin/shared_memory.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#define NAME_BYTES    48                // "/moxie-", 32 hexadecimal digits, NUL
+#define RESERVE_BYTES ((off_t)64 << 20) // allocated in one system call
+
+static void name_of(const unsigned char token[SHARED_TOKEN_BYTES], char name[NAME_BYTES])
+{
+    static const char digits[] = "0123456789abcdef";
+    size_t length = strlen(strcpy(name, "/moxie-"));
+
+    for (size_t i = 0; i < SHARED_TOKEN_BYTES; i++) {
+        name[length++] = digits[token[i] >> 4];
+        name[length++] = digits[token[i] & 15];
+    }
+    name[length] = '\0';
+}
+
+int32_t shared_memory_token(unsigned char token[SHARED_TOKEN_BYTES], moxie_error *error)
+{
+    if (getrandom(token, SHARED_TOKEN_BYTES, 0) != SHARED_TOKEN_BYTES)
+        return fail_with(error, MOXIE_E_UNAVAILABLE, "no random bytes for a name (getrandom: %s)",
+                         strerror(errno));
+    return MOXIE_OK;
+}
+
+// Bytes that can be had without anything being killed for them; UINT64_MAX where the kernel does
+// not say.
+static uint64_t memory_available(void)
+{
+    FILE *file = fopen("/proc/meminfo", "re");
+    char line[128];
+    uint64_t kib, available = UINT64_MAX, swap = 0;
+
+    if (file == NULL) return UINT64_MAX;
+    while (fgets(line, sizeof line, file) != NULL) {
+        if (sscanf(line, "MemAvailable: %" SCNu64, &kib) == 1) available = kib << 10;
+        if (sscanf(line, "SwapFree: %" SCNu64, &kib) == 1) swap = kib << 10;
+    }
+    (void)fclose(file);
+    return available == UINT64_MAX ? available : available + swap;
+}
+
+int32_t shared_memory_check(uint64_t bytes, int32_t pieces, moxie_error *error)
+{
+    uint64_t available = memory_available();
+    struct statvfs shm;
+    int64_t wanted;
+
+    if (!size_mul((int64_t)bytes, pieces, &wanted))
+        return fail_with(error, MOXIE_E_MEMORY,
+                         "%d windows of %" PRIu64 " bytes are more than can be addressed", pieces,
+                         bytes);
+    if (statvfs("/dev/shm", &shm) == 0 && shm.f_blocks != 0 &&
+        (uint64_t)wanted / shm.f_frsize > shm.f_bavail)
+        return fail_with(
+            error, MOXIE_E_MEMORY,
+            "%d windows of %" PRIu64 " bytes do not fit into the %" PRIu64
+            " bytes free in /dev/shm; enlarge it (docker: --shm-size), or plan smaller windows",
+            pieces, bytes, (uint64_t)shm.f_bavail * shm.f_frsize);
+    if ((uint64_t)wanted > available)
+        return fail_with(error, MOXIE_E_MEMORY,
+                         "%d windows of %" PRIu64 " bytes do not fit into the %" PRIu64
+                         " bytes of memory available; plan smaller windows",
+                         pieces, bytes, available);
+    return MOXIE_OK;
+}
+
+// Signals stay blocked over one system call: kernels before 6.8 give up all of an interrupted
+// allocation, and a profiler's timer would interrupt every attempt at a large one.
+static int reserve_piece(int fd, off_t offset, off_t bytes)
+{
+    sigset_t all, before;
+    int os_error;
+
+    (void)sigfillset(&all);
+    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+    do
+        os_error = posix_fallocate(fd, offset, bytes);
+    while (os_error == EINTR);
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return os_error;
+}
+
+// Past RLIMIT_FSIZE the kernel would send SIGXFSZ.
+static int32_t reserve(int fd, uint64_t bytes, moxie_error *error)
+{
+    struct rlimit limit;
+    int os_error = 0;
+
+    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
+        bytes > limit.rlim_cur)
+        return fail_with(error, MOXIE_E_MEMORY,
+                         "a window of %" PRIu64
+                         " bytes is past this process's limit of file sizes (ulimit -f)",
+                         bytes);
+    for (off_t offset = 0, piece; os_error == 0 && offset < (off_t)bytes; offset += piece) {
+        piece = (off_t)bytes - offset < RESERVE_BYTES ? (off_t)bytes - offset : RESERVE_BYTES;
+        os_error = reserve_piece(fd, offset, piece);
+    }
+    if (os_error != 0)
+        return fail_with(error, MOXIE_E_MEMORY,
+                         "/dev/shm has no room for a window of %" PRIu64
+                         " bytes (%s); enlarge it (docker: --shm-size), "
+                         "or plan smaller windows",
+                         bytes, strerror(os_error));
+    return MOXIE_OK;
+}
+
+static int32_t map(int fd, uint64_t bytes, void **out, moxie_error *error)
+{
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+
+    if (memory == MAP_FAILED)
+        return fail_with(error, MOXIE_E_MEMORY,
+                         "a window of %" PRIu64 " bytes cannot be mapped (%s)", bytes,
+                         strerror(errno));
+    *out = memory;
+    return MOXIE_OK;
+}
+
+static int32_t open_code(int os_error)
+{
+    return os_error == EMFILE || os_error == ENFILE || os_error == ENOMEM ? MOXIE_E_MEMORY
+                                                                          : MOXIE_E_UNAVAILABLE;
+}
+
+int32_t shared_memory_make(const unsigned char token[SHARED_TOKEN_BYTES], uint64_t bytes,
+                           void **out, moxie_error *error)
+{
+    char name[NAME_BYTES];
+    int32_t st = MOXIE_OK;
+    int fd;
+
+    name_of(token, name);
+    fd = shm_open(name, O_RDWR | O_CREAT | O_EXCL, 0600);
+    if (fd < 0)
+        TRY(fail_with(
+            error, open_code(errno),
+            "shared memory cannot be made (shm_open: %s); /dev/shm must be mounted and writable",
+            strerror(errno)));
+    TRY(reserve(fd, bytes, error));
+    TRY(map(fd, bytes, out, error));
+out:
+    if (fd >= 0) (void)close(fd);
+    return st;
+}
+
+int32_t shared_memory_open(const unsigned char token[SHARED_TOKEN_BYTES], uint64_t bytes,
+                           uint64_t map_bytes, int32_t owner, void **out, moxie_error *error)
+{
+    char name[NAME_BYTES];
+    struct stat file;
+    int32_t st = MOXIE_OK;
+    int fd;
+
+    name_of(token, name);
+    fd = shm_open(name, O_RDWR, 0);
+    if (fd < 0)
+        TRY(fail_rank(error, open_code(errno), owner,
+                      "the window of rank %d cannot be opened (%s); run the ranks as one user with "
+                      "one /dev/shm "
+                      "(docker: --ipc=host, or one container)",
+                      owner, strerror(errno)));
+    if (fstat(fd, &file) != 0 || file.st_size < 0 || (uint64_t)file.st_size != bytes)
+        TRY(fail_rank(error, MOXIE_E_COLLECTIVE_MISMATCH, owner,
+                      "the window of rank %d is not of the agreed %" PRIu64 " bytes", owner,
+                      bytes));
+    TRY(map(fd, map_bytes, out, error));
+out:
+    if (fd >= 0) (void)close(fd);
+    return st;
+}
+
+void shared_memory_unlink(const unsigned char token[SHARED_TOKEN_BYTES])
+{
+    char name[NAME_BYTES];
+
+    name_of(token, name);
+    (void)shm_unlink(name);
+}
