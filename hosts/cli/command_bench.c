@@ -6,7 +6,7 @@
 #include "hosts/cli/config_command.h"
 #include "hosts/cli/json_file.h"
 #include "hosts/cli/machine.h"
-#include "hosts/cli/options.h"
+#include "hosts/cli/preflight.h"
 #include "hosts/cli/table.h"
 
 #include <stdlib.h>
@@ -113,17 +113,13 @@ static json_t *make_config(const struct bench_options *options)
     for (int i = 0; i < options->cells; i++)
         if (options->tokens[i] > longest) longest = options->tokens[i];
     config = json_pack(
-        "{s:I, s:I, s:I, s:I, s:s, s:I, s:I, s:I, s:I, s:I, s:I}", "hidden_size",
+        "{s:I, s:I, s:I, s:I, s:s, s:I, s:I, s:I, s:I, s:I}", "hidden_size",
         (json_int_t)options->shape.hidden, "intermediate_size",
         (json_int_t)options->shape.intermediate, "num_experts", (json_int_t)options->shape.experts,
         "top_k", (json_int_t)options->shape.top_k, "weight_format", format_word(options->format),
         "dp_size", ranks, "tp_size", ranks, "ep_size", ranks, "forward_tokens_max",
-        (json_int_t)longest, "cpu_threads", (json_int_t)rank_threads(&options->rank), "timeout_ms",
-        (json_int_t)options->rank.timeout_s * 1000);
-    if (config != NULL && options->rank.runner != NULL)
-        (void)json_object_set_new(config, "runner", json_string(options->rank.runner));
-    if (config != NULL && options->rank.dispatcher != NULL)
-        (void)json_object_set_new(config, "dispatcher", json_string(options->rank.dispatcher));
+        (json_int_t)longest, "cpu_threads", (json_int_t)rank_threads(&options->rank));
+    if (config != NULL) rank_options_configure(&options->rank, config);
     return config;
 }
 
@@ -172,23 +168,6 @@ static int check_memory(const struct bench_options *options, const moxie_plan *p
                      "this needs %s, and %s are free; take fewer experts, a smaller "
                      "--weight-format or fewer tokens",
                      human_bytes(needed, needed_text), human_bytes(available, available_text));
-}
-
-static int check_config(const struct bench_options *options, json_t *config, struct plugin *plugin,
-                        struct fault *fault)
-{
-    struct plugin nothing = {.api = NULL};
-    struct instance instance = {.api = NULL};
-    int st = EXIT_OK;
-
-    TRY(plugin_load(plugin, options->rank.common.plugin, fault));
-    TRY(instance_open(&instance, plugin, config, NULL, fault));
-    if (instance.report->reasons_count > 0)
-        st = instance_refuse(&instance, options->rank.common.json, 0, fault);
-    else
-        st = check_memory(options, instance.plan, fault);
-out:
-    return close_all(&instance, &nothing, st, fault);
 }
 
 // One number of tokens.
@@ -334,9 +313,10 @@ static int run_ranks(struct bench_run *run, const struct plugin *plugin, json_t 
 
     for (int i = 0; i < options->cells; i++)
         (void)json_array_append_new(tokens, json_integer(options->tokens[i]));
-    job = json_pack("{s:s, s:s, s:O, s:o, s:s, s:s, s:f}", "command", "bench", "plugin",
-                    plugin->path, "config", config, "tokens", tokens, "shape", options->shape_text,
-                    "weight_format", format_word(options->format), "seconds", options->seconds);
+    job = json_pack("{s:s, s:s, s:b, s:O, s:o, s:s, s:s, s:f}", "command", "bench", "plugin",
+                    plugin->path, "verbose", options->rank.common.verbose, "config", config,
+                    "tokens", tokens, "shape", options->shape_text, "weight_format",
+                    format_word(options->format), "seconds", options->seconds);
     if (job == NULL)
         return fault_set(fault, EXIT_TROUBLE, "out of memory, or a path that is not UTF-8");
     st = hub_run(&hub, job, &handler, fault);
@@ -416,6 +396,7 @@ int command_bench(int argc, char **argv, struct fault *fault)
     struct bench_options options = {.format = MOXIE_FORMAT_BF16, .seconds = 2};
     struct bench_run run = {.options = &options};
     struct plugin plugin = {.api = NULL};
+    struct instance instance = {.api = NULL};
     json_t *config = NULL;
     int st = EXIT_OK;
 
@@ -424,7 +405,8 @@ int command_bench(int argc, char **argv, struct fault *fault)
     config = make_config(&options);
     if (config == NULL)
         TRY(fault_set(fault, EXIT_TROUBLE, "out of memory, or a name not in UTF-8"));
-    TRY(check_config(&options, config, &plugin, fault));
+    TRY(preflight(&instance, &plugin, &options.rank, config, fault));
+    TRY(check_memory(&options, instance.plan, fault));
     TRY(measure_anchors(&run, fault));
     TRY(run_ranks(&run, &plugin, config, fault));
     if (options.rank.common.json)
@@ -432,7 +414,7 @@ int command_bench(int argc, char **argv, struct fault *fault)
     else
         print_bench(&run);
 out:
-    plugin_unload(&plugin);
+    st = close_all(&instance, &plugin, st, fault);
     json_decref(config);
     return st;
 }

@@ -30,7 +30,7 @@ static int show(const struct instance *instance, int as_json, struct fault *faul
         (void)printf("The configuration is refused, for %zu reason%s:\n", json_array_size(reasons),
                      json_array_size(reasons) == 1 ? "" : "s");
     reasons_print(stdout, reasons);
-    warnings_print(stdout, "  warning", warnings);
+    warnings_print(stdout, " ", warnings);
     json_decref(reasons);
     json_decref(warnings);
     return ok ? EXIT_OK : EXIT_REFUSED;

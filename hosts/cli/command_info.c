@@ -161,15 +161,32 @@ out:
     return st;
 }
 
+// What stands for an absent key; an empty configuration is refused for the lack of those that must
+// be set.
+static const char *default_of(const moxie_config_entry *entry, json_t *reasons)
+{
+    size_t index = 0;
+    json_t *reason = NULL;
+
+    json_array_foreach(reasons, index, reason)
+    {
+        if (strcmp(json_string_value(json_object_get(reason, "key")), entry->key) == 0)
+            return "required";
+    }
+    return entry->value;
+}
+
 static json_t *keys_document(const struct instance *instance)
 {
     moxie_config_entry entry = {.struct_size = sizeof entry};
+    json_t *reasons = instance_reasons(instance);
     json_t *keys = json_array();
 
     for (uint64_t i = 0; instance->api->config(instance->handle, i, &entry) == MOXIE_OK; i++)
-        (void)json_array_append_new(keys, json_pack("{s:s, s:s, s:s, s:s}", "key", entry.key,
-                                                    "type", entry.type, "default", entry.value,
-                                                    "help", entry.help));
+        (void)json_array_append_new(
+            keys, json_pack("{s:s, s:s, s:s, s:s}", "key", entry.key, "type", entry.type, "default",
+                            default_of(&entry, reasons), "help", entry.help));
+    json_decref(reasons);
     return json_pack("{s:o}", "keys", keys);
 }
 
@@ -177,17 +194,19 @@ static void print_keys(const struct instance *instance)
 {
     static const char *const heading[] = {"key", "type", "default", "meaning"};
     moxie_config_entry entry = {.struct_size = sizeof entry};
+    json_t *reasons = instance_reasons(instance);
     struct table table;
 
     table_init(&table, 4, 0, heading);
     for (uint64_t i = 0; instance->api->config(instance->handle, i, &entry) == MOXIE_OK; i++) {
         table_cell(&table, 0, "%s", entry.key);
         table_cell(&table, 1, "%s", entry.type);
-        table_cell(&table, 2, "%s", entry.value);
+        table_cell(&table, 2, "%s", default_of(&entry, reasons));
         table_cell(&table, 3, "%s", entry.help);
     }
     table_print(&table, 0);
     table_fini(&table);
+    json_decref(reasons);
 }
 
 // The snapshot of an empty configuration shows every key with its default.
@@ -195,18 +214,18 @@ static int show_keys(struct plugin *plugin, int as_json, struct fault *fault)
 {
     struct plugin nothing = {.api = NULL};
     struct instance instance = {.api = NULL};
-    json_t *config = json_object();
+    const struct instance_request request = {.plugin = plugin, .config = json_object()};
     int st = EXIT_OK;
 
-    if (config == NULL) return fault_set(fault, EXIT_TROUBLE, "out of memory");
-    TRY(instance_open(&instance, plugin, config, NULL, fault));
+    if (request.config == NULL) return fault_set(fault, EXIT_TROUBLE, "out of memory");
+    TRY(instance_open(&instance, &request, fault));
     if (as_json)
         st = json_print(keys_document(&instance), fault);
     else
         print_keys(&instance);
 out:
     st = close_all(&instance, &nothing, st, fault);
-    json_decref(config);
+    json_decref(request.config);
     return st;
 }
 

@@ -5,8 +5,6 @@
 #include "hosts/cli/json_file.h"
 #include "hosts/cli/table.h"
 
-#include <errno.h>
-
 static const char doc[] = "Prints every buffer that the configuration needs on one rank, and the "
                           "token bounds behind it. Needs no "
                           "GPU and no weights. A refused configuration prints its reasons, and "
@@ -121,7 +119,7 @@ static int show(const struct instance *instance, int as_json, struct fault *faul
     if (as_json) return json_print(plan_document(instance), fault);
     print_plan(instance);
     warnings = instance_warnings(instance);
-    warnings_print(stderr, program_invocation_name, warnings);
+    warnings_print(stderr, "moxie plan:", warnings);
     json_decref(warnings);
     return EXIT_OK;
 }

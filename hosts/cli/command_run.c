@@ -4,7 +4,7 @@
 #include "hosts/cli/commands.h"
 #include "hosts/cli/config_command.h"
 #include "hosts/cli/json_file.h"
-#include "hosts/cli/options.h"
+#include "hosts/cli/preflight.h"
 #include "hosts/cli/router.h"
 
 #include <math.h>
@@ -101,43 +101,22 @@ static json_t *make_config(const struct run_options *options, const struct sourc
     json_int_t ranks = options->rank.ranks;
     struct token_range longest = token_part(source->inputs.tokens, ranks, 0);
     json_t *config = json_pack(
-        "{s:I, s:I, s:I, s:I, s:s, s:s, s:s, s:s, s:i, s:I, s:I, s:I, s:I, s:I, s:I}",
-        "hidden_size", (json_int_t)model->hidden, "intermediate_size",
-        (json_int_t)model->intermediate, "num_experts", (json_int_t)model->experts, "top_k",
-        (json_int_t)model->top_k, "activation", model->activation, "weight_format",
-        format_word(source->layout.w1.format), "input_format", format_word(source->inputs.format),
-        "output_format", "f32", "apply_router_weight_on_input", model->weight_on_input, "dp_size",
-        ranks, "tp_size", ranks, "ep_size", ranks, "forward_tokens_max",
-        (json_int_t)(longest.count > 0 ? longest.count : 1), "cpu_threads",
-        (json_int_t)rank_threads(&options->rank), "timeout_ms",
-        (json_int_t)options->rank.timeout_s * 1000);
+        "{s:I, s:I, s:I, s:I, s:s, s:s, s:s, s:s, s:i, s:I, s:I, s:I, s:I, s:I}", "hidden_size",
+        (json_int_t)model->hidden, "intermediate_size", (json_int_t)model->intermediate,
+        "num_experts", (json_int_t)model->experts, "top_k", (json_int_t)model->top_k, "activation",
+        model->activation, "weight_format", format_word(source->layout.w1.format), "input_format",
+        format_word(source->inputs.format), "output_format", "f32", "apply_router_weight_on_input",
+        model->weight_on_input, "dp_size", ranks, "tp_size", ranks, "ep_size", ranks,
+        "forward_tokens_max", (json_int_t)(longest.count > 0 ? longest.count : 1), "cpu_threads",
+        (json_int_t)rank_threads(&options->rank));
 
     if (config == NULL) return NULL;
     if (strcmp(model->activation, "swigluoai") == 0) {
         (void)json_object_set_new(config, "activation_alpha", json_number(model->alpha));
         (void)json_object_set_new(config, "activation_limit", json_number(model->limit));
     }
-    if (options->rank.runner != NULL)
-        (void)json_object_set_new(config, "runner", json_string(options->rank.runner));
-    if (options->rank.dispatcher != NULL)
-        (void)json_object_set_new(config, "dispatcher", json_string(options->rank.dispatcher));
+    rank_options_configure(&options->rank, config);
     return config;
-}
-
-// Refuses here, once and with every reason, what each rank would refuse.
-static int check_config(const struct run_options *options, json_t *config, struct plugin *plugin,
-                        struct fault *fault)
-{
-    struct plugin nothing = {.api = NULL};
-    struct instance instance = {.api = NULL};
-    int st = EXIT_OK;
-
-    TRY(plugin_load(plugin, options->rank.common.plugin, fault));
-    TRY(instance_open(&instance, plugin, config, NULL, fault));
-    if (instance.report->reasons_count > 0)
-        st = instance_refuse(&instance, options->rank.common.json, 0, fault);
-out:
-    return close_all(&instance, &nothing, st, fault);
 }
 
 // What the ranks sent.
@@ -176,10 +155,10 @@ static int run_ranks(const struct run_options *options, const struct plugin *plu
         .doing = "loading experts",
     };
     const struct hub_handler handler = {outcome, take};
-    json_t *job =
-        json_pack("{s:s, s:s, s:O, s:{s:s*, s:s*, s:s*, s:I}}", "command", "run", "plugin",
-                  plugin->path, "config", config, "source", "layer_file", paths->layer_file,
-                  "model", paths->model, "input", paths->input, "layer", (json_int_t)paths->layer);
+    json_t *job = json_pack("{s:s, s:s, s:b, s:O, s:{s:s*, s:s*, s:s*, s:I}}", "command", "run",
+                            "plugin", plugin->path, "verbose", options->rank.common.verbose,
+                            "config", config, "source", "layer_file", paths->layer_file, "model",
+                            paths->model, "input", paths->input, "layer", (json_int_t)paths->layer);
     int st = EXIT_OK;
 
     if (job == NULL)
@@ -328,6 +307,7 @@ int command_run(int argc, char **argv, struct fault *fault)
     struct run_options options = {.paths = {.layer = -1}, .tolerance = -1};
     struct source source = {.layout = {.gate = NULL}};
     struct plugin plugin = {.api = NULL};
+    struct instance instance = {.api = NULL};
     struct outcome outcome = {.source = &source};
     json_t *config = NULL;
     int st = EXIT_OK;
@@ -340,12 +320,12 @@ int command_run(int argc, char **argv, struct fault *fault)
     config = make_config(&options, &source);
     if (config == NULL)
         TRY(fault_set(fault, EXIT_TROUBLE, "out of memory, or a name not in UTF-8"));
-    TRY(check_config(&options, config, &plugin, fault));
+    TRY(preflight(&instance, &plugin, &options.rank, config, fault));
     TRY(allocate_output(&outcome, fault));
     TRY(run_ranks(&options, &plugin, config, &outcome, fault));
     TRY(finish(&options, &outcome, fault));
 out:
-    plugin_unload(&plugin);
+    st = close_all(&instance, &plugin, st, fault);
     json_decref(outcome.result);
     json_decref(config);
     free(outcome.y);

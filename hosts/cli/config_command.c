@@ -48,17 +48,18 @@ int config_command(int argc, char **argv, const struct config_command *command, 
     const struct argp argp = {NULL, parse, "CONFIG.json", command->doc, children, NULL, NULL};
     struct config_options options = {.config = NULL};
     struct plugin plugin = {.api = NULL};
+    struct instance_request request = {.plugin = &plugin};
     struct instance instance = {.api = NULL};
-    json_t *config = NULL;
     int st = EXIT_OK;
 
     (void)argp_parse(&argp, argc, argv, 0, NULL, &options);
-    TRY(json_file_read(options.config, &config, fault));
+    TRY(json_file_read(options.config, &request.config, fault));
     TRY(plugin_load(&plugin, options.common.plugin, fault));
-    TRY(instance_open(&instance, &plugin, config, NULL, fault));
+    request.verbose = options.common.verbose;
+    TRY(instance_open(&instance, &request, fault));
     st = command->show(&instance, options.common.json, fault);
 out:
     st = close_all(&instance, &plugin, st, fault);
-    json_decref(config);
+    json_decref(request.config);
     return st;
 }

@@ -13,28 +13,32 @@ static const moxie_reason *reason_at(const moxie_reason *first, uint32_t stride,
     return (const moxie_reason *)(const void *)((const char *)first + index * stride);
 }
 
-int instance_open(struct instance *instance, const struct plugin *plugin, json_t *config,
-                  const struct host_bootstrap *bootstrap, struct fault *fault)
+int instance_open(struct instance *instance, const struct instance_request *request,
+                  struct fault *fault)
 {
+    const moxie_api *api = request->plugin->api;
+    struct host *host = &instance->host;
     struct library_error error;
     moxie_host table;
     int32_t status = MOXIE_OK;
     int st = EXIT_OK;
 
-    *instance = (struct instance){.api = plugin->api};
-    TRY(host_init(&instance->host, config, program_invocation_name, bootstrap, fault));
-    table = host_table(&instance->host, plugin->api->abi_version);
-    status = plugin->api->open(&table, &instance->handle, library_error(&error));
+    *instance = (struct instance){.api = api};
+    TRY(host_init(host, request->config, program_invocation_name, request->bootstrap, fault));
+    table = host_table(host, api->abi_version);
+    host->log_from = request->verbose ? MOXIE_LOG_INFO : MOXIE_LOG_ERROR;
+    status = api->open(&table, &instance->handle, library_error(&error));
     if (status != MOXIE_OK) TRY(fault_from_status(fault, status, "open", error.text));
-    status = plugin->api->validate(instance->handle, &instance->report, library_error(&error));
+    status = api->validate(instance->handle, &instance->report, library_error(&error));
     if (status != MOXIE_OK) TRY(fault_from_status(fault, status, "validate", error.text));
-    status = plugin->api->plan(instance->handle, &instance->plan, library_error(&error));
+    status = api->plan(instance->handle, &instance->plan, library_error(&error));
     if (status != MOXIE_OK && status != MOXIE_E_CONFIG)
         TRY(fault_from_status(fault, status, "plan", error.text));
+    host->log_from = request->verbose ? MOXIE_LOG_INFO : MOXIE_LOG_WARNING;
     return EXIT_OK;
 out:
-    if (instance->handle != NULL) (void)plugin->api->close(instance->handle, NULL);
-    host_fini(&instance->host);
+    if (instance->handle != NULL) (void)api->close(instance->handle, NULL);
+    host_fini(host);
     *instance = (struct instance){0};
     return st;
 }
@@ -133,14 +137,14 @@ void reasons_print(FILE *stream, json_t *reasons)
     }
 }
 
-void warnings_print(FILE *stream, const char *command, json_t *warnings)
+void warnings_print(FILE *stream, const char *before, json_t *warnings)
 {
     size_t index = 0;
     json_t *warning = NULL;
 
     json_array_foreach(warnings, index, warning)
     {
-        (void)fprintf(stream, "%s: warning: %s: %s\n", command,
+        (void)fprintf(stream, "%s warning: %s: %s\n", before,
                       json_string_value(json_object_get(warning, "key")),
                       json_string_value(json_object_get(warning, "message")));
     }

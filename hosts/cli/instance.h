@@ -16,10 +16,19 @@ struct instance {
     struct host host;
 };
 
-// Opens, validates and plans. A refused configuration opens too: look at report->reasons_count. The
-// address of `instance` must not change until instance_close. `config` is borrowed.
-int instance_open(struct instance *instance, const struct plugin *plugin, json_t *config,
-                  const struct host_bootstrap *bootstrap, struct fault *fault);
+// What to open an instance with; all borrowed.
+struct instance_request {
+    const struct plugin *plugin;
+    json_t *config;
+    const struct host_bootstrap *bootstrap; // NULL: one that reaches nobody
+    int verbose;                            // print the library's log from INFO on
+};
+
+// Opens, validates and plans. A refused configuration opens too: look at report->reasons_count.
+// The warnings against it are not logged: instance_warnings has them. The address of `instance`
+// must not change until instance_close.
+int instance_open(struct instance *instance, const struct instance_request *request,
+                  struct fault *fault);
 // Accepts a zeroed, half-opened or closed instance.
 int instance_close(struct instance *instance, struct fault *fault);
 
@@ -37,7 +46,7 @@ json_t *instance_bounds(const struct instance *instance);
 
 // Every reason (or warning) in lines that a person reads.
 void reasons_print(FILE *stream, json_t *reasons);
-void warnings_print(FILE *stream, const char *command, json_t *warnings);
+void warnings_print(FILE *stream, const char *before, json_t *warnings);
 
 // {"ok":false,"reasons":[...]} and, when `bounds`, the bounds, on standard output; or lines on
 // standard error. Returns EXIT_REFUSED, or a fault.

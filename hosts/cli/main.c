@@ -30,7 +30,7 @@ static const char doc[] =
     "  info   what this library is and can do here\n"
     "  check  whether a configuration can work, with every reason if not\n"
     "  plan   every buffer of a configuration, and the token bounds behind it\n"
-    "  run    one layer of a checkpoint over R processes, compared with its reference\n"
+    "  run    one layer of a checkpoint, over R processes, against its reference\n"
     "  bench  how fast a layer runs, as a share of what this machine allows\n"
     "\vEvery command has --help. Exit codes: 0 ok, 1 usage or file error, 2 refused, 3 result "
     "outside "

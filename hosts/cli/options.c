@@ -54,6 +54,9 @@ static error_t parse_common(int key, char *text, struct argp_state *state)
     case OPTION_JSON:
         options->json = 1;
         return 0;
+    case 'v':
+        options->verbose = 1;
+        return 0;
     default:
         return ARGP_ERR_UNKNOWN;
     }
@@ -63,6 +66,7 @@ static const struct argp_option common_table[] = {
     {"plugin", OPTION_PLUGIN, "PATH", 0,
      "the library; else $MOXIE_PLUGIN, else libmoxie.so beside this program or in ../lib", 90},
     {"json", OPTION_JSON, NULL, 0, "print one JSON document and nothing else", 90},
+    {"verbose", 'v', NULL, 0, "print what the library logs, from INFO on, to standard error", 90},
     {0},
 };
 
@@ -114,6 +118,17 @@ const struct argp rank_argp = {
 void rank_options_init(struct rank_options *options)
 {
     *options = (struct rank_options){.ranks = 1, .timeout_s = 300};
+}
+
+void rank_options_configure(const struct rank_options *options, json_t *config)
+{
+    if (options->runner != NULL)
+        (void)json_object_set_new(config, "runner", json_string(options->runner));
+    if (options->dispatcher != NULL)
+        (void)json_object_set_new(config, "dispatcher", json_string(options->dispatcher));
+    // Nobody waits for anybody on one rank.
+    if (options->ranks > 1)
+        (void)json_object_set_new(config, "timeout_ms", json_integer(options->timeout_s * 1000));
 }
 
 int64_t rank_threads(const struct rank_options *options)

@@ -4,6 +4,7 @@
 #define MOXIE_HOSTS_CLI_OPTIONS_H
 
 #include <argp.h>
+#include <jansson.h>
 #include <stdint.h>
 
 // Options of every command. A command whose parser has common_argp as its child hands this over as
@@ -11,6 +12,7 @@
 struct common_options {
     const char *plugin; // NULL: look for it
     int json;
+    int verbose;
 };
 
 extern const struct argp common_argp;
@@ -29,6 +31,9 @@ extern const struct argp rank_argp;
 
 // Defaults of rank_options.
 void rank_options_init(struct rank_options *options);
+
+// Puts what the options say about runner, dispatcher and waiting into a configuration.
+void rank_options_configure(const struct rank_options *options, json_t *config);
 
 // Threads of one rank.
 int64_t rank_threads(const struct rank_options *options);

@@ -35,6 +35,7 @@ static int find_backends(struct rank *rank, struct fault *fault)
 int rank_open(struct rank *rank, struct link *link, const json_t *job, struct fault *fault)
 {
     const struct host_bootstrap bootstrap = {link, link_all_gather, link_barrier};
+    struct instance_request request = {.plugin = &rank->plugin, .bootstrap = &bootstrap};
     const char *path = json_string_value(json_object_get(job, "plugin"));
     int st = EXIT_OK;
 
@@ -44,7 +45,9 @@ int rank_open(struct rank *rank, struct link *link, const json_t *job, struct fa
         json_object_set_new(rank->config, "ep_rank", json_integer(link->rank)) != 0)
         TRY(fault_set(fault, EXIT_TROUBLE, "the job has no configuration"));
     TRY(plugin_load(&rank->plugin, path, fault));
-    TRY(instance_open(&rank->instance, &rank->plugin, rank->config, &bootstrap, fault));
+    request.config = rank->config;
+    request.verbose = json_is_true(json_object_get(job, "verbose"));
+    TRY(instance_open(&rank->instance, &request, fault));
     TRY(check_accepted(&rank->instance, fault));
     TRY(find_backends(rank, fault));
 out:

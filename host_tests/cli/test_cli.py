@@ -1,0 +1,611 @@
+"""The command moxie from outside, on real and on hostile input.
+
+    MOXIE_COMMAND=build/dev/bin/moxie MOXIE_GOLDEN=host_tests/golden python3 test_cli.py [GROUP]
+
+MOXIE_PLUGIN names the library when it is not beside the command or in ../lib.
+"""
+
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import tempfile
+import time
+import unittest
+
+import safetensors_files as files
+
+COMMAND = os.environ["MOXIE_COMMAND"]
+GOLDEN = os.environ["MOXIE_GOLDEN"]
+TIMEOUT_S = 120
+
+LAYERS = sorted(os.listdir(GOLDEN + "/layers"))
+MODELS = [("tiny-qwen3-moe", 1), ("tiny-deepseek-v3-fp8", 0), ("tiny-gpt-oss-mxfp4", 0), ("tiny-qwen3-moe-nvfp4", 0)]
+RUN_KEYS = ["tokens", "ranks", "runner", "dispatcher", "relative_error", "max_abs_error", "time_ms"]
+BOUNDS = ["forward_tokens", "dominant", "prefill", "decode", "dispatch_required", "dispatch_tokens",
+          "allgather_rows", "alltoall_rows", "capture_rows"]
+LAYER = {"hidden_size": 2048, "intermediate_size": 768, "num_experts": 128, "top_k": 8}
+
+
+def layer(name):
+    return GOLDEN + "/layers/" + name
+
+
+def model_arguments(folder, number, source=None):
+    return ["--model", GOLDEN + "/models/" + folder if source is None else source, "--layer", str(number),
+            "--input", "%s/models/%s/layer%d_golden.safetensors" % (GOLDEN, folder, number)]
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="moxie-test-")
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def write(self, name, text):
+        with open(self.path(name), "wb" if isinstance(text, bytes) else "w") as file:
+            file.write(text)
+        return self.path(name)
+
+    def config(self, **keys):
+        return self.write("config.json", json.dumps({**LAYER, **keys}))
+
+    def moxie(self, *arguments, code=0, env=None):
+        """Runs the command, checks its exit code, and gives (standard output, standard error)."""
+        done = subprocess.run([COMMAND, *arguments], capture_output=True, text=True, timeout=TIMEOUT_S, env=env,
+                              stdin=subprocess.DEVNULL, check=False)
+        codes = code if isinstance(code, (list, tuple)) else [code]
+        self.assertIn(done.returncode, codes, "%s\n%s%s" % (" ".join(arguments), done.stdout, done.stderr))
+        return done.stdout, done.stderr
+
+    def document(self, *arguments, code=0):
+        """The one JSON document that --json prints."""
+        text, _ = self.moxie(*arguments, "--json", code=code)
+        self.assertEqual(text.count("\n"), 1)
+        return json.loads(text)
+
+    def run_layer(self, *arguments, bound=2e-6, ranks=1, dispatcher=None):
+        chosen = ["--dispatcher", dispatcher] if dispatcher else []
+        result = self.document("run", *arguments, "--ranks", str(ranks), *chosen)
+        self.assertEqual(list(result), RUN_KEYS)
+        self.assertEqual(result["ranks"], ranks)
+        self.assertEqual(result["runner"], "moxie_cpu")
+        if dispatcher:
+            self.assertEqual(result["dispatcher"], dispatcher)
+        self.assertLessEqual(result["relative_error"], bound)
+        self.assertGreaterEqual(result["time_ms"], 0)
+        return result
+
+
+class Golden(Case):
+    """Every golden layer and model, over 1, 2, 3, 4 and 7 ranks, with both dispatchers."""
+
+    def check(self, name, arguments):
+        exact = 2e-6 if "gpt" in name else 1e-6
+        for ranks in (1, 2, 3, 4, 7):
+            for dispatcher in ("allgather", "alltoall"):
+                with self.subTest(name=name, ranks=ranks, dispatcher=dispatcher):
+                    self.run_layer(*arguments, bound=exact if ranks == 1 else 2e-6, ranks=ranks,
+                                   dispatcher=dispatcher)
+        with self.subTest(name=name, dispatcher="auto"):
+            self.run_layer(*arguments, bound=exact)
+
+    def test_layers(self):
+        self.assertEqual(len(LAYERS), 8)
+        for name in LAYERS:
+            self.check(name, ["--layer-file", layer(name)])
+
+    def test_models(self):
+        for folder, number in MODELS:
+            self.check(folder, model_arguments(folder, number))
+
+    def test_output_file(self):
+        for ranks in (1, 3):
+            self.moxie("run", "--layer-file", layer("mixtral_a.safetensors"), "--ranks", str(ranks), "--output",
+                       self.path("out"))
+            tensors, _ = files.read(self.path("out"))
+            self.assertEqual(list(tensors), ["output"])
+            golden, _ = files.read(layer("mixtral_a.safetensors"))
+            self.assertEqual(tensors["output"].shape, golden["routed_output"].shape)
+            pairs = list(zip(tensors["output"].floats(), golden["routed_output"].floats()))
+            self.assertLess(math.dist(*zip(*pairs)), 2e-6 * math.hypot(*(b for _, b in pairs)))
+
+    def test_human_output(self):
+        text, trouble = self.moxie("run", "--layer-file", layer("mixtral_a.safetensors"))
+        self.assertRegex(text, r"relative error +\d\.\d+e-\d+")
+        self.assertEqual(trouble, "")
+
+    def test_int64_ids(self):
+        tensors, metadata = files.read(layer("mixtral_a.safetensors"))
+        ids = memoryview(tensors["topk_ids"].data).cast("i")
+        tensors["topk_ids"] = files.Tensor("I64", tensors["topk_ids"].shape,
+                                           b"".join(i.to_bytes(8, "little", signed=True) for i in ids))
+        files.write(self.path("layer"), tensors, metadata)
+        self.run_layer("--layer-file", self.path("layer"), ranks=2)
+
+
+class Routing(Case):
+    """Without ids the model's router chooses; and checkpoints under their other names."""
+
+    def test_layers(self):
+        for name in LAYERS:
+            tensors, metadata = files.read(layer(name))
+            del tensors["topk_ids"], tensors["topk_weights"]
+            files.write(self.path(name), tensors, metadata)
+            for ranks in (1, 3):
+                with self.subTest(name=name, ranks=ranks):
+                    self.run_layer("--layer-file", self.path(name), ranks=ranks)
+
+    def test_models(self):
+        for folder, number in MODELS:
+            arguments = model_arguments(folder, number)
+            tensors, metadata = files.read(arguments[-1])
+            del tensors["topk_ids"], tensors["topk_weights"]
+            files.write(self.path("input"), tensors, metadata)
+            with self.subTest(folder=folder):
+                weights, _ = files.read(arguments[1] + "/model.safetensors")
+                if any(name.endswith((".gate.weight", ".router.weight")) for name in weights):
+                    self.run_layer(*arguments[:-1], self.path("input"), ranks=2)
+                else:
+                    _, trouble = self.moxie("run", *arguments[:-1], self.path("input"), code=1)
+                    self.assertIn("no router", trouble)
+
+    def test_unknown_family(self):
+        tensors, metadata = files.read(layer("mixtral_a.safetensors"))
+        metadata["family"] = "another"
+        files.write(self.path("given"), tensors, metadata)
+        self.run_layer("--layer-file", self.path("given"))
+        del tensors["topk_ids"], tensors["topk_weights"]
+        files.write(self.path("routed"), tensors, metadata)
+        _, trouble = self.moxie("run", "--layer-file", self.path("routed"), code=2)
+        self.assertIn("topk_ids", trouble)
+
+    def test_shards(self):
+        folder, number = MODELS[0]
+        tensors, metadata = files.read("%s/models/%s/model.safetensors" % (GOLDEN, folder))
+        names = sorted(tensors)
+        halves = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
+        for shard, members in halves.items():
+            files.write(self.path(shard), {name: tensors[name] for name in members}, metadata)
+        weight_map = {name: shard for shard, members in halves.items() for name in members}
+        self.write("model.safetensors.index.json", json.dumps({"metadata": {}, "weight_map": weight_map}))
+        with open("%s/models/%s/config.json" % (GOLDEN, folder), encoding="utf-8") as file:
+            self.write("config.json", file.read())
+        self.run_layer(*model_arguments(folder, number, self.folder), ranks=3)
+        os.unlink(self.path("model-00002-of-00002.safetensors"))
+        _, trouble = self.moxie("run", *model_arguments(folder, number, self.folder), code=1)
+        self.assertIn("model-00002-of-00002", trouble)
+
+    def checkpoint(self, name, config, rename):
+        """A checkpoint folder made of a golden layer file, whose tensors `rename` names."""
+        tensors, metadata = files.read(layer(name))
+        files.write(self.path("model.safetensors"), rename(tensors))
+        sizes = {"hidden_size": int(metadata["hidden_size"]), "intermediate_size": int(metadata["intermediate_size"]),
+                 "num_local_experts": int(metadata["num_experts"]), "num_experts_per_tok": int(metadata["top_k"])}
+        self.write("config.json", json.dumps({**sizes, **config}))
+        for given in (True, False):
+            kept = ["hidden_states", "routed_output"] + ["topk_ids", "topk_weights"] * given
+            files.write(self.path("input"), {key: tensors[key] for key in kept})
+            self.run_layer("--model", self.folder, "--layer", "5", "--input", self.path("input"), ranks=3)
+
+    def test_mixtral_names(self):
+        def rename(tensors):
+            prefix = "model.layers.5.block_sparse_moe."
+            named = {prefix + "gate.weight": tensors["router_weight"]}
+            for expert in range(tensors["down_proj"].shape[0]):
+                both = tensors["gate_up_proj"].part(expert)
+                half = both.shape[0] // 2
+                named["%sexperts.%d.w1.weight" % (prefix, expert)] = both.rows(0, half)
+                named["%sexperts.%d.w3.weight" % (prefix, expert)] = both.rows(half, 2 * half)
+                named["%sexperts.%d.w2.weight" % (prefix, expert)] = tensors["down_proj"].part(expert)
+            return named
+        self.checkpoint("mixtral_a.safetensors", {"model_type": "mixtral"}, rename)
+
+    def test_gpt_oss_bf16_names(self):
+        def rename(tensors):
+            prefix = "model.layers.5.mlp."
+            experts = ("gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias")
+            return {**{prefix + "experts." + name: tensors[name] for name in experts},
+                    prefix + "router.weight": tensors["router_weight"], prefix + "router.bias": tensors["router_bias"]}
+        self.checkpoint("gpt_oss_a.safetensors", {"model_type": "gpt_oss", "swiglu_limit": 7.0}, rename)
+
+    def test_llama4_names(self):
+        def rename(tensors):
+            prefix = "language_model.model.layers.5.feed_forward."
+            return {prefix + "experts.gate_up_proj": tensors["gate_up_proj"],
+                    prefix + "experts.down_proj": tensors["down_proj"],
+                    prefix + "router.weight": tensors["router_weight"]}
+        self.checkpoint("llama4_a.safetensors", {"model_type": "llama4_text"}, rename)
+
+
+class Plan(Case):
+    def bounds(self, code=0, **keys):
+        return self.document("plan", self.config(**keys), code=code)["bounds"]
+
+    def test_shape(self):
+        plan = self.document("plan", self.config(max_prefill_tokens=4096, dp_size=8, tp_size=8, ep_size=8))
+        self.assertEqual(list(plan), ["ok", "bounds", "buffers", "total_bytes"])
+        self.assertIs(plan["ok"], True)
+        self.assertEqual(sorted(plan["bounds"]), sorted(BOUNDS))
+        self.assertGreater(len(plan["buffers"]), 0)
+        totals = dict.fromkeys(("device", "symmetric", "pinned", "host"), 0)
+        for buffer in plan["buffers"]:
+            self.assertEqual(list(buffer), ["name", "kind", "bytes", "bytes_mapped", "align", "why"])
+            self.assertGreaterEqual(buffer["bytes_mapped"], buffer["bytes"])
+            totals[buffer["kind"]] += buffer["bytes_mapped"]
+        self.assertEqual(plan["total_bytes"], totals)
+
+    def test_vector_1(self):
+        bounds = self.bounds(max_prefill_tokens=16384, prefill_graph_max_tokens=2048, decode_graph_max_batch=512)
+        self.assertEqual((bounds["forward_tokens"], bounds["dominant"]), (16384, "max_prefill_tokens"))
+
+    def test_vector_5(self):
+        keys = {"max_prefill_tokens": 16384, "prefill_graph_max_tokens": 2048, "decode_graph_max_batch": 512,
+                "dp_size": 4, "tp_size": 4, "ep_size": 4, "dispatcher": "alltoall",
+                "max_dispatch_tokens_per_rank": 4096}
+        refused = self.document("plan", self.config(**keys), code=2)
+        self.assertEqual(list(refused), ["ok", "reasons", "bounds"])
+        self.assertIs(refused["ok"], False)
+        self.assertIn("16384", refused["reasons"][0]["message"])
+        self.assertEqual(refused["bounds"]["allgather_rows"], 65536)
+        self.assertEqual(self.bounds(**keys, dispatch_rounds_max=4)["alltoall_rows"], 16384)
+
+    def test_ceiling(self):
+        """Eight ranks of 4096 tokens, hidden 7168, top-8, bf16 both ways: under FlashInfer's one-sided all-to-all."""
+        total = self.document("plan", self.config(
+            hidden_size=7168, intermediate_size=2048, num_experts=256, forward_tokens_max=4096, dp_size=8, tp_size=8,
+            ep_size=8, dispatcher="alltoall", input_format="bf16", output_format="bf16"))["total_bytes"]
+        self.assertLess(total["symmetric"], 942342528)
+        self.assertGreaterEqual(total["symmetric"], 7 * 4096 * 7168 * 2)
+
+    def test_refused_bounds_are_those_computable(self):
+        refused = self.document("plan", self.config(tp_size=3, dp_size=2, max_prefill_tokens=100), code=2)
+        self.assertTrue(all(isinstance(value, str) or value >= 0 for value in refused["bounds"].values()))
+
+    def test_human_output(self):
+        text, _ = self.moxie("plan", self.config(max_prefill_tokens=4096))
+        self.assertIn("from max_prefill_tokens", text)
+        self.assertRegex(text, r"Total: device \d")
+        text, trouble = self.moxie("plan", self.config(top_k=1000), code=2)
+        self.assertEqual(text, "")
+        self.assertIn("top_k", trouble)
+
+
+class Check(Case):
+    def check(self, ok, **keys):
+        verdict = self.document("check", self.config(**keys), code=0 if ok else 2)
+        self.assertEqual(list(verdict), ["ok", "reasons", "warnings"])
+        self.assertIs(verdict["ok"], ok)
+        self.assertEqual(bool(verdict["reasons"]), not ok)
+        for reason in verdict["reasons"]:
+            self.assertEqual(list(reason), ["code", "key", "message"])
+        for warning in verdict["warnings"]:
+            self.assertEqual(list(warning), ["key", "message"])
+        return verdict
+
+    def test_vector_5(self):
+        keys = {"max_prefill_tokens": 16384, "dp_size": 4, "tp_size": 4, "ep_size": 4, "dispatcher": "alltoall",
+                "max_dispatch_tokens_per_rank": 4096}
+        reasons = self.check(False, **keys)["reasons"]
+        self.assertEqual([reason["key"] for reason in reasons], ["max_dispatch_tokens_per_rank"])
+        self.assertIn("16384", reasons[0]["message"])
+        self.check(True, **{**keys, "dispatch_rounds_max": 4})
+        text, _ = self.moxie("check", self.config(**keys), code=2)
+        self.assertIn("dispatch_rounds_max", text)
+
+    def test_vector_11(self):
+        reasons = self.check(False, speculative_algorithm="EAGLE")["reasons"]
+        self.assertIn("speculative_draft_tokens", [reason["key"] for reason in reasons])
+        self.check(True, speculative_algorithm="EAGLE", speculative_draft_tokens=4)
+
+    def test_unknown_keys_warn(self):
+        warnings = self.check(True, max_prefil_tokens=4096, quux=1)["warnings"]
+        messages = {warning["key"]: warning["message"] for warning in warnings}
+        self.assertIn("max_prefill_tokens", messages["max_prefil_tokens"])
+        self.assertIn("quux", messages)
+
+    def test_booleans_are_no_numbers(self):
+        self.assertEqual([reason["key"] for reason in self.check(False, deterministic=True)["reasons"]],
+                         ["deterministic"])
+
+    def test_every_key_of_every_wrong_type(self):
+        keys = self.document("info", "--keys")["keys"]
+        self.assertGreater(len(keys), 40)
+        wrong = {"i64": ["1", 1.5, True, None, [], {}], "f64": ["1", True, None, [], {}],
+                 "str": [1, 1.5, True, None, [], {}]}
+        for index in range(6):
+            values = {key["key"]: wrong[key["type"]][index % len(wrong[key["type"]])] for key in keys}
+            path = self.write("wrong.json", json.dumps(values))
+            verdict = self.document("check", path, code=2)
+            self.assertEqual({reason["key"] for reason in verdict["reasons"]} & set(values), set(values))
+            self.moxie("plan", path, "--json", code=2)
+
+    def test_extreme_sizes(self):
+        for key in self.document("info", "--keys")["keys"]:
+            for value in (2 ** 62, 2 ** 63 - 1, -2 ** 63, 0, -1):
+                if key["type"] == "i64":
+                    path = self.config(**{key["key"]: value})
+                    self.moxie("check", path, code=[0, 2])
+                    self.moxie("plan", path, "--json", code=[0, 2])
+
+
+class Info(Case):
+    def test_document(self):
+        info = self.document("info")
+        for key in ("library", "build", "abi", "devices", "backends", "limits"):
+            self.assertIn(key, info)
+        names = {(backend["kind"], backend["name"]) for backend in info["backends"]}
+        self.assertLessEqual({("runner", "moxie_cpu"), ("dispatcher", "local"), ("dispatcher", "allgather"),
+                              ("dispatcher", "alltoall")}, names)
+        self.assertIn("cpu", info["devices"])
+
+    def test_human_output(self):
+        text, _ = self.moxie("info")
+        self.assertIn("moxie_cpu", text)
+        text, _ = self.moxie("info", "--keys")
+        self.assertRegex(text, r"hidden_size +i64 +required")
+        self.assertRegex(text, r"dispatch_rounds_max +i64 +1 ")
+
+
+class Bench(Case):
+    TINY = ["bench", "--shape", "64,32,8,2", "--seconds", "0.02"]
+
+    def test_document(self):
+        result = self.document(*self.TINY, "--tokens", "1,5")
+        self.assertEqual([cell["tokens"] for cell in result["cells"]], [1, 5])
+        for cell in result["cells"]:
+            self.assertLessEqual(cell["p10_us"], cell["median_us"])
+            self.assertLessEqual(cell["median_us"], cell["p90_us"])
+            self.assertGreater(cell["share_of_floor"], 0)
+            self.assertIn(cell["floor_by"], ("bytes", "flops"))
+            self.assertGreaterEqual(cell["repetitions"], 3)
+        self.assertGreater(result["anchors"]["read_gb_per_s"], 0)
+        self.assertGreater(result["anchors"]["f32_gflops"], 0)
+
+    def test_formats_and_ranks(self):
+        for word in ("f32", "bf16", "f16", "fp8_tensor", "fp8_channel", "fp8_block128", "int4_g32", "mxfp4", "nvfp4"):
+            with self.subTest(word=word):
+                result = self.document(*self.TINY, "--tokens", "3", "--weight-format", word, "--ranks", "2")
+                self.assertEqual((result["weight_format"], result["ranks"]), (word, 2))
+
+    def test_too_large_is_refused(self):
+        for shape in ("1048576,1048576,1024,8", "1099511627776,1099511627776,8,1", "2048,768,128,8"):
+            tokens = "4294967296" if shape.startswith("2048") else "1"
+            _, trouble = self.moxie("bench", "--shape", shape, "--tokens", tokens, code=2)
+            self.assertNotEqual(trouble, "")
+
+    def test_usage(self):
+        for arguments in (["--shape", "1,2,3", "--tokens", "1"], ["--shape", "q30b"], ["--tokens", "1"],
+                          ["--shape", "q30b", "--tokens", "1,,2"], ["--shape", "q30b", "--tokens", "0"],
+                          ["--shape", "q30b", "--tokens", "1", "--weight-format", "int3"]):
+            self.moxie("bench", *arguments, code=1)
+
+
+class Usage(Case):
+    def test_help(self):
+        for command in ([], ["info"], ["check"], ["plan"], ["run"], ["bench"]):
+            text, trouble = self.moxie(*command, "--help")
+            self.assertIn("Usage: moxie", text)
+            self.assertEqual(trouble, "")
+        self.assertRegex(self.moxie("--version")[0], r"^moxie \d+\.\d+\.\d+\n$")
+
+    def test_wrong_usage(self):
+        for arguments in ([], ["fly"], ["--fly"], ["plan"], ["plan", "a", "b"], ["check"], ["info", "x"], ["run"],
+                          ["run", "--model", "x"], ["run", "--layer-file", "x", "--model", "y"],
+                          ["run", "--layer-file", "x", "--ranks", "0"], ["run", "--layer-file", "x", "--ranks", "65"],
+                          ["run", "--layer-file", "x", "--ranks", "two"],
+                          ["run", "--layer-file", "x", "--tolerance", "nan"],
+                          ["run", "--layer-file", "x", "--tolerance", "-1"], ["bench"], ["--rank-process"]):
+            text, trouble = self.moxie(*arguments, code=1)
+            self.assertEqual(text, "")
+            self.assertIn("moxie", trouble)
+
+    def test_files(self):
+        for command in ("plan", "check"):
+            for name, text in (("malformed", "{"), ("list", "[]"), ("text", '"x"'), ("twice", '{"a":1,"a":2}'),
+                               ("after", "{} x"), ("empty", ""), ("binary", b"\x00\xff\xfe")):
+                _, trouble = self.moxie(command, self.write(name, text), code=1)
+                self.assertIn(name, trouble)
+            self.moxie(command, self.path("absent"), code=1)
+            self.moxie(command, self.folder, code=1)
+        self.moxie("run", "--layer-file", self.path("absent"), code=1)
+        self.moxie("run", "--model", self.path("absent"), "--layer", "0", "--input", "x", code=1)
+        self.moxie("run", *model_arguments("tiny-qwen3-moe", 1)[:3], "9", "--input",
+                   GOLDEN + "/models/tiny-qwen3-moe/layer1_golden.safetensors", code=1)
+
+    def test_tolerance(self):
+        arguments = ["run", "--layer-file", layer("mixtral_a.safetensors"), "--tolerance"]
+        self.moxie(*arguments, "1e-6")
+        result = self.document(*arguments, "1e-12", code=3)
+        self.assertGreater(result["relative_error"], 1e-12)
+        tensors, metadata = files.read(layer("mixtral_a.safetensors"))
+        del tensors["routed_output"]
+        files.write(self.path("layer"), tensors, metadata)
+        self.moxie("run", "--layer-file", self.path("layer"), "--tolerance", "1", code=1)
+        result = self.document("run", "--layer-file", self.path("layer"))
+        self.assertIsNone(result["relative_error"])
+        self.assertIsNone(result["max_abs_error"])
+
+    def test_refusals(self):
+        source = ["run", "--layer-file", layer("mixtral_a.safetensors")]
+        for arguments in (["--runner", "nobody"], ["--dispatcher", "nobody"],
+                          ["--dispatcher", "local", "--ranks", "2"]):
+            text, trouble = self.moxie(*source, *arguments, code=2)
+            self.assertEqual(text, "")
+            self.assertRegex(trouble, "runner|dispatcher")
+        refused = self.document(*source, "--runner", "nobody", code=2)
+        self.assertIs(refused["ok"], False)
+        self.assertEqual(refused["reasons"][0]["key"], "runner")
+
+    def test_plugin(self):
+        env = {key: value for key, value in os.environ.items() if key != "MOXIE_PLUGIN"}
+        self.moxie("info", env=env)  # beside the command, or in ../lib
+        for path in (self.path("absent"), self.write("text", "no library"), self.folder, "/bin/true", "x" * 5000):
+            _, trouble = self.moxie("info", "--plugin", path, code=1)
+            self.assertIn("moxie info: ", trouble)
+            self.moxie("info", code=1, env={**env, "MOXIE_PLUGIN": path})
+        self.moxie("run", "--layer-file", layer("mixtral_a.safetensors"), "--plugin", self.path("absent"), code=1)
+
+    def test_verbose(self):
+        _, trouble = self.moxie("check", self.config(), "--verbose")
+        self.assertIn("info", trouble)
+
+
+class Hostile(Case):
+    """Whatever a file says, the command ends with an exit code of its own."""
+
+    CODES = [0, 1, 2]
+
+    def test_cut_files(self):
+        with open(layer("qwen3_moe_norenorm.safetensors"), "rb") as file:
+            whole = file.read()
+        length = 8 + int.from_bytes(whole[:8], "little")
+        for kept in [0, 1, 7, 8, 9, length - 1, length, length + 1, len(whole) // 2, len(whole) - 1]:
+            self.moxie("run", "--layer-file", self.write("cut", whole[:kept]), code=1)
+
+    def test_flipped_headers(self):
+        with open(layer("qwen3_moe_norenorm.safetensors"), "rb") as file:
+            whole = bytearray(file.read())
+        length = 8 + int.from_bytes(whole[:8], "little")
+        chance = random.Random(7)
+        for _ in range(150):
+            bit = chance.randrange(8 * length)
+            whole[bit // 8] ^= 1 << bit % 8
+            self.moxie("run", "--layer-file", self.write("flipped", bytes(whole)), "--ranks", "2", code=self.CODES)
+            whole[bit // 8] ^= 1 << bit % 8
+
+    def test_random_data(self):
+        """Values may be anything: NaNs, infinities, ids outside the experts."""
+        with open(layer("qwen3_moe_norenorm.safetensors"), "rb") as file:
+            whole = file.read()
+        length = 8 + int.from_bytes(whole[:8], "little")
+        for seed in range(5):
+            data = random.Random(seed).randbytes(len(whole) - length)
+            path = self.write("random", whole[:length] + data)
+            result = self.document("run", "--layer-file", path, "--ranks", "2")
+            self.assertEqual(list(result), RUN_KEYS)
+            self.moxie("run", "--layer-file", path, "--tolerance", "1", code=3)
+
+    def test_metadata(self):
+        tensors, metadata = files.read(layer("qwen3_moe_norenorm.safetensors"))
+        for key in metadata:
+            for value in ("", "x", "-1", "0", "4611686018427387904", "1e3", "\u00e9"):
+                files.write(self.path("layer"), tensors, {**metadata, key: value})
+                self.moxie("run", "--layer-file", self.path("layer"), code=self.CODES)
+
+    def test_shapes(self):
+        tensors, metadata = files.read(layer("qwen3_moe_norenorm.safetensors"))
+        for name in list(tensors):
+            changed = dict(tensors)
+            changed[name] = files.Tensor(tensors[name].dtype, [len(tensors[name].data)] + [1] * 2,
+                                         tensors[name].data * files.BYTES[tensors[name].dtype])
+            files.write(self.path("layer"), changed, metadata)
+            self.moxie("run", "--layer-file", self.path("layer"), code=self.CODES)
+            del changed[name]
+            files.write(self.path("layer"), changed, metadata)
+            self.moxie("run", "--layer-file", self.path("layer"), code=self.CODES)
+
+    def test_model_configs(self):
+        folder, number = MODELS[0]
+        with open("%s/models/%s/config.json" % (GOLDEN, folder), encoding="utf-8") as file:
+            config = json.load(file)
+        os.symlink("%s/models/%s/model.safetensors" % (GOLDEN, folder), self.path("model.safetensors"))
+        for key in ("hidden_size", "moe_intermediate_size", "num_local_experts", "num_experts_per_tok", "hidden_act",
+                    "model_type", "norm_topk_prob", "n_group", "routed_scaling_factor", "text_config"):
+            for value in (None, 0, -1, 2 ** 62, 2 ** 39, 1.5, "x", True, [], {}):
+                self.write("config.json", json.dumps({**config, key: value}))
+                self.moxie("run", *model_arguments(folder, number, self.folder), code=self.CODES)
+
+    def test_index_leads_nowhere_else(self):
+        self.write("config.json", json.dumps({"hidden_size": 128}))
+        for shard in ("../x", "/etc/passwd", "a/b", "", ".."):
+            self.write("model.safetensors.index.json", json.dumps({"weight_map": {"t": shard}}))
+            self.moxie("run", *model_arguments("tiny-qwen3-moe", 1, self.folder), code=1)
+
+
+class Ranks(Case):
+    """Processes: idle ones, dying ones, interrupted ones."""
+
+    LONG = ["bench", "--shape", "512,512,16,4", "--tokens", "256,256,256", "--seconds", "60", "--ranks", "3"]
+
+    def children(self, parent):
+        with open("/proc/%d/task/%d/children" % (parent, parent), encoding="ascii") as file:
+            return [int(pid) for pid in file.read().split()]
+
+    def start(self, *arguments):
+        """A long bench whose three ranks are running."""
+        process = subprocess.Popen([COMMAND, *self.LONG, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                   text=True)
+        self.addCleanup(process.stdout.close)
+        self.addCleanup(process.stderr.close)
+        self.addCleanup(process.kill)
+        deadline = time.monotonic() + 60
+        while len(self.children(process.pid)) < 3 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.3)
+        pids = self.children(process.pid)
+        self.assertEqual(len(pids), 3)
+        return process, pids
+
+    def assert_gone(self, pids):
+        deadline = time.monotonic() + 10
+        while any(os.path.exists("/proc/%d" % pid) for pid in pids) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self.assertFalse([pid for pid in pids if os.path.exists("/proc/%d" % pid)])
+
+    def test_a_rank_that_dies_ends_the_run(self):
+        for index in (0, 2):
+            process, pids = self.start()
+            os.kill(pids[index], signal.SIGKILL)
+            _, trouble = process.communicate(timeout=TIMEOUT_S)
+            self.assertEqual(process.returncode, 1)
+            self.assertRegex(trouble, r"moxie bench: rank \d died of signal 9")
+            self.assert_gone(pids)
+
+    def test_an_interrupt_ends_the_ranks(self):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            process, pids = self.start()
+            process.send_signal(number)
+            process.communicate(timeout=TIMEOUT_S)
+            self.assertEqual(process.returncode, -number)
+            self.assert_gone(pids)
+
+    def test_no_rank_outlives_the_command(self):
+        process, pids = self.start()
+        process.kill()
+        process.communicate(timeout=TIMEOUT_S)
+        self.assert_gone(pids)
+
+    def test_a_silent_rank_is_named(self):
+        process, pids = self.start("--timeout", "1")
+        os.kill(pids[1], signal.SIGSTOP)
+        _, trouble = process.communicate(timeout=TIMEOUT_S)
+        self.assertEqual(process.returncode, 1)
+        self.assertRegex(trouble, r"rank \d")
+        self.assert_gone(pids)
+
+    def test_fewer_tokens_than_ranks(self):
+        for ranks in (2, 5, 16):
+            for dispatcher in ("allgather", "alltoall"):
+                self.run_layer("--layer-file", layer("qwen3_moe_t1.safetensors"), ranks=ranks, dispatcher=dispatcher)
+
+    def test_no_tokens(self):
+        tensors, metadata = files.read(layer("mixtral_a.safetensors"))
+        for name in ("hidden_states", "topk_ids", "topk_weights", "routed_output"):
+            tensors[name] = files.Tensor(tensors[name].dtype, [0, tensors[name].shape[1]], b"")
+        files.write(self.path("layer"), tensors, metadata)
+        for ranks in (1, 3):
+            result = self.run_layer("--layer-file", self.path("layer"), ranks=ranks)
+            self.assertEqual((result["tokens"], result["relative_error"]), (0, 0))
+
+    def test_more_ranks_than_experts(self):
+        self.run_layer("--layer-file", layer("mixtral_a.safetensors"), ranks=11)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,192 @@
+// The small parts: tokens over ranks, shapes and routings of the bench, weights in memory, tables.
+
+#include "hosts/cli/bench.h"
+#include "hosts/cli/inputs.h"
+#include "hosts/cli/router.h"
+#include "hosts/cli/table.h"
+
+#include "host_tests/suite.h"
+
+#include <math.h>
+#include <string.h>
+
+START_TEST(tokens_are_split_without_gap)
+{
+    for (int64_t tokens = 0; tokens < 20; tokens++)
+        for (int64_t ranks = 1; ranks < 9; ranks++) {
+            int64_t next = 0;
+
+            for (int64_t rank = 0; rank < ranks; rank++) {
+                struct token_range part = token_part(tokens, ranks, rank);
+
+                ck_assert_int_eq(part.first, next);
+                ck_assert_int_eq(part.count, tokens / ranks + (rank < tokens % ranks));
+                next += part.count;
+            }
+            ck_assert_int_eq(next, tokens);
+        }
+}
+END_TEST
+
+START_TEST(halves_are_widened)
+{
+    static const uint16_t f16[] = {0x3c00, 0xc000, 0x0001, 0x7c00, 0x7bff, 0x8000, 0x7e00};
+    static const float f32[] = {1, -2, 0x1p-24f, INFINITY, 65504, -0.0f};
+    static const uint16_t bf16[] = {0x3f80, 0xc020};
+    float out[7];
+
+    widen(f16, MOXIE_FORMAT_F16, 7, out);
+    ck_assert_mem_eq(out, f32, sizeof f32);
+    ck_assert(isnan(out[6]));
+    widen(bf16, MOXIE_FORMAT_BF16, 2, out);
+    ck_assert_float_eq(out[0], 1);
+    ck_assert_float_eq(out[1], -2.5f);
+    widen(f32, MOXIE_FORMAT_F32, 3, out);
+    ck_assert_mem_eq(out, f32, 3 * sizeof *f32);
+}
+END_TEST
+
+START_TEST(shapes_of_the_bench)
+{
+    static const char *const wrong[] = {
+        "",
+        "q30",
+        "1,2,3",
+        "1,2,3,",
+        "1,2,3,4,5",
+        "0,2,3,1",
+        "-1,2,3,1",
+        "1,2,3,4",
+        "1,2,64,33",
+        "1,2,x,1",
+        "99999999999999999999,1,1,1",
+        "1,1,4294967296,1",
+    };
+    struct bench_shape shape;
+
+    ck_assert_int_eq(bench_shape_parse(&shape, "q30b"), 1);
+    ck_assert_int_eq(shape.intermediate, 768);
+    ck_assert_int_eq(bench_shape_parse(&shape, "8,16,32,4"), 1);
+    ck_assert_int_eq(shape.hidden, 8);
+    ck_assert_int_eq(shape.top_k, 4);
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
+        ck_assert_msg(!bench_shape_parse(&shape, wrong[i]), "accepted: %s", wrong[i]);
+}
+END_TEST
+
+START_TEST(routings_choose_different_experts)
+{
+    static const struct bench_shape shape = {8, 8, 9, 8};
+    const struct draw draw = {1, 2, 3};
+    const struct draw other = {1, 3, 3};
+    int32_t ids[50 * 8];
+    int32_t again[50 * 8];
+    int hit[9] = {0};
+
+    bench_draw_ids(&shape, &draw, 50, ids);
+    bench_draw_ids(&shape, &draw, 50, again);
+    ck_assert_mem_eq(ids, again, sizeof ids);
+    bench_draw_ids(&shape, &other, 50, again);
+    ck_assert_mem_ne(ids, again, sizeof ids);
+    for (int token = 0; token < 50; token++) {
+        unsigned seen = 0;
+
+        for (int i = 0; i < 8; i++) {
+            int32_t id = ids[8 * token + i];
+
+            ck_assert_int_ge(id, 0);
+            ck_assert_int_lt(id, 9);
+            ck_assert_uint_eq(seen >> id & 1u, 0);
+            seen |= 1u << id;
+            hit[id]++;
+        }
+    }
+    for (int i = 0; i < 9; i++)
+        ck_assert_int_gt(hit[i], 30);
+}
+END_TEST
+
+START_TEST(weights_take_what_their_format_takes)
+{
+    // bytes of one expert: values and scales of w1 [2 * 160, 256]
+    static const struct {
+        int32_t format;
+        uint64_t bytes;
+    } rows[] = {
+        {MOXIE_FORMAT_F32, 320 * 256 * 4},
+        {MOXIE_FORMAT_BF16, 320 * 256 * 2},
+        {MOXIE_FORMAT_FP8_TENSOR, 320 * 256 + 2 * 4},
+        {MOXIE_FORMAT_FP8_CHANNEL, 320 * 256 + 320 * 4},
+        {MOXIE_FORMAT_FP8_BLOCK128, 320 * 256 + 4 * 2 * 4},
+        {MOXIE_FORMAT_INT4_G32, 320 * 128 + 320 * 8 * 4},
+        {MOXIE_FORMAT_MXFP4, 320 * 128 + 320 * 8},
+        {MOXIE_FORMAT_NVFP4, 320 * 128 + 320 * 16 + 2 * 4},
+    };
+    struct weights_shape shape = {
+        .order = MOXIE_ORDER_GATE_UP, .experts = 3, .outputs = 320, .inputs = 256};
+    struct weights weights;
+    struct fault fault;
+
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        shape.format = rows[i].format;
+        ck_assert_uint_eq(weights_bytes(&shape), 3 * rows[i].bytes);
+        ck_assert_int_eq(format_from_word(format_word(shape.format)), shape.format);
+        ck_assert_int_eq(weights_init(&weights, &shape, &fault), EXIT_OK);
+        bench_fill_weights(&weights, 1);
+        ck_assert_int_eq(weights.matrix.values.shape[0], 3);
+        weights_fini(&weights);
+    }
+}
+END_TEST
+
+START_TEST(impossible_weights_are_refused)
+{
+    static const struct weights_shape wrong[] = {
+        {.format = MOXIE_FORMAT_BF16, .experts = 1, .outputs = 0, .inputs = 1},
+        {.format = MOXIE_FORMAT_BF16, .experts = -1, .outputs = 1, .inputs = 1},
+        {.format = MOXIE_FORMAT_AUTO, .experts = 1, .outputs = 1, .inputs = 1},
+        {.format = 77, .experts = 1, .outputs = 1, .inputs = 1},
+        {.format = MOXIE_FORMAT_NVFP4, .experts = 1, .outputs = 1, .inputs = 24},
+        {.format = MOXIE_FORMAT_F32,
+         .experts = (int64_t)1 << 40,
+         .outputs = (int64_t)1 << 40,
+         .inputs = (int64_t)1 << 40},
+    };
+    struct weights weights;
+    struct fault fault;
+
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        ck_assert_uint_eq(weights_bytes(&wrong[i]), 0);
+        ck_assert_int_eq(weights_init(&weights, &wrong[i], &fault), EXIT_TROUBLE);
+    }
+}
+END_TEST
+
+START_TEST(bytes_for_people)
+{
+    static const struct {
+        uint64_t bytes;
+        const char *text;
+    } rows[] = {
+        {0, "0 B"},           {1023, "1023 B"},         {1024, "1.0 KiB"},
+        {1048575, "1.0 MiB"}, {942342528, "898.7 MiB"}, {(uint64_t)1 << 62, "4.0 EiB"},
+    };
+    char buffer[HUMAN_BYTES];
+
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        ck_assert_str_eq(human_bytes(rows[i].bytes, buffer), rows[i].text);
+}
+END_TEST
+
+static void add_tests(TCase *tests)
+{
+    tcase_add_test(tests, tokens_are_split_without_gap);
+    tcase_add_test(tests, halves_are_widened);
+    tcase_add_test(tests, shapes_of_the_bench);
+    tcase_add_test(tests, routings_choose_different_experts);
+    tcase_add_test(tests, weights_take_what_their_format_takes);
+    tcase_add_test(tests, impossible_weights_are_refused);
+    tcase_add_test(tests, bytes_for_people);
+}
+
+SUITE_MAIN("cli_parts", 60, add_tests)
