@@ -222,7 +222,7 @@ typedef struct moxie_traits {
     // MOXIE_BY_*: who multiplies router weights, and who the key routed_scaling_factor.
     int32_t weights_applied_by, scaling_applied_by;
     int32_t output_is_reduced;    // 1: y is complete on its rank; 0: the host sums over the group
-    int32_t reduction_group;      // ranks that a reduction covers or owes: 1, or ep_size
+    int32_t reduction_group;      // ranks that a reduction covers or owes; 0: all EP ranks
     uint32_t formats;             // 1u << MOXIE_FORMAT_* set of row payloads
     int32_t graph;                // MOXIE_GRAPH_*
     uint32_t row_align_bytes, reserved0;  // alignment of every row
