@@ -78,7 +78,7 @@ static void compare(struct run *run, int32_t timeout_ms)
 // Every rank but the odd one answers `code`, blames it, and says both words.
 static void check_others(struct run *run, int32_t code, const char *first, const char *second)
 {
-    char name[16];
+    char name[32];
 
     (void)snprintf(name, sizeof name, "%d", run->odd);
     for (int32_t i = 0; i < RANKS; i++) {

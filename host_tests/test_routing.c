@@ -222,7 +222,7 @@ START_TEST(scorings_are_three)
 
     sample_init(&s);
     for (size_t i = 0; i < sizeof scorings / sizeof scorings[0]; i++) {
-        char seen[32];
+        char seen[48];
 
         (void)snprintf(seen, sizeof seen, "scoring: %d", scorings[i]);
         s.routing.scoring = scorings[i];
@@ -267,7 +267,7 @@ START_TEST(groups_divide_the_experts)
     sample_init(&s);
     s.routing.groups_top = 1;
     for (size_t i = 0; i < sizeof groups / sizeof groups[0]; i++) {
-        char seen[32];
+        char seen[48];
 
         (void)snprintf(seen, sizeof seen, "groups: %d", groups[i]);
         s.routing.groups = groups[i];
