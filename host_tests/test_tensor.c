@@ -271,6 +271,15 @@ START_TEST(accessors)
     ck_assert_int_eq(tensor.dtype.lanes, 1);
     tensor.byte_offset = 9;
     ck_assert_ptr_eq(tensor_data(&tensor), data + 9);
+    ck_assert_int_eq(tensor_columns(&tensor), 5);
+    tensor.ndim = 9;
+    ck_assert_int_eq(tensor_columns(&tensor), -1);
+    tensor.ndim = 0;
+    ck_assert_int_eq(tensor_columns(&tensor), -1);
+    tensor.ndim = 1;
+    ck_assert_int_eq(tensor_columns(&tensor), 2);
+    tensor.shape = NULL;
+    ck_assert_int_eq(tensor_columns(&tensor), -1);
 }
 END_TEST
 
