@@ -18,7 +18,7 @@ struct sample {
     struct mock_host mock;
     struct plan plan;
     struct memory memory;
-    char names[BUFFER_COUNT][16];
+    char names[BUFFER_COUNT][32];
     struct said said;
 };
 

@@ -270,6 +270,30 @@ START_TEST(a_row_past_the_slice_is_refused)
 }
 END_TEST
 
+// Nine tokens of a DP rank are at most five of each of its two ranks: without a list, the second
+// begins where its rows still fit.
+START_TEST(an_odd_bound_has_places_for_all)
+{
+    struct sample s;
+
+    for (int64_t tokens = 0; tokens <= MOST; tokens++) {
+        sample_configure(&s);
+        mock_set_i64(&s.mock, "forward_tokens_max", 2 * MOST - 1);
+        mock_set_i64(&s.mock, "ep_size", RANKS);
+        mock_set_i64(&s.mock, "ep_rank", 3);
+        mock_set_str(&s.mock, "dispatcher", "alltoall");
+        mock_set_i64(&s.mock, "capture_routed_experts", 1);
+        sample_open(&s);
+        s.step.tokens = tokens;
+        ACCEPTED(&s.said, check(&s, 0));
+        ck_assert_int_eq(s.shape.capture_row, SLICE - 1 + (tokens < MOST ? MOST : MOST - 1));
+        s.step.capture_row = MOST;
+        SAID(&s.said, MOXIE_E_CAPACITY, check(&s, 0), "the 9 rows");
+        sample_fini(&s);
+    }
+}
+END_TEST
+
 START_TEST(local_captures_all_ranks)
 {
     struct sample s;
@@ -463,6 +487,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, the_valid_count_is_passed_on);
     tcase_add_test(tests, ranks_share_a_slice);
     tcase_add_test(tests, a_row_past_the_slice_is_refused);
+    tcase_add_test(tests, an_odd_bound_has_places_for_all);
     tcase_add_test(tests, local_captures_all_ranks);
     tcase_add_test(tests, without_the_capture_its_row_is_nothing);
     tcase_add_test(tests, batches_that_fit);

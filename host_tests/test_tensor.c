@@ -89,7 +89,7 @@ START_TEST(wrong_ranks_are_refused)
 {
     static const int32_t ndims[] = {0, 1, 3, 8, 9, -1, INT32_MAX, INT32_MIN};
     struct sample s;
-    char seen[32];
+    char seen[48];
 
     sample_init(&s);
     for (size_t i = 0; i < sizeof ndims / sizeof ndims[0]; i++) {
@@ -271,6 +271,15 @@ START_TEST(accessors)
     ck_assert_int_eq(tensor.dtype.lanes, 1);
     tensor.byte_offset = 9;
     ck_assert_ptr_eq(tensor_data(&tensor), data + 9);
+    ck_assert_int_eq(tensor_columns(&tensor), 5);
+    tensor.ndim = 9;
+    ck_assert_int_eq(tensor_columns(&tensor), -1);
+    tensor.ndim = 0;
+    ck_assert_int_eq(tensor_columns(&tensor), -1);
+    tensor.ndim = 1;
+    ck_assert_int_eq(tensor_columns(&tensor), 2);
+    tensor.shape = NULL;
+    ck_assert_int_eq(tensor_columns(&tensor), -1);
 }
 END_TEST
 

@@ -260,7 +260,7 @@ START_TEST(a_shard_begins_inside_a_block)
     s.matrices[1].block_offset = 99;
     SAID(&s.said, MOXIE_E_INVALID, read_weights(&s), "block_offset", "100", "99");
     for (int32_t bad = -1; bad <= 128; bad += 129) {
-        char number[16];
+        char number[32];
 
         (void)snprintf(number, sizeof number, "offset %d", bad);
         s.matrices[0].block_offset = bad;
@@ -331,7 +331,7 @@ END_TEST
 START_TEST(another_format_is_refused)
 {
     struct sample s;
-    char seen[32], wanted[48];
+    char seen[48], wanted[48];
 
     sample_init(&s, formats[_i], MOXIE_ORDER_GATE_UP, MOXIE_ROWS_OUT);
     (void)snprintf(wanted, sizeof wanted, "weight_format says %d", formats[_i]);
@@ -420,12 +420,17 @@ END_TEST
 
 START_TEST(global_scales_are_compact)
 {
-    int64_t strides[1] = {2};
+    int64_t strides[2] = {2, 1};
     struct sample s;
 
     sample_init(&s, MOXIE_FORMAT_NVFP4, MOXIE_ORDER_GATE_UP, MOXIE_ROWS_OUT);
     s.matrices[0].global_scales.strides = strides;
-    SAID(&s.said, MOXIE_E_UNSUPPORTED, read_weights(&s), "weights.w1.global_scales");
+    SAID(&s.said, MOXIE_E_UNSUPPORTED, read_weights(&s), "weights.w1.global_scales", "compact");
+    put(&s, 0, GLOBALS, 2, (int64_t[3]){EXPERTS, 2}, 1u << MOXIE_FORMAT_F32);
+    s.matrices[0].global_scales.strides = strides;
+    ACCEPTED(&s.said, read_weights(&s));
+    strides[0] = 3;
+    SAID(&s.said, MOXIE_E_UNSUPPORTED, read_weights(&s), "weights.w1.global_scales", "compact");
     sample_fini(&s);
 }
 END_TEST
@@ -456,7 +461,7 @@ START_TEST(e8m0_scales_stay_finite)
                   {253, 13, 1}, {253, 6, 0}, {253, 14, 0}, {254, 3, 1},  {254, 4, 0},
                   {254, 12, 0}, {254, 0, 1}, {255, 0, 0},  {255, 7, 0}};
     struct sample s;
-    char scale[32];
+    char scale[48];
 
     sample_init(&s, MOXIE_FORMAT_MXFP4, MOXIE_ORDER_GATE_UP, MOXIE_ROWS_OUT);
     for (size_t i = 0; i < sizeof blocks / sizeof blocks[0]; i++) {

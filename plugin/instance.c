@@ -196,7 +196,7 @@ int32_t instance_check_thread(const moxie_instance *instance, int32_t tag, moxie
     if (host->thread_check == NULL || host->thread_check(host->ctx, tag) != 0) return MOXIE_OK;
     log_line(host, MOXIE_LOG_HOST_MISBEHAVING, "thread",
              "the host's thread_check refused its own thread for a slot tagged %s",
-             tag == MOXIE_THREAD_INIT ? "[init]" : "[instance-serial]");
+             tag == MOXIE_THREAD_INIT ? "[init]" : "[serial]");
     return fail_with(error, MOXIE_E_INVALID,
                      "called on a thread that the host's thread_check refuses");
 }

@@ -109,8 +109,7 @@ static int32_t read_payload(const struct rows_reader *r, const moxie_slab *slab,
     want.shape[want.ndim++] = hidden;
     to->format = tensor_format(rows);
     if (to->format == MOXIE_FORMAT_FP8_TENSOR) to->format = FORMAT_FP8_BLOCK128;
-    if (slab->scales.data != NULL && rows->ndim == want.ndim && rows->shape != NULL &&
-        rows->shape[want.ndim - 1] == hidden / 2) {
+    if (slab->scales.data != NULL && tensor_columns(rows) == hidden / 2) {
         want.shape[want.ndim - 1] = hidden / 2;
         want.types = TENSOR_UINT8;
         to->format = FORMAT_NVFP4;

@@ -49,6 +49,21 @@ static int32_t check_tokens(const moxie_instance *instance, int local, const mox
     return check_rank_tokens(instance, step, shape, error);
 }
 
+// Rows of the ranks before this one that share its DP rank, by the list or else by the bound. Where
+// the bound does not divide, the last ranks move up: what a step may carry has a place.
+static int64_t rows_before(const struct limits *limits, const moxie_step *step)
+{
+    int32_t group_first = limits->rank / limits->attn_tp * limits->attn_tp;
+    int64_t rows = (limits->rank - group_first) * limits->forward_tokens_max;
+    int64_t last = limits->capture_tokens - step->tokens;
+
+    if (step->rank_tokens == NULL) return rows < last ? rows : last;
+    rows = 0;
+    for (int32_t rank = group_first; rank < limits->rank; rank++)
+        rows += step->rank_tokens[rank];
+    return rows;
+}
+
 // Where this rank's rows go in the capture: after those of the ranks that share its DP rank.
 static int32_t place_capture(const moxie_instance *instance, int local, const moxie_step *step,
                              struct step_shape *shape, moxie_error *error)
@@ -63,12 +78,8 @@ static int32_t place_capture(const moxie_instance *instance, int local, const mo
     if (local) {
         slice_rows *= limits->dp_size;
     } else {
-        int32_t group_first = limits->rank / limits->attn_tp * limits->attn_tp;
-
         first = (int64_t)(limits->rank / limits->attn_tp) * slice_rows;
-        for (int32_t rank = group_first; rank < limits->rank; rank++)
-            offset +=
-                step->rank_tokens != NULL ? step->rank_tokens[rank] : limits->forward_tokens_max;
+        offset += rows_before(limits, step);
     }
     TRY(capture_check(instance, offset, step->tokens, slice_rows, error));
     shape->capture_row = first + offset;

@@ -163,6 +163,12 @@ int64_t tensor_element_bytes(const moxie_tensor *tensor)
     return tensor->dtype.bits / 8;
 }
 
+int64_t tensor_columns(const moxie_tensor *tensor)
+{
+    if (tensor->shape == NULL || tensor->ndim < 1 || tensor->ndim > 8) return -1;
+    return tensor->shape[tensor->ndim - 1];
+}
+
 int64_t tensor_stride_bytes(const moxie_tensor *tensor, int32_t dim)
 {
     int64_t stride = tensor_element_bytes(tensor);

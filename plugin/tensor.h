@@ -36,8 +36,9 @@ unsigned char *tensor_data(const moxie_tensor *tensor);
 int64_t tensor_stride_bytes(const moxie_tensor *tensor, int32_t dim);
 int64_t tensor_element_bytes(const moxie_tensor *tensor);
 
-// Of any tensor: MOXIE_FORMAT_F32, _BF16, _F16, _FP8_TENSOR (e4m3), or 0.
+// Of any tensor: MOXIE_FORMAT_F32, _BF16, _F16, _FP8_TENSOR (e4m3), or 0; the last extent, or -1.
 int32_t tensor_format(const moxie_tensor *tensor);
+int64_t tensor_columns(const moxie_tensor *tensor);
 
 // 1 when two checked 2-D tensors may have a byte in common: they do not when one ends before the
 // other begins, nor as different columns of one wider array.

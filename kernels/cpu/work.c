@@ -18,7 +18,8 @@ static void work_task(void *arg, uint64_t index)
 {
     struct work *work = arg;
 
-    work->body(work, work->scratch + index * CPU_SCRATCH_BYTES);
+    // A caller whose kernel needs no scratch may have none.
+    work->body(work, work->scratch != NULL ? work->scratch + index * CPU_SCRATCH_BYTES : NULL);
 }
 
 void work_run(struct work *work, const struct cpu_stream *stream, int64_t bytes)
