@@ -13,8 +13,8 @@ struct combine_args {
     int64_t pairs;                // rows of pair_out; an index outside is "none"
     const int32_t *row_pair;      // [slabs_count * rows_cap, top_k]; -1: none
     const float *pair_weight;     // [pairs]; NULL: 1
-    const struct out_slab *slabs; // [slabs_count], host array
-    int32_t pair_format;
+    const struct out_slab *slabs; // [slabs_count], host array; one without rows is left out
+    int32_t pair_format;          // F32, BF16 or F16
     int32_t slabs_count;
     int32_t rows_cap;
     int32_t hidden;
@@ -23,11 +23,12 @@ struct combine_args {
 };
 
 struct sum_args {
-    void *y;                   // [tokens, hidden] of `format`; on entry this rank's own result rows when own_in_y
+    void *y;                   // [tokens, hidden] of `format`; on entry this rank's own result rows
     int64_t y_stride_bytes;
     const void *const *parts;  // host array [ranks]: the rows that rank r returned, [cap, hidden] of `format`
     int64_t part_stride_bytes;
-    const int32_t *send_slot;  // [tokens, ranks]: row of parts[r] that holds the token's sum; -1: none
+    const int32_t *send_slot;  // [tokens, ranks]: row of parts[r] that holds the token's sum; -1: none. Of the
+                               // own rank it is not read
     uint64_t active;           // bit r: rank r takes part
     int32_t format;            // F32, BF16 or F16
     int32_t tokens;

@@ -1,5 +1,6 @@
 // quantise: rows to fp8 (e4m3, f32 scale = amax / 448 per 1 x 128) or nvfp4 (e2m1, e4m3 scale per 16, f32 scale =
-// amax / (6 * 448) per row). Round to nearest even, saturating; a zero block has scale 0... and values 0.
+// amax / (6 * 448) per row). Round to nearest even, saturating. A block without a scale, all zero or too small for one, has
+// scale 0 and values 0; one that holds an infinity or a NaN decodes to NaNs, and so does a whole nvfp4 row.
 
 #ifndef MOXIE_KERNELS_QUANTISE_H
 #define MOXIE_KERNELS_QUANTISE_H
@@ -12,9 +13,9 @@ struct quantise_args {
     void *scales;   // out, as row_slab.scales
     int64_t x_stride_bytes, row_stride_bytes, scale_stride_bytes;
     int32_t x_format;
-    int32_t format;  // FP8_BLOCK128 or NVFP4
+    int32_t format;  // FP8_BLOCK128 or NVFP4; the CPU also converts to F32, BF16 and F16
     int32_t rows_count;
-    int32_t columns;  // nvfp4: a multiple of 16
+    int32_t columns;
 };
 
 int32_t quantise_cpu(const struct quantise_args *args, void *stream);

@@ -21,7 +21,7 @@ struct route_args {
     int32_t *pair_row;             // out [pairs_max]: flat row of each pair
     float *pair_weight;            // out [pairs_max]: router weight of each pair, 1 without weights
     int32_t *row_pair;             // out [slabs_count * rows_cap, top_k]: pair of each position, -1: none
-    int64_t pairs_max;             // capacity; slabs_count * rows_cap * top_k always fits
+    int64_t pairs_max;             // capacity; slabs_count * rows_cap * top_k always fits, pairs past it are dropped
     int64_t map_count;
     int64_t expert_first;          // first id this rank owns, when there is no map
     int32_t experts;               // local experts

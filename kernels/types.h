@@ -79,8 +79,9 @@ struct weight_view {
     int32_t rows_in;           // 0: values [experts, n, k], 1: values [experts, k, n]
     int32_t scale_format;      // int4: F32, BF16 or F16
     int32_t bias_format;       // F32, BF16 or F16
-    int32_t global_stride;     // nvfp4 and fp8_tensor: scales per expert, 1 or 2
-    int32_t block_offset;      // fp8_block128: 0..127, intermediate units that another shard owns
+    int32_t global_stride;     // nvfp4 and fp8_tensor: scales per expert, 1 or 2 (gate, then up)
+    int32_t block_offset;      // fp8_block128: 0..127, intermediate units that another shard owns: unit i of w1, and
+                               // input i of w2, is in block (i + block_offset) / 128
     int32_t reserved;
 };
 
