@@ -1,5 +1,7 @@
-// combine: a row's pairs, weighted and summed in fp32 in slot order, into one result row; rows without a local
-// pair become zero. The destination is local memory or the slab a peer maps: the kernel cannot tell.
+// combine: a row's pairs, weighted and summed in fp32 in slot order, into one result row; rows
+// without a local pair become zero. The destination is local memory or the slab a peer maps: the
+// kernel cannot tell.
+//
 // sum: a token's result rows from all ranks, summed in fp32 in rank order.
 
 #ifndef MOXIE_KERNELS_COMBINE_H
@@ -8,7 +10,7 @@
 #include "kernels/types.h"
 
 struct combine_args {
-    const void *pair_out;         // [pairs, hidden] of pair_format
+    const void *pair_out; // [pairs, hidden] of pair_format
     int64_t pair_stride_bytes;
     int64_t pairs;                // rows of pair_out; an index outside is "none"
     const int32_t *row_pair;      // [slabs_count * rows_cap, top_k]; -1: none
@@ -19,23 +21,23 @@ struct combine_args {
     int32_t rows_cap;
     int32_t hidden;
     int32_t top_k;
-    float scale;                  // multiplies the sum: routed_scaling_factor
+    float scale; // multiplies the sum: routed_scaling_factor
 };
 
 struct sum_args {
-    void *y;                   // [tokens, hidden] of `format`; on entry this rank's own result rows
+    void *y; // [tokens, hidden] of `format`; on entry this rank's own result rows
     int64_t y_stride_bytes;
-    const void *const *parts;  // host array [ranks]: the rows that rank r returned, [cap, hidden] of `format`
+    const void *const *parts; // host array [ranks]: rows that rank r returned, [cap, hidden]
     int64_t part_stride_bytes;
-    const int32_t *send_slot;  // [tokens, ranks]: row of parts[r] that holds the token's sum; -1: none. Of the
-                               // own rank it is not read
-    uint64_t active;           // bit r: rank r takes part
-    int32_t format;            // F32, BF16 or F16
+    const int32_t *send_slot; // [tokens, ranks]: the token's row of parts[r], -1: none; the own
+                              // rank's is not read
+    uint64_t active;          // bit r: rank r takes part
+    int32_t format;           // F32, BF16 or F16
     int32_t tokens;
     int32_t hidden;
     int32_t ranks;
-    int32_t rank;              // own: parts[rank] is unused
-    int32_t rows_cap;          // rows of each part; an index outside is "none"
+    int32_t rank;     // own: parts[rank] is unused
+    int32_t rows_cap; // rows of each part; an index outside is "none"
 };
 
 int32_t combine_cpu(const struct combine_args *args, void *stream);

@@ -1,5 +1,6 @@
-// dispatch: one row per (token, destination rank), quantised on the way, pushed into the destination's slab of
-// this source rank; slots by prefix sum in token order. A rank's own rows never move. Flags are the transport's.
+// dispatch: one row per (token, destination rank), quantised on the way, pushed into the
+// destination's slab of this source rank; slots by prefix sum in token order. A rank's own rows
+// never move. Flags are the transport's.
 
 #ifndef MOXIE_KERNELS_DISPATCH_H
 #define MOXIE_KERNELS_DISPATCH_H
@@ -8,32 +9,32 @@
 
 // This source's slab at one destination. NULL rows: the rank itself, or one that is not active.
 struct push_slab {
-    void *rows;      // [cap, hidden] of wire_format
-    void *scales;    // as row_slab.scales
-    int32_t *ids;    // [cap, top_k] physical ids, -1: no expert
-    float *weights;  // [cap, top_k]
-    int32_t *count;  // rows written
+    void *rows;     // [cap, hidden] of wire_format
+    void *scales;   // as row_slab.scales
+    int32_t *ids;   // [cap, top_k] physical ids, -1: no expert
+    float *weights; // [cap, top_k]
+    int32_t *count; // rows written
 };
 
 struct dispatch_args {
-    const void *x;                // [tokens, hidden] of x_format
-    const void *ids;              // [tokens, top_k] int32 or int64
-    const void *weights;          // [tokens, top_k] of weight_format
-    const int32_t *tokens_valid;  // device, NULL: all; rows from *tokens_valid on have no expert
-    const int32_t *expert_map;    // device [map_count]: logical -> physical; NULL: the identity
-    const struct push_slab *to;   // [ranks], host array
-    const int64_t *expert_first;  // [ranks + 1], host array: rank r owns physical ids expert_first[r]..[r+1]-1
-    int32_t *send_slot;           // out [tokens, ranks]: row in the destination's slab, -1: none, as for the own rank
+    const void *x;               // [tokens, hidden] of x_format
+    const void *ids;             // [tokens, top_k] int32 or int64
+    const void *weights;         // [tokens, top_k] of weight_format
+    const int32_t *tokens_valid; // device, NULL: all; rows from *tokens_valid on have no expert
+    const int32_t *expert_map;   // device [map_count]: logical -> physical; NULL: the identity
+    const struct push_slab *to;  // [ranks], host array
+    const int64_t *expert_first; // [ranks + 1], host array: first physical id of each rank
+    int32_t *send_slot; // out [tokens, ranks]: row in the destination's slab; -1: none, own rank
     int64_t x_stride_bytes, id_stride_bytes, weight_stride_bytes;
-    int64_t row_stride_bytes, scale_stride_bytes;  // of the destination slabs
+    int64_t row_stride_bytes, scale_stride_bytes; // of the destination slabs
     int64_t map_count;
     int32_t x_format, wire_format;
     int32_t id_bytes, weight_format;
     int32_t tokens, hidden, top_k;
-    int32_t rows_cap;             // rows of a destination slab; tokens past it are not sent
+    int32_t rows_cap; // rows of a destination slab; tokens past it are not sent
     int32_t ranks, rank;
-    int32_t everywhere;           // 1: every row goes to every rank (allgather), 0: to the owners of its experts
-    int32_t pad_rows;             // everywhere: rows reported per slab, those past `tokens` with ids -1; 0: tokens
+    int32_t everywhere; // 1: every row to every rank (allgather), 0: to the owners of its experts
+    int32_t pad_rows;   // everywhere: rows reported at least, those past `tokens` with ids -1
 };
 
 int32_t dispatch_cpu(const struct dispatch_args *args, void *stream);

@@ -1,7 +1,8 @@
-// gate_up and down: the two grouped GEMMs over ragged experts. gate_up gathers its rows by index, adds the
-// bias and applies the activation in its epilogue; down writes one row per pair. No atomics: a pair's bits do
-// not depend on its batch mates. An operand_format other than F32 rounds the input rows, after the router weight
-// on input; rows that arrive in that format already are not rounded again.
+// gate_up and down: the two grouped GEMMs over ragged experts. gate_up gathers its rows by index,
+// adds the bias and applies the activation in its epilogue; down writes one row per pair. No
+// atomics: a pair's bits do not depend on its batch mates. An operand_format other than F32 rounds
+// the input rows, after the router weight on input; rows that arrive in that format already are not
+// rounded again.
 
 #ifndef MOXIE_KERNELS_GEMM_H
 #define MOXIE_KERNELS_GEMM_H
@@ -9,34 +10,35 @@
 #include "kernels/types.h"
 
 struct gate_up_args {
-    const struct row_slab *slabs;  // [slabs_count], host array
-    const int32_t *expert_offset;  // [experts + 1]
-    const int32_t *pair_row;       // [pairs] flat rows
-    const float *pair_weight;      // multiplies the input row before the product; NULL: not (router weight on input)
-    struct weight_view w1;         // n = 2 * intermediate, or intermediate with ORDER_PLAIN; k = hidden
-    void *mid;                     // out [pairs, intermediate] of mid_format, rows pitched to mid_stride_bytes
+    const struct row_slab *slabs; // [slabs_count], host array
+    const int32_t *expert_offset; // [experts + 1]
+    const int32_t *pair_row;      // [pairs] flat rows
+    const float *pair_weight;     // multiplies the input row before the product; NULL: not (router
+                                  // weight on input)
+    struct weight_view w1; // n = 2 * intermediate, or intermediate with ORDER_PLAIN; k = hidden
+    void *mid; // out [pairs, intermediate] of mid_format, rows pitched to mid_stride_bytes
     int64_t mid_stride_bytes;
-    int32_t mid_format;            // F32, BF16 or F16
+    int32_t mid_format; // F32, BF16 or F16
     int32_t experts;
     int32_t slabs_count;
     int32_t rows_cap;
     int32_t hidden;
     int32_t intermediate;
-    int32_t activation;            // enum activation
-    int32_t operand_format;        // what the product multiplies: F32, BF16, F16, FP8 (1 x 128) or NVFP4
-    float alpha, beta, limit;      // of ACTIVATION_SWIGLUOAI; limit 0: none
+    int32_t activation;       // enum activation
+    int32_t operand_format;   // what the product multiplies: F32, BF16, F16, FP8 (1 x 128) or NVFP4
+    float alpha, beta, limit; // of ACTIVATION_SWIGLUOAI; limit 0: none
     int32_t reserved;
 };
 
 struct down_args {
-    const int32_t *expert_offset;  // [experts + 1]
-    const void *mid;               // [pairs, intermediate] of mid_format
+    const int32_t *expert_offset; // [experts + 1]
+    const void *mid;              // [pairs, intermediate] of mid_format
     int64_t mid_stride_bytes;
-    struct weight_view w2;         // n = hidden, k = intermediate
-    void *pair_out;                // out [pairs, hidden] of pair_format
+    struct weight_view w2; // n = hidden, k = intermediate
+    void *pair_out;        // out [pairs, hidden] of pair_format
     int64_t pair_stride_bytes;
     int32_t mid_format;
-    int32_t pair_format;           // F32, BF16 or F16
+    int32_t pair_format; // F32, BF16 or F16
     int32_t experts;
     int32_t operand_format;
 };

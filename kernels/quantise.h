@@ -1,6 +1,7 @@
-// quantise: rows to fp8 (e4m3, f32 scale = amax / 448 per 1 x 128) or nvfp4 (e2m1, e4m3 scale per 16, f32 scale =
-// amax / (6 * 448) per row). Round to nearest even, saturating. A block without a scale, all zero or too small for one, has
-// scale 0 and values 0; one that holds an infinity or a NaN decodes to NaNs, and so does a whole nvfp4 row.
+// quantise: rows to fp8 (e4m3, f32 scale = amax / 448 per 1 x 128) or nvfp4 (e2m1, e4m3 scale per
+// 16, f32 scale = amax / (6 * 448) per row). Round to nearest even, saturating. A block without a
+// scale, all zero or too small for one, has scale 0 and values 0; one that holds an infinity or a
+// NaN decodes to NaNs, and so does a whole nvfp4 row.
 
 #ifndef MOXIE_KERNELS_QUANTISE_H
 #define MOXIE_KERNELS_QUANTISE_H
@@ -8,12 +9,12 @@
 #include "kernels/types.h"
 
 struct quantise_args {
-    const void *x;  // [rows, columns] of x_format
-    void *rows;     // out, of `format`: fp8 [rows, columns], nvfp4 [rows, columns / 2]
-    void *scales;   // out, as row_slab.scales
+    const void *x; // [rows, columns] of x_format
+    void *rows;    // out, of `format`: fp8 [rows, columns], nvfp4 [rows, columns / 2]
+    void *scales;  // out, as row_slab.scales
     int64_t x_stride_bytes, row_stride_bytes, scale_stride_bytes;
     int32_t x_format;
-    int32_t format;  // FP8_BLOCK128 or NVFP4; the CPU also converts to F32, BF16 and F16
+    int32_t format; // FP8_BLOCK128 or NVFP4; the CPU also converts to F32, BF16 and F16
     int32_t rows_count;
     int32_t columns;
 };

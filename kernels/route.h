@@ -1,5 +1,5 @@
-// route: ids of all received rows -> the pairs of every local expert. No host sync; one pass counts, one
-// prefix sum, one pass fills. Ids that belong to no local expert fall out here.
+// route: ids of all received rows -> the pairs of every local expert. No host sync; one pass
+// counts, one prefix sum, one pass fills. Ids that belong to no local expert fall out here.
 
 #ifndef MOXIE_KERNELS_ROUTE_H
 #define MOXIE_KERNELS_ROUTE_H
@@ -7,29 +7,29 @@
 #include "kernels/types.h"
 
 enum route_by {
-    ROUTE_BY_IDS,      // rows carry ids: STANDARD and RANK_MAJOR
-    ROUTE_BY_PREFIX,   // EXPERT_CONTIGUOUS: expert_counts is a prefix sum [experts + 1]
-    ROUTE_BY_COUNTS,   // EXPERT_MASKED: expert_counts is [experts], expert e's rows start at e * rows_per_expert
+    ROUTE_BY_IDS,    // rows carry ids: STANDARD and RANK_MAJOR
+    ROUTE_BY_PREFIX, // EXPERT_CONTIGUOUS: expert_counts is a prefix sum [experts + 1]
+    ROUTE_BY_COUNTS, // EXPERT_MASKED: expert_counts is [experts], of rows_per_expert each
 };
 
 struct route_args {
-    const struct row_slab *slabs;  // [slabs_count], host array
-    const int32_t *tokens_valid;   // device, NULL: all; of slab `valid_slab` rows from *tokens_valid on have no expert
-    const int32_t *expert_map;     // device [map_count]: id -> local expert; NULL: id - expert_first
-    const int32_t *expert_counts;  // device, ROUTE_BY_PREFIX and _COUNTS
-    int32_t *expert_offset;        // out [experts + 1]: first pair of each expert; the last is the number of pairs
-    int32_t *pair_row;             // out [pairs_max]: flat row of each pair
-    float *pair_weight;            // out [pairs_max]: router weight of each pair, 1 without weights
-    int32_t *row_pair;             // out [slabs_count * rows_cap, top_k]: pair of each position, -1: none
-    int64_t pairs_max;             // capacity; slabs_count * rows_cap * top_k always fits, pairs past it are dropped
+    const struct row_slab *slabs; // [slabs_count], host array
+    const int32_t *tokens_valid;  // device, NULL: all; later rows of `valid_slab` have no expert
+    const int32_t *expert_map;    // device [map_count]: id -> local expert; NULL: id - expert_first
+    const int32_t *expert_counts; // device, ROUTE_BY_PREFIX and _COUNTS
+    int32_t *expert_offset; // out [experts + 1]: first pair of each expert; the last: all pairs
+    int32_t *pair_row;      // out [pairs_max]: flat row of each pair
+    float *pair_weight;     // out [pairs_max]: router weight of each pair, 1 without weights
+    int32_t *row_pair;      // out [slabs_count * rows_cap, top_k]: pair of each position, -1: none
+    int64_t pairs_max;      // pairs past it are dropped; slabs_count * rows_cap * top_k always fits
     int64_t map_count;
-    int64_t expert_first;          // first id this rank owns, when there is no map
-    int32_t experts;               // local experts
+    int64_t expert_first; // first id this rank owns, when there is no map
+    int32_t experts;      // local experts
     int32_t slabs_count;
-    int32_t rows_cap;              // rows of the largest slab
-    int32_t rows_per_expert;       // ROUTE_BY_COUNTS
-    int32_t top_k;                 // 1 for the layouts by expert
-    int32_t by;                    // enum route_by
+    int32_t rows_cap;        // rows of the largest slab
+    int32_t rows_per_expert; // ROUTE_BY_COUNTS
+    int32_t top_k;           // 1 for the layouts by expert
+    int32_t by;              // enum route_by
     int32_t valid_slab;
     int32_t reserved;
 };
