@@ -2,9 +2,9 @@
 // threads and the same routed rows. OpenBLAS gets f32 weights whatever the format here, and is left
 // out when it cannot be loaded.
 //
-//   cpu_gemm H,I,E,K TOKENS THREADS FORMAT [ISA]      FORMAT: f32, bf16, f16    ISA: scalar, avx2,
-//   avx512
+//   cpu_gemm H,I,E,K TOKENS THREADS FORMAT [ISA]
 //
+// FORMAT: f32, bf16, f16; f32_in, bf16_in, f16_in for values [E, K, N]. ISA: scalar, avx2, avx512.
 // One JSON object per call: median and least time of the repetitions of each.
 
 #include "kernels/cpu/cpu.h"
@@ -44,6 +44,7 @@ struct member {
 struct bench {
     int64_t hidden, intermediate, experts, top_k, tokens, pairs;
     int32_t format;
+    int32_t rows_in;         // the kernels read [experts, k, n]
     float *w1, *w2;          // what OpenBLAS reads
     void *view_w1, *view_w2; // what the kernels read
     float *x;                // [tokens, hidden]
@@ -156,6 +157,20 @@ static void choose(struct bench *bench)
     }
 }
 
+// [experts, n, k] to [experts, k, n].
+static float *turned(const float *from, int64_t experts, int64_t n, int64_t k)
+{
+    float *to = allocate(experts * n * k * 4);
+
+    for (int64_t row = 0; row < experts * n; row++) {
+        float *column = to + row / n * n * k + row % n;
+
+        for (int64_t i = 0; i < k; i++)
+            column[i * n] = from[row * k + i];
+    }
+    return to;
+}
+
 static void *stored(int32_t format, const float *from, int64_t count)
 {
     void *to = allocate(count * number_bytes(format));
@@ -175,9 +190,13 @@ static void prepare_weights(struct bench *bench)
     fill(bench->w2, w2, 0.05f, 2);
     bench->view_w1 = bench->w1;
     bench->view_w2 = bench->w2;
+    if (bench->rows_in) {
+        bench->view_w1 = turned(bench->w1, bench->experts, 2 * bench->intermediate, bench->hidden);
+        bench->view_w2 = turned(bench->w2, bench->experts, bench->hidden, bench->intermediate);
+    }
     if (bench->format == FORMAT_F32) return;
-    bench->view_w1 = stored(bench->format, bench->w1, w1);
-    bench->view_w2 = stored(bench->format, bench->w2, w2);
+    bench->view_w1 = stored(bench->format, bench->view_w1, w1);
+    bench->view_w2 = stored(bench->format, bench->view_w2, w2);
 }
 
 static void prepare_rows(struct bench *bench)
@@ -227,7 +246,8 @@ static struct weight_view view_of(const struct bench *bench, const void *values,
         .n = n,
         .k = k,
         .expert_stride_bytes = n * k * number_bytes(bench->format),
-        .row_stride_bytes = k * number_bytes(bench->format),
+        .row_stride_bytes = (bench->rows_in ? n : k) * number_bytes(bench->format),
+        .rows_in = bench->rows_in,
         .format = bench->format,
         .order = values == bench->view_w1 ? ORDER_GATE_UP : ORDER_PLAIN,
         .global_stride = 1,
@@ -403,7 +423,8 @@ static int word(const char *text, const char *const *words, int count)
 
 int main(int argc, char **argv)
 {
-    static const char *const formats[] = {"", "f32", "bf16", "f16"};
+    static const char *const formats[] = {"", "f32",    "bf16",    "f16",
+                                          "", "f32_in", "bf16_in", "f16_in"};
     static const char *const isas[] = {"scalar", "avx2", "avx512"};
     static struct pool pool;
     static struct member members[THREADS_MAX];
@@ -420,7 +441,8 @@ int main(int argc, char **argv)
     bench.tokens = strtoll(argv[2], NULL, 10);
     threads = (int)strtol(argv[3], NULL, 10);
     if (threads < 1 || threads > THREADS_MAX) threads = 1;
-    bench.format = word(argv[4], formats, 4);
+    bench.format = word(argv[4], formats, 8) % 4;
+    bench.rows_in = strstr(argv[4], "_in") != NULL;
     bench.stream = (struct cpu_stream){
         .parallel_for = pool_run,
         .ctx = &pool,

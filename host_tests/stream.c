@@ -55,7 +55,7 @@ void stream_init(struct cpu_stream *stream, int32_t workers, enum cpu_isa isa)
         .parallel_for = spawn_for,
         .scratch = poisoned(bytes + CANARY_BYTES),
         .workers = workers,
-        .isa = isa,
+        .isa = (int32_t)isa,
     };
 }
 

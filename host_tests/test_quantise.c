@@ -162,11 +162,20 @@ START_TEST(odd_values_stay_in_their_block)
     x[3] = NAN;
     run(&args, 1);
     row_decode(&view, 0, 512, decoded);
-    ck_assert(isnan(decoded[3]));
+    ck_assert(isnan(decoded[3]) && isnan(decoded[4]));
     ck_assert_float_eq(decoded[128], 1.0f);
     ck_assert_float_eq(decoded[300], 0.0f);
-    memset(x, 0, sizeof x);
+    x[3] = -INFINITY;
+    run(&args, 1);
+    row_decode(&view, 0, 512, decoded);
+    ck_assert(isnan(decoded[3]) && isnan(decoded[4]));
+    ck_assert_float_eq(decoded[128], 1.0f);
     args.format = view.format = FORMAT_NVFP4;
+    run(&args, 1);
+    row_decode(&view, 0, 512, decoded);
+    for (int i = 0; i < 512; i++)
+        ck_assert(isnan(decoded[i]));
+    memset(x, 0, sizeof x);
     run(&args, 1);
     row_decode(&view, 0, 512, decoded);
     for (int i = 0; i < 512; i++)

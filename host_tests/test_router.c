@@ -282,12 +282,29 @@ START_TEST(more_places_than_experts_in_the_groups)
 }
 END_TEST
 
+START_TEST(groups_that_do_not_fit)
+{
+    static struct input input;
+    struct router_args args = input_init(&input, FORMAT_F32);
+    struct cpu_stream stream = {.workers = 1};
+
+    args.groups = 7;
+    ck_assert_int_ne(router_cpu(&args, &stream), 0);
+    args.groups = 1025;
+    args.experts = 1025;
+    ck_assert_int_ne(router_cpu(&args, &stream), 0);
+    ck_assert_int_eq(input.ids[0], -1);
+    ck_assert(isnan(input.weights[0]));
+}
+END_TEST
+
 static void add(TCase *tests)
 {
     tcase_add_loop_test(tests, golden_layers, 0, (int)(sizeof families / sizeof families[0]));
     tcase_add_loop_test(tests, ties_go_to_the_lower_id, 0, 12);
     tcase_add_loop_test(tests, a_nan_never_wins, 0, 6);
     tcase_add_loop_test(tests, infinities_are_limits, 0, 3);
+    tcase_add_test(tests, groups_that_do_not_fit);
     tcase_add_test(tests, more_places_than_experts_in_the_groups);
 }
 

@@ -17,8 +17,8 @@ struct combine_args {
                              // stay as they are
     const int32_t *pairs_count;   // device, without row_pair: pairs in use
     const float *pair_weight;     // [pairs]; NULL: 1
-    const struct out_slab *slabs; // [slabs_count], host array
-    int32_t pair_format;
+    const struct out_slab *slabs; // [slabs_count], host array; one without rows is left out
+    int32_t pair_format;          // F32, BF16 or F16
     int32_t slabs_count;
     int32_t rows_cap;
     int32_t hidden;

@@ -28,6 +28,7 @@ struct router_args {
     double scaling_factor;
 };
 
+// EINVAL when groups, experts and top_k do not fit each other.
 int32_t router_cpu(const struct router_args *args, void *stream);
 
 #endif

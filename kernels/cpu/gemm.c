@@ -161,6 +161,9 @@ static void multiply(const struct tile *tile, int32_t half, int64_t unit, int64_
 static void multiply_streaming(struct tile *tile)
 {
     const struct gemm *gemm = tile->gemm;
+    // A row of rows_in holds units, not inputs: the more of them at a time, the less of a cache
+    // line is wasted.
+    int64_t step = gemm->view->rows_in ? TILE_UNITS : STREAM_UNITS;
 
     if (gemm->a == NULL) {
         tile->a = tile->scratch->a;
@@ -169,9 +172,9 @@ static void multiply_streaming(struct tile *tile)
             gather(tile, k, tile->scratch->a + k, tile->a_stride);
     }
     for (int32_t half = 0; half < gemm->halves; half++) {
-        for (int64_t unit = 0; unit < tile->units; unit += STREAM_UNITS) {
+        for (int64_t unit = 0; unit < tile->units; unit += step) {
             for (int64_t k = 0; k < gemm->k; k += PANEL_K)
-                multiply(tile, half, unit, min64(tile->units - unit, STREAM_UNITS), k);
+                multiply(tile, half, unit, min64(tile->units - unit, step), k);
         }
     }
 }

@@ -25,6 +25,12 @@
 #define MOXIE_UNROLL _Pragma("GCC unroll 8")
 #endif
 
+// An address, not a pointer: it may be past the array.
+ALWAYS_INLINE void prefetch_ahead(const unsigned char *from)
+{
+    __builtin_prefetch((const void *)((uintptr_t)from + AHEAD_BYTES));
+}
+
 // One accumulator per output, along k: an output's bits are the same in a tile of any size.
 ALWAYS_INLINE void tile(const struct dot_args *d, int64_t m, int64_t n, const int rows,
                         const int columns)
@@ -103,7 +109,7 @@ static void from_bf16(const void *from, int64_t count, float *to)
     int64_t i = 0;
 
     for (; i + ISA_LANES <= count; i += ISA_LANES) {
-        __builtin_prefetch(bytes + 2 * i + AHEAD_BYTES);
+        prefetch_ahead(bytes + 2 * i);
         vec_store(to + i, vec_from_bf16(bytes + 2 * i));
     }
     numbers_decode(FORMAT_BF16, bytes + 2 * i, count - i, to + i);
@@ -115,7 +121,7 @@ static void from_f16(const void *from, int64_t count, float *to)
     int64_t i = 0;
 
     for (; i + ISA_LANES <= count; i += ISA_LANES) {
-        __builtin_prefetch(bytes + 2 * i + AHEAD_BYTES);
+        prefetch_ahead(bytes + 2 * i);
         vec_store(to + i, vec_from_f16(bytes + 2 * i));
     }
     numbers_decode(FORMAT_F16, bytes + 2 * i, count - i, to + i);

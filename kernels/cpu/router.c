@@ -8,6 +8,7 @@
 #include "kernels/cpu/work.h"
 #include "kernels/types.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdbool.h>
 
@@ -207,6 +208,9 @@ int32_t router_cpu(const struct router_args *args, void *stream)
 {
     struct work work = {.body = router_body, .args = args, .items = args->tokens, .grain = GRAIN};
 
+    if (args->top_k < 1 || args->top_k > KERNEL_TOP_K_MAX || args->experts < 1 ||
+        args->groups > GROUPS_MAX || (args->groups > 1 && args->experts % args->groups != 0))
+        return EINVAL;
     // An exponential costs about as much as 64 bytes.
     work_run(&work, stream, (int64_t)args->tokens * args->experts * 64);
     return 0;
