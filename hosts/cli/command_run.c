@@ -196,10 +196,10 @@ static int compare(const struct outcome *outcome, struct distance *distance, str
 
         error += difference * difference;
         norm += (double)expected[i] * (double)expected[i];
-        // Written so that a NaN stays.
-        if (!(fabs(difference) <= distance->max_abs)) distance->max_abs = fabs(difference);
+        if (fabs(difference) > distance->max_abs) distance->max_abs = fabs(difference);
     }
-    distance->relative = error > 0 || isnan(error) ? sqrt(error) / sqrt(norm) : 0;
+    distance->relative = error == 0 ? 0 : sqrt(error) / sqrt(norm);
+    if (isnan(error)) distance->max_abs = NAN; // comparing has passed it over
 out:
     free(expected);
     return st;
