@@ -65,7 +65,7 @@ extern "C" {
 typedef struct moxie_error {
     uint32_t struct_size;
     int32_t code;         // the returned code
-    int32_t rank;         // MOXIE_E_PEER, MOXIE_E_COLLECTIVE_MISMATCH: the rank to blame, else -1
+    int32_t rank;         // the rank to blame, where a collective failed; else -1
     uint32_t text_bytes;  // capacity of text
     char *text;           // caller's, always NUL-terminated: what was seen, wanted, to change
 } moxie_error;
@@ -222,7 +222,7 @@ typedef struct moxie_traits {
     // MOXIE_BY_*: who multiplies router weights, and who the key routed_scaling_factor.
     int32_t weights_applied_by, scaling_applied_by;
     int32_t output_is_reduced;    // 1: y is complete on its rank; 0: the host sums over the group
-    int32_t reduction_group;      // ranks that a reduction covers or owes: 1, or ep_size
+    int32_t reduction_group;      // ranks that a reduction covers or owes; 0: all EP ranks
     uint32_t formats;             // 1u << MOXIE_FORMAT_* set of row payloads
     int32_t graph;                // MOXIE_GRAPH_*
     uint32_t row_align_bytes, reserved0;  // alignment of every row

@@ -166,6 +166,9 @@ static int32_t decode_slabs(struct decoded_rows *to, const char *what, moxie_err
     const unsigned char *at = (const unsigned char *)to->rows.slabs;
     const uint32_t stride = to->rows.slab_stride;
 
+    if (at == NULL)
+        return fail_with(error, MOXIE_E_INVALID, "%s.slabs is NULL, and slabs_count is %u", what,
+                         to->rows.slabs_count);
     for (uint32_t i = 0; i < to->rows.slabs_count; i++, at += stride) {
         int32_t st;
 
@@ -194,9 +197,6 @@ int32_t decode_rows(struct decoded_rows *to, const moxie_rows *from, const char 
     TRY(check_range(rows->slabs_count, 1, MOXIE_RANKS_MAX, what, "slabs_count", error));
     TRY(check_range(rows->slab_stride, V1_moxie_slab, DECODE_BYTES_MAX, what, "slab_stride",
                     error));
-    if (rows->slabs == NULL)
-        TRY(fail_with(error, MOXIE_E_INVALID, "%s.slabs is NULL, and slabs_count is %u", what,
-                      rows->slabs_count));
     TRY(decode_slabs(to, what, error));
 out:
     return st;

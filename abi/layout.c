@@ -4,6 +4,7 @@
 
 #include <stddef.h>
 
+// NOLINTBEGIN(bugprone-sizeof-expression): of a pointer, the pointer's size is meant
 #define CHECK_STRUCT(name, v1_bytes, bytes)                                                        \
     _Static_assert(sizeof(name) == (bytes) && (v1_bytes) <= (bytes), #name " changed its size");
 #define CHECK_FIELD(name, field, offset, bytes)                                                    \
@@ -11,6 +12,7 @@
     _Static_assert(sizeof(((name *)0)->field) == (bytes), #name "." #field " changed its size");
 
 LAYOUT_TABLE(CHECK_STRUCT, CHECK_FIELD)
+// NOLINTEND(bugprone-sizeof-expression)
 
 #define STRUCT_ROW(name, v1_bytes, bytes) {sizeof(moxie_field), 0, (bytes), 0, #name, ""},
 #define FIELD_ROW(name, field, offset, bytes)                                                      \

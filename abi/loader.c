@@ -17,6 +17,7 @@ struct loader_row {
 };
 
 // clang-format off
+// NOLINTBEGIN(bugprone-sizeof-expression): of a pointer, the pointer's size is meant
 #define FIELD(structure, field)                                                                    \
     {#structure, #field, (uint32_t)offsetof(structure, field),                                     \
      (uint32_t)sizeof(((structure *)0)->field)}
@@ -135,6 +136,7 @@ static const struct loader_row rows[] = {
     FIELD(moxie_expand_api, struct_size), FIELD(moxie_expand_api, reserved0),
     FIELD(moxie_expand_api, expand), FIELD(moxie_expand_api, fold),
 };
+// NOLINTEND(bugprone-sizeof-expression)
 // clang-format on
 
 #define ROWS_COUNT (sizeof rows / sizeof rows[0])
@@ -185,9 +187,11 @@ static int32_t check_table(const char *what, const char *structure, const void *
     uint32_t struct_size;
     const char *field;
 
-    if (table == NULL)
-        return load_fail(error, MOXIE_E_INTERNAL, "%s: no %s; the library is broken", what,
-                         structure);
+    if (table == NULL) {
+        (void)load_fail(error, MOXIE_E_INTERNAL, "%s: no %s; the library is broken", what,
+                        structure);
+        return MOXIE_E_INTERNAL;
+    }
     memcpy(&struct_size, table, sizeof struct_size);
     if (struct_size < least)
         return load_fail(error, MOXIE_E_INTERNAL,

@@ -11,22 +11,22 @@
 #include <stdlib.h>
 
 // Defines main() for one suite with one case that holds the tests named by ADD.
-#define SUITE_MAIN(suite_name, timeout_s, ADD)                          \
-    int main(void)                                                      \
-    {                                                                   \
-        Suite *suite = suite_create(suite_name);                        \
-        TCase *tests = tcase_create(suite_name);                        \
-        SRunner *runner;                                                \
-        int failed;                                                     \
-                                                                        \
-        tcase_set_timeout(tests, timeout_s);                            \
-        ADD(tests);                                                     \
-        suite_add_tcase(suite, tests);                                  \
-        runner = srunner_create(suite);                                 \
-        srunner_run_all(runner, CK_ENV);                                \
-        failed = srunner_ntests_failed(runner);                         \
-        srunner_free(runner);                                           \
-        return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;               \
+#define SUITE_MAIN(suite_name, timeout_s, ADD)                                                     \
+    int main(void)                                                                                 \
+    {                                                                                              \
+        Suite *suite = suite_create(suite_name);                                                   \
+        TCase *tests = tcase_create(suite_name);                                                   \
+        SRunner *runner;                                                                           \
+        int failed;                                                                                \
+                                                                                                   \
+        tcase_set_timeout(tests, timeout_s);                                                       \
+        ADD(tests);                                                                                \
+        suite_add_tcase(suite, tests);                                                             \
+        runner = srunner_create(suite);                                                            \
+        srunner_run_all(runner, CK_ENV);                                                           \
+        failed = srunner_ntests_failed(runner);                                                    \
+        srunner_free(runner);                                                                      \
+        return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;                                          \
     }
 
 #endif

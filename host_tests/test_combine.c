@@ -142,6 +142,45 @@ END_TEST
 #define TOKENS 37
 
 // Three ranks return rows, one of them is dead; the own rows are in y.
+// The layouts by expert: a pair is a row of its own, and rows without one stay as they are.
+START_TEST(pairs_are_rows)
+{
+    struct combined combined;
+    int32_t pair_row[] = {4, 0, CAP, -1, 2}, pairs_count = 5;
+    struct combine_args args;
+    struct cpu_stream stream;
+
+    combined_init(&combined, FORMAT_F32);
+    args = (struct combine_args){.pair_out = combined.pair_out,
+                                 .pair_stride_bytes = HIDDEN * 4,
+                                 .pairs = 5,
+                                 .pair_row = pair_row,
+                                 .pairs_count = &pairs_count,
+                                 .pair_weight = combined.pair_weight,
+                                 .slabs = combined.slabs,
+                                 .pair_format = FORMAT_F32,
+                                 .slabs_count = 1,
+                                 .rows_cap = CAP,
+                                 .hidden = HIDDEN,
+                                 .top_k = 1,
+                                 .scale = 2.0f};
+    stream_init(&stream, 2, cpu_isa_best());
+    ck_assert_int_eq(combine_cpu(&args, &stream), 0);
+    stream_fini(&stream);
+    for (int row = 0; row < CAP; row++) {
+        const float *out = (const float *)(const void *)(combined.out[0] + row * PITCH);
+        int pair = row == 4 ? 0 : row == 0 ? 1 : row == 2 ? 4 : -1;
+
+        if (pair < 0)
+            ck_assert(out[0] != out[0]);
+        else
+            ck_assert_float_eq(out[HIDDEN - 1],
+                               2.0f * (combined.pair_weight[pair] *
+                                       combined.pair_out[pair * HIDDEN + HIDDEN - 1]));
+    }
+}
+END_TEST
+
 START_TEST(sum_in_rank_order)
 {
     static unsigned char y[TOKENS * PITCH], parts[RANKS][CAP * PITCH];
@@ -206,6 +245,7 @@ static void add(TCase *tests)
 {
     tcase_add_loop_test(tests, rows_are_weighted_sums, 0, 6);
     tcase_add_test(tests, counts_are_clamped_and_slabs_optional);
+    tcase_add_test(tests, pairs_are_rows);
     tcase_add_loop_test(tests, sum_in_rank_order, 0, 3);
 }
 

@@ -235,6 +235,7 @@ START_TEST(rows_fields)
 {
     static struct wide_slab slabs[MOXIE_RANKS_MAX];
     static struct decoded_rows to;
+    moxie_rows from;
     const moxie_rows good = {.struct_size = sizeof good,
                              .layout = MOXIE_LAYOUT_STANDARD,
                              .id_space = MOXIE_IDS_GLOBAL,
@@ -242,32 +243,34 @@ START_TEST(rows_fields)
                              .slab_stride = sizeof slabs[0],
                              .slabs = &slabs[0].slab};
     static const struct {
-        const char *field;
+        const char *words;
         size_t offset;
         uint32_t value;
     } bad[] = {
-        {"layout", offsetof(moxie_rows, layout), 0},
-        {"layout", offsetof(moxie_rows, layout), 5},
-        {"id_space", offsetof(moxie_rows, id_space), 0},
-        {"id_space", offsetof(moxie_rows, id_space), 4},
-        {"slabs_count", offsetof(moxie_rows, slabs_count), 0},
-        {"slabs_count", offsetof(moxie_rows, slabs_count), MOXIE_RANKS_MAX + 1},
-        {"slab_stride", offsetof(moxie_rows, slab_stride), sizeof(moxie_slab) - 1},
-        {"slab_stride", offsetof(moxie_rows, slab_stride), UINT32_MAX},
+        {"out.layout is", offsetof(moxie_rows, layout), 0},
+        {"out.layout is", offsetof(moxie_rows, layout), 5},
+        {"out.id_space is", offsetof(moxie_rows, id_space), 0},
+        {"out.id_space is", offsetof(moxie_rows, id_space), 4},
+        {"out.slabs_count is", offsetof(moxie_rows, slabs_count), 0},
+        {"out.slabs_count is", offsetof(moxie_rows, slabs_count), MOXIE_RANKS_MAX + 1},
+        {"out.slab_stride is", offsetof(moxie_rows, slab_stride), sizeof(moxie_slab) - 1},
+        {"out.slab_stride is", offsetof(moxie_rows, slab_stride), UINT32_MAX},
         {"reserved", offsetof(moxie_rows, reserved0), 1},
     };
 
     reset();
     make_slabs(slabs, 1);
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
-        moxie_rows from = good;
-
+        from = good;
         ck_assert_int_eq(decode_rows(&to, &from, "out", &error), MOXIE_OK);
         memcpy((char *)&from + bad[i].offset, &bad[i].value, sizeof bad[i].value);
         ck_assert_int_eq(decode_rows(&to, &from, "out", &error), MOXIE_E_INVALID);
-        ck_assert_ptr_nonnull(strstr(text, "out"));
-        ck_assert_ptr_nonnull(strstr(text, bad[i].field));
+        ck_assert_msg(strstr(text, bad[i].words) != NULL, "%s", text);
     }
+    from = good;
+    from.slabs = NULL;
+    ck_assert_int_eq(decode_rows(&to, &from, "out", &error), MOXIE_E_INVALID);
+    ck_assert_ptr_nonnull(strstr(text, "out.slabs is NULL"));
 }
 END_TEST
 

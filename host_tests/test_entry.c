@@ -416,6 +416,7 @@ START_TEST(probe_refuses)
     ck_assert_int_eq(api->probe(NULL, sizeof entries[0], 4, &count, &error), MOXIE_E_INVALID);
     ck_assert_uint_eq(count, 0);
     ck_assert_int_eq(api->probe(first, sizeof *first - 8, 4, &count, &error), MOXIE_E_INVALID);
+    ck_assert_ptr_nonnull(strstr(text, "stride is 184; set it to sizeof(moxie_probe)"));
     entries[2].probe.struct_size++;
     ck_assert_int_eq(api->probe(first, sizeof entries[0], 4, &count, &error), MOXIE_E_INVALID);
     entries[2].probe.struct_size--;

@@ -44,6 +44,12 @@ static const moxie_rows rows = {.struct_size = sizeof rows,
                                 .slabs_count = 1,
                                 .slab_stride = sizeof slab,
                                 .slabs = &slab};
+static const moxie_rows masked = {.struct_size = sizeof masked,
+                                  .layout = MOXIE_LAYOUT_EXPERT_MASKED,
+                                  .id_space = MOXIE_IDS_GLOBAL,
+                                  .slabs_count = 1,
+                                  .slab_stride = sizeof slab,
+                                  .slabs = &slab};
 static const moxie_tensor tensor;
 static const uint8_t active[MOXIE_RANKS_MAX];
 static const moxie_rows *rows_in, *rows_out;
@@ -59,7 +65,7 @@ static int32_t call_create_runner(void)
 
 static int32_t call_run(void)
 {
-    return runner_infos[0].api->run(live_runner, &call, &rows, &rows, &error);
+    return runner_infos[0].api->run(live_runner, &call, &rows, &masked, &error);
 }
 
 static int32_t call_weights_updated(void)
@@ -77,14 +83,14 @@ static int32_t call_expand(void)
 {
     const moxie_expand_api *expand = api->get_extension(MOXIE_EXPAND_EXTENSION);
 
-    return expand->expand(live_runner, &call, &rows, &rows, &tensor, &error);
+    return expand->expand(live_runner, &call, &rows, &masked, &tensor, &error);
 }
 
 static int32_t call_fold(void)
 {
     const moxie_expand_api *expand = api->get_extension(MOXIE_EXPAND_EXTENSION);
 
-    return expand->fold(live_runner, &call, &rows, &tensor, &rows, &error);
+    return expand->fold(live_runner, &call, &masked, &tensor, &rows, &error);
 }
 
 static int32_t call_create_dispatcher(void)
@@ -310,6 +316,7 @@ START_TEST(structs_reach_the_rooms)
     ck_assert_int_eq(call_run(), MOXIE_OK);
     ck_assert_int_eq(fake.call.layer, 2);
     ck_assert_uint_eq(fake.in_slabs[0].struct_size, sizeof slab);
+    ck_assert_int_eq(fake.out.layout, MOXIE_LAYOUT_EXPERT_MASKED);
     ck_assert_int_eq(call_begin_forward(), MOXIE_OK);
     ck_assert_int_eq(fake.step.tokens, 5);
     ck_assert_int_eq(call_dispatch(), MOXIE_OK);
@@ -319,6 +326,11 @@ START_TEST(structs_reach_the_rooms)
     ck_assert_int_eq(fake.batch.layer, 4);
     ck_assert_int_eq(call_expand(), MOXIE_OK);
     ck_assert_ptr_eq(fake.pointer, &tensor);
+    ck_assert_int_eq(fake.in.layout, MOXIE_LAYOUT_STANDARD);
+    ck_assert_int_eq(fake.out.layout, MOXIE_LAYOUT_EXPERT_MASKED);
+    ck_assert_int_eq(call_fold(), MOXIE_OK);
+    ck_assert_int_eq(fake.in.layout, MOXIE_LAYOUT_EXPERT_MASKED);
+    ck_assert_int_eq(fake.out.layout, MOXIE_LAYOUT_STANDARD);
     ck_assert_int_eq(call_set_active_ranks(), MOXIE_OK);
     ck_assert_ptr_eq(fake.pointer, active);
     ck_assert_int_eq(runner_infos[0].api->weights_updated(live_runner, experts, 1, &error),

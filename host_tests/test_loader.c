@@ -87,6 +87,7 @@ START_TEST(says_what_is_broken)
     ck_assert_ptr_null(library.handle);
     ck_assert_ptr_null(library.api);
     ck_assert_int_eq(moxie_load(broken[_i].path, NULL, &library, NULL), broken[_i].code);
+    ck_assert_ptr_null(dlopen(broken[_i].path, RTLD_NOW | RTLD_NOLOAD)); // nothing stays loaded
 }
 END_TEST
 

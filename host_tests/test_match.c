@@ -54,6 +54,8 @@ START_TEST(pushing_needs_ep_ranks)
     mock_set_i64(&mock, "tp_size", 4);
     assert_refused(&mock, MOXIE_E_UNSUPPORTED, "dispatcher", "ep_size is 1 while tp_size is 4");
     ck_assert_int_eq(assert_advice_works(&mock, "dispatcher"), 2);
+    mock_set_i64(&mock, "tp_size", 128); // more than EP may have
+    ck_assert_int_eq(assert_advice_works(&mock, "dispatcher"), 1);
     mock_host_fini(&mock);
 }
 END_TEST

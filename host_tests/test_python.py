@@ -110,7 +110,7 @@ class Host(unittest.TestCase):
             self.assertTrue(name and device and reason)
 
     def test_refused_configuration(self):
-        with self.library.open({**CONFIG, "hidden_size": "two", "top_k": 2**63}) as instance:
+        with self.library.open({**CONFIG, "hidden_size": "two", "top_k": 2**64 + 1}) as instance:
             keys = [key for _, key, _ in instance.reasons()]
             self.assertIn("hidden_size", keys)
             self.assertIn("top_k", keys)

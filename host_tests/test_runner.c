@@ -189,7 +189,8 @@ static void expanded_make(struct expanded *e, const struct bench *bench, int32_t
         e->dims[i][1] = masked ? pairs : layer->hidden;
         e->dims[i][2] = layer->hidden;
     }
-    e->dims[2][0] = rows;
+    e->dims[2][0] = masked ? layer->experts : rows;
+    e->dims[2][1] = pairs;
     e->counts_dim = layer->experts + !masked;
     e->index_dims[0] = layer->tokens;
     e->index_dims[1] = layer->top_k;
@@ -203,7 +204,8 @@ static void expanded_make(struct expanded *e, const struct bench *bench, int32_t
     e->in_slab = (moxie_slab){.struct_size = sizeof(moxie_slab)};
     e->out_slab = e->in_slab;
     e->in_slab.rows = tensor_make(e->rows, ndim, e->dims[0], NULL, 1u << MOXIE_FORMAT_BF16);
-    e->in_slab.weights = tensor_make(e->weights, 1, e->dims[2], NULL, 1u << MOXIE_FORMAT_F32);
+    e->in_slab.weights =
+        tensor_make(e->weights, masked + 1, e->dims[2], NULL, 1u << MOXIE_FORMAT_F32);
     e->out_slab.rows = tensor_make(e->results, ndim, e->dims[1], NULL, 1u << MOXIE_FORMAT_F32);
     e->in.counts = tensor_make(e->counts, 1, &e->counts_dim, NULL, TENSOR_INT32);
     e->row_index = tensor_make(e->index, 2, e->index_dims, NULL, TENSOR_INT32);

@@ -168,14 +168,15 @@ START_TEST(ep_size_is_1_or_tp_size)
 {
     static const char *const keys[4] = {"tp_size", "ep_size"};
     static const int64_t values[4] = {8, 3};
+    static const int64_t one[4] = {1, 3};
     static const int64_t many[4] = {128, 3};
 
     refused_with(keys, values, "ep_size",
-                 "ep_size 3 is neither 1 nor tp_size 8: set ep_size to 8, or ep_size to 1", 2);
-    refused_with(keys, many, "ep_size",
-                 "ep_size 3 is neither 1 nor tp_size 128, and is at most 64: set ep_size to 1, or "
-                 "tp_size to 3",
-                 2);
+                 "ep_size 3 is neither 1 nor tp_size 8: set ep_size to 1, or ep_size to 8", 2);
+    refused_with(keys, one, "ep_size",
+                 "ep_size 3 is neither 1 nor tp_size 1: set ep_size to 1, or tp_size to 3", 2);
+    refused_with(keys, many, "ep_size", "ep_size 3 is neither 1 nor tp_size 128: set ep_size to 1",
+                 1);
 }
 END_TEST
 
@@ -458,6 +459,90 @@ START_TEST(same_question_same_answer)
 }
 END_TEST
 
+// ---- Whatever a host says ----------------------------------------------------------------------
+
+static uint64_t random_next(uint64_t *state)
+{
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    return *state;
+}
+
+// About a quarter of the keys, each with a plausible, an extreme or a meaningless value of its
+// type.
+static void random_set(struct mock_host *mock, uint64_t *state)
+{
+    static const int64_t numbers[] = {-1,
+                                      0,
+                                      1,
+                                      2,
+                                      3,
+                                      4,
+                                      8,
+                                      64,
+                                      100,
+                                      512,
+                                      4096,
+                                      1 << 20,
+                                      INT32_MAX,
+                                      (int64_t)1 << 40,
+                                      (int64_t)1 << 62,
+                                      INT64_MAX};
+    static const double reals[] = {0.0, 1.0, 1.702, -3.5, 1e30};
+    static const char *const names[] = {"auto",      "local", "allgather", "alltoall",
+                                        "moxie_cpu", "EAGLE", ""};
+    char word[CONFIG_TEXT_BYTES];
+
+    for (int32_t key = 0; key < KEY_COUNT; key++) {
+        const char *name = config_name((enum config_key)key);
+
+        if (random_next(state) % 4 != 0) continue;
+        if (config_type_of((enum config_key)key) == CONFIG_I64) {
+            mock_set_i64(mock, name,
+                         numbers[random_next(state) % (sizeof numbers / sizeof numbers[0])]);
+        } else if (config_type_of((enum config_key)key) == CONFIG_F64) {
+            mock_set_f64(mock, name, reals[random_next(state) % 5]);
+        } else {
+            config_word_text((enum config_key)key, (int32_t)(random_next(state) % 11), word);
+            mock_set_str(mock, name, word[0] != '\0' ? word : names[random_next(state) % 7]);
+        }
+    }
+}
+
+START_TEST(every_configuration_is_judged)
+{
+    struct verdict *verdict = calloc(1, sizeof *verdict);
+    struct mock_host *mock = calloc(1, sizeof *mock);
+    uint64_t state = 88172645463325252u;
+    uint64_t accepted = 0;
+
+    ck_assert(verdict != NULL && mock != NULL);
+    for (int32_t n = 0; n < 5000; n++) {
+        mock_host_init(mock);
+        if (n % 2 == 0) random_set(mock, &state);
+        for (int32_t i = 0; n % 2 == 1 && i < 3; i++) // nearly right: a few keys only
+            mock_set_i64(mock, config_name((enum config_key)(random_next(&state) % KEY_COUNT)),
+                         (int64_t)(random_next(&state) % 3));
+        verdict_make(verdict, mock);
+        accepted += verdict->report.reasons_count == 0;
+        if (verdict->report.reasons_count == 0) ck_assert_uint_gt(verdict->plan.buffers_count, 0);
+        for (uint64_t i = 0; i < verdict->report.reasons_count; i++) {
+            ck_assert_uint_gt(strlen(verdict->report.reasons[i].key), 0);
+            ck_assert_msg(strstr(verdict->report.reasons[i].message, "set ") != NULL,
+                          "no advice in: %s", verdict->report.reasons[i].message);
+        }
+        for (uint64_t i = 0; i < verdict->plan.buffers_count; i++)
+            ck_assert_uint_gt(verdict->plan.buffers[i].bytes, 0);
+        verdict_free(verdict);
+        mock_host_fini(mock);
+    }
+    ck_assert_uint_gt(accepted, 100);
+    free(verdict);
+    free(mock);
+}
+END_TEST
+
 static void add(TCase *tests)
 {
     tcase_add_test(tests, cap_names_key);
@@ -483,6 +568,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, groups_are_whole);
     tcase_add_test(tests, all_reasons_at_once);
     tcase_add_test(tests, same_question_same_answer);
+    tcase_add_test(tests, every_configuration_is_judged);
 }
 
 SUITE_MAIN("validate", 60, add)

@@ -44,9 +44,9 @@ enum row_order { ORDER_PLAIN, ORDER_GATE_UP, ORDER_UP_GATE, ORDER_INTERLEAVED };
 // Rows of one source, as a dispatcher delivers them. Device memory; a peer may still own the pages,
 // so counts and ids are read once and checked, never trusted.
 struct row_slab {
-    const void *rows;   // [cap, hidden] of `format`
-    const void *scales; // FP8_BLOCK128: f32 [cap, ceil(hidden/128)]; NVFP4: per row one f32, then
-                        // e4m3 [hidden/16]; else NULL
+    const void *rows;     // [cap, hidden] of `format`
+    const void *scales;   // FP8_BLOCK128: f32 [cap, ceil(hidden/128)]; NVFP4: per row one f32, then
+                          // e4m3 [hidden/16]; else NULL
     const void *ids;      // [cap, top_k] int32 or int64; NULL when the layout is by expert
     const void *weights;  // [cap, top_k] of `weight_format` (by expert: [cap]); NULL: 1
     const int32_t *count; // valid rows, 0..cap; NULL: cap

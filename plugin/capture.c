@@ -45,15 +45,19 @@ void capture_record(moxie_instance *instance, const struct capture_rows *rows)
 {
     const struct limits *limits = &instance->plan.limits;
     int32_t *base = capture_base(instance);
+    int64_t valid = rows->tokens;
 
     if (base == NULL || rows->ids == NULL) return;
+    if (rows->tokens_valid != NULL) valid = *rows->tokens_valid - rows->token_first;
     for (int32_t token = 0; token < rows->tokens; token++) {
         const unsigned char *ids = (const unsigned char *)rows->ids + token * rows->id_stride_bytes;
         int32_t *to =
             base + ((rows->row_first + token) * limits->layers + rows->layer) * limits->top_k;
 
         for (int32_t k = 0; k < limits->top_k; k++)
-            to[k] = physical_id(rows, ids + (int64_t)k * rows->id_bytes, limits->physical_experts);
+            to[k] = token < valid ? physical_id(rows, ids + (int64_t)k * rows->id_bytes,
+                                                limits->physical_experts)
+                                  : -1;
     }
 }
 

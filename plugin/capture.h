@@ -14,7 +14,9 @@ struct capture_rows {
     int32_t tokens;
     const int32_t *expert_map; // id -> physical id; NULL: the identity
     int64_t map_count;
-    int64_t row_first; // in the whole buffer
+    int64_t row_first;           // in the whole buffer
+    const int32_t *tokens_valid; // of the step: its tokens from there on have no expert; NULL: all
+    int64_t token_first;         // in the step
     int32_t layer;
     int32_t reserved;
 };

@@ -335,6 +335,8 @@ static void capture_round(moxie_dispatcher *dispatcher, const struct slot *slot,
         .expert_map = (const int32_t *)(const void *)tensor_data(&batch->expert_map),
         .map_count = batch->expert_map.data != NULL ? batch->expert_map.shape[0] : 0,
         .row_first = slot->shape.capture_row + round->first,
+        .tokens_valid = slot->shape.tokens_valid,
+        .token_first = round->first,
         .layer = batch->layer,
     };
 

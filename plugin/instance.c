@@ -113,6 +113,7 @@ static int32_t register_backends(const moxie_instance *instance, const struct re
 
 static void log_verdict(const moxie_instance *instance)
 {
+    static const enum config_key resolved[] = {KEY_RUNNER, KEY_DISPATCHER, KEY_ACTIVATION_FORMAT};
     const struct report *report = &instance->report;
 
     for (uint64_t i = 0; i < report->warnings_count; i++)
@@ -122,6 +123,12 @@ static void log_verdict(const moxie_instance *instance)
         log_line(&instance->host, MOXIE_LOG_WARNING, "config",
                  "refused for %" PRIu64 " reasons; validate() lists them", report->reasons_count);
         return;
+    }
+    for (size_t i = 0; i < sizeof resolved / sizeof resolved[0]; i++) {
+        char why[160];
+
+        validate_explain(&instance->config, resolved[i], why, sizeof why);
+        if (why[0] != '\0') log_line(&instance->host, MOXIE_LOG_INFO, "config", "%s", why);
     }
     log_line(&instance->host, MOXIE_LOG_INFO, "config", "runner %s, dispatcher %s, %s",
              config_str(&instance->config, KEY_RUNNER),

@@ -131,14 +131,17 @@ static void check_group(const struct config *config, const struct backend *dispa
                         struct report *report)
 {
     int64_t tp_size = config_i64(config, KEY_TP_SIZE);
+    char other[64] = "";
 
     if (dispatcher->id == DISPATCHER_LOCAL || config_i64(config, KEY_EP_SIZE) > 1 || tp_size == 1)
         return;
+    if (tp_size <= MOXIE_RANKS_MAX)
+        (void)snprintf(other, sizeof other, ", or ep_size to %" PRId64, tp_size);
     report_reason(
         report, MOXIE_E_UNSUPPORTED, KEY_DISPATCHER,
         "dispatcher %s moves rows between EP ranks, and ep_size is 1 while tp_size is %" PRId64
-        ": set dispatcher to local, or ep_size to %" PRId64,
-        dispatcher->name, tp_size, tp_size);
+        ": set dispatcher to local%s",
+        dispatcher->name, tp_size, other);
 }
 
 void validate_backends(const struct config *config, const struct backend *runner,
@@ -154,6 +157,7 @@ void validate_backends(const struct config *config, const struct backend *runner
         check_word(config, runner, KEY_ACTIVATION_FORMAT, runner->activation_formats, report);
         check_word(config, runner, KEY_ACTIVATION, runner->activations, report);
     }
+    if (dispatcher != NULL) check_group(config, dispatcher, report);
     if (runner == NULL || dispatcher == NULL) return;
     check_word(config,
                (runner->input_formats & ~dispatcher->input_formats) == 0 ? runner : dispatcher,
@@ -163,5 +167,4 @@ void validate_backends(const struct config *config, const struct backend *runner
                KEY_OUTPUT_FORMAT, runner->output_formats & dispatcher->output_formats, report);
     if (validate_has_wire(config)) check_wire(config, runner, dispatcher, report);
     check_traits(runner, dispatcher, report);
-    check_group(config, dispatcher, report);
 }

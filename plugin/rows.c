@@ -38,52 +38,88 @@ static int32_t check_header(const moxie_rows *rows, const char *name, moxie_erro
     return MOXIE_OK;
 }
 
-// The payload: its format, and for quantised rows the width of values and scales.
+// The first extents of a slab's tensor: [cap], of EXPERT_MASKED [experts, cap]. The last is left.
+static void leading_extents(const struct rows_reader *r, struct tensor_want *want, int64_t cap)
+{
+    int masked = r->rows->layout == MOXIE_LAYOUT_EXPERT_MASKED;
+
+    want->device = r->device;
+    if (masked) want->shape[0] = r->limits->experts_local;
+    want->shape[masked] = cap;
+    want->ndim = masked + 1;
+}
+
+// Rows are addressed by one stride, so experts of EXPERT_MASKED must follow each other.
+static int32_t check_experts_follow(const moxie_tensor *tensor, int32_t layout, const char *name,
+                                    moxie_error *error)
+{
+    if (layout != MOXIE_LAYOUT_EXPERT_MASKED || tensor->data == NULL || tensor->shape[0] <= 1 ||
+        tensor_stride_bytes(tensor, 0) == tensor->shape[1] * tensor_stride_bytes(tensor, 1))
+        return MOXIE_OK;
+    return fail_with(error, MOXIE_E_UNSUPPORTED,
+                     "%s: experts are strided; want them one after the other", name);
+}
+
+// What the scales of quantised rows must be; 0 when rows of this format have none.
+static int scales_want(const struct rows_reader *r, const moxie_slab *slab, int32_t format,
+                       struct tensor_want *want)
+{
+    int32_t hidden = r->limits->hidden;
+
+    *want = (struct tensor_want){.name = "rows.slab.scales"};
+    if (format != FORMAT_NVFP4 && format != FORMAT_FP8_BLOCK128) return 0;
+    want->types = format == FORMAT_NVFP4 ? TENSOR_UINT8 : 1u << MOXIE_FORMAT_F32;
+    leading_extents(r, want, slab->rows.shape[slab->rows.ndim - 2]);
+    want->shape[want->ndim++] = format == FORMAT_NVFP4 ? 4 + hidden / 16 : ceil_div(hidden, 128);
+    return 1;
+}
+
+static int32_t read_scales(const struct rows_reader *r, const moxie_slab *slab, struct row_slab *to,
+                           moxie_error *error)
+{
+    const moxie_tensor *scales = &slab->scales;
+    struct tensor_want want;
+    int32_t st = MOXIE_OK;
+
+    if (!scales_want(r, slab, to->format, &want)) {
+        if (scales->data != NULL)
+            TRY(fail_with(error, MOXIE_E_INVALID,
+                          "rows.slab.scales: given, but rows of this format have no scales"));
+        goto out;
+    }
+    TRY(tensor_check(scales, &want, error));
+    TRY(check_experts_follow(scales, r->rows->layout, want.name, error));
+    to->scales = tensor_data(scales);
+    to->scale_stride_bytes = tensor_stride_bytes(scales, want.ndim - 2);
+out:
+    return st;
+}
+
+// The payload. Half as many columns as hidden_size, beside scales, are nvfp4.
 static int32_t read_payload(const struct rows_reader *r, const moxie_slab *slab,
                             struct row_slab *to, moxie_error *error)
 {
+    const moxie_tensor *rows = &slab->rows;
     int32_t hidden = r->limits->hidden;
-    int masked = r->rows->layout == MOXIE_LAYOUT_EXPERT_MASKED;
     struct tensor_want want = {.name = "rows.slab.rows",
-                               .shape = {-1, hidden},
-                               .ndim = 2,
-                               .types = TENSOR_FORMATS_FLOAT | TENSOR_E4M3,
-                               .device = r->device};
-    struct tensor_want scales = {
-        .name = "rows.slab.scales", .shape = {-1, -1}, .ndim = 2, .device = r->device};
+                               .types = TENSOR_FORMATS_FLOAT | TENSOR_E4M3};
     int32_t st = MOXIE_OK;
 
-    if (masked) {
-        want.ndim = 3;
-        want.shape[0] = r->limits->experts_local;
-        want.shape[1] = -1;
-        want.shape[2] = hidden;
-    }
-    to->format = tensor_format(&slab->rows);
-    if (slab->scales.data != NULL && slab->rows.ndim == want.ndim && slab->rows.shape != NULL &&
-        slab->rows.shape[want.ndim - 1] == hidden / 2) {
+    leading_extents(r, &want, -1);
+    want.shape[want.ndim++] = hidden;
+    to->format = tensor_format(rows);
+    if (to->format == MOXIE_FORMAT_FP8_TENSOR) to->format = FORMAT_FP8_BLOCK128;
+    if (slab->scales.data != NULL && rows->ndim == want.ndim && rows->shape != NULL &&
+        rows->shape[want.ndim - 1] == hidden / 2) {
         want.shape[want.ndim - 1] = hidden / 2;
+        want.types = TENSOR_UINT8;
         to->format = FORMAT_NVFP4;
-        scales.types = TENSOR_UINT8;
-        scales.shape[1] = 4 + hidden / 16;
-    } else if (to->format == MOXIE_FORMAT_FP8_TENSOR) {
-        to->format = FORMAT_FP8_BLOCK128;
-        scales.types = 1u << MOXIE_FORMAT_F32;
-        scales.shape[1] = ceil_div(hidden, 128);
     }
-    TRY(tensor_check(&slab->rows, &want, error));
-    to->rows = tensor_data(&slab->rows);
-    to->row_stride_bytes = tensor_stride_bytes(&slab->rows, want.ndim - 2);
-    if (masked && slab->rows.shape[0] > 1 &&
-        tensor_stride_bytes(&slab->rows, 0) != slab->rows.shape[1] * to->row_stride_bytes)
-        TRY(fail_with(error, MOXIE_E_UNSUPPORTED,
-                      "rows.slab.rows: experts are strided; want them one after the other"));
-    if (scales.types != 0) {
-        scales.shape[0] = masked ? slab->rows.shape[0] * slab->rows.shape[1] : slab->rows.shape[0];
-        TRY(tensor_check(&slab->scales, &scales, error));
-        to->scales = tensor_data(&slab->scales);
-        to->scale_stride_bytes = tensor_stride_bytes(&slab->scales, 0);
-    }
+    TRY(tensor_check(rows, &want, error));
+    TRY(check_experts_follow(rows, r->rows->layout, want.name, error));
+    to->rows = tensor_data(rows);
+    to->row_stride_bytes = tensor_stride_bytes(rows, want.ndim - 2);
+    TRY(read_scales(r, slab, to, error));
 out:
     return st;
 }
@@ -104,7 +140,7 @@ static int32_t read_ids(const struct rows_reader *r, const moxie_slab *slab, str
     int32_t st = MOXIE_OK;
 
     if (r->by_expert) {
-        weights.ndim = 1;
+        leading_extents(r, &weights, slab->rows.shape[slab->rows.ndim - 2]);
         weights.optional = 1;
     } else {
         TRY(tensor_check(&slab->ids, &ids, error));
@@ -115,7 +151,9 @@ static int32_t read_ids(const struct rows_reader *r, const moxie_slab *slab, str
     TRY(tensor_check(&slab->weights, &weights, error));
     to->weights = tensor_data(&slab->weights);
     if (to->weights != NULL) {
-        to->weight_stride_bytes = tensor_stride_bytes(&slab->weights, 0);
+        TRY(check_experts_follow(&slab->weights, r->rows->layout, weights.name, error));
+        to->weight_stride_bytes =
+            tensor_stride_bytes(&slab->weights, r->by_expert ? weights.ndim - 1 : 0);
         to->weight_format = tensor_format(&slab->weights);
     }
 out:
@@ -134,7 +172,8 @@ static int32_t read_slab(const struct rows_reader *r, const moxie_slab *slab, st
     // Most rows of a masked layout are empty places: only an index must fit them.
     if (r->rows->layout == MOXIE_LAYOUT_EXPERT_MASKED) {
         most = INT32_MAX;
-        if (!size_mul(cap, slab->rows.shape[1], &cap)) cap = INT64_MAX;
+        if (slab->rows.shape[1] > INT32_MAX || !size_mul(cap, slab->rows.shape[1], &cap))
+            cap = INT64_MAX;
     }
     if (cap > most)
         TRY(fail_with(error, MOXIE_E_CAPACITY,
@@ -236,10 +275,9 @@ static int32_t read_out_slab(const moxie_tensor *rows, const struct tensor_want 
     to->rows = tensor_data(rows);
     to->row_stride_bytes = tensor_stride_bytes(rows, want->ndim - 2);
     to->format = tensor_format(rows);
-    if (want->ndim == 3 && rows->shape[0] > 1 &&
-        tensor_stride_bytes(rows, 0) != rows->shape[1] * to->row_stride_bytes)
-        TRY(fail_with(error, MOXIE_E_UNSUPPORTED,
-                      "out.slab.rows: experts are strided; want them one after the other"));
+    TRY(check_experts_follow(rows,
+                             want->ndim == 3 ? MOXIE_LAYOUT_EXPERT_MASKED : MOXIE_LAYOUT_STANDARD,
+                             want->name, error));
     if (tensor_rows_overlap(rows))
         TRY(fail_with(error, MOXIE_E_INVALID, "out.slab.rows: its rows overlap each other"));
 out:

@@ -25,8 +25,8 @@ struct tensor_want {
 
 // MOXIE_OK, or MOXIE_E_INVALID / _UNSUPPORTED naming the tensor, what was seen and what was wanted.
 // The last dimension must be compact, the others may have any non-negative stride; the extent in
-// bytes must not overflow. A tensor with a zero extent may have NULL data. Elements of 4 and 8 bytes
-// must be aligned to their size.
+// bytes must not overflow. A tensor with a zero extent may have NULL data. Elements of 4 and 8
+// bytes must be aligned to their size.
 int32_t tensor_check(const moxie_tensor *tensor, const struct tensor_want *want,
                      moxie_error *error);
 

@@ -14,7 +14,7 @@
 #include "plugin/transport.h"
 
 #include "plugin/futex.h"
-#include "plugin/shared_memory.h"
+#include "plugin/transport_shm_memory.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -85,17 +85,17 @@ static void check_ranks(const struct config *config, struct report *report)
     int64_t ep_size = config_i64(config, KEY_EP_SIZE);
     int64_t ep_rank = config_i64(config, KEY_EP_RANK);
     int known = config_ok(config, KEY_EP_SIZE) && config_ok(config, KEY_TP_SIZE);
+    char other[64] = "";
 
-    if (known && ep_size != 1 && ep_size != tp_size && tp_size <= MOXIE_RANKS_MAX)
+    if (tp_size == 1)
+        (void)snprintf(other, sizeof other, ", or tp_size to %" PRId64, ep_size);
+    else if (tp_size <= MOXIE_RANKS_MAX)
+        (void)snprintf(other, sizeof other, ", or ep_size to %" PRId64, tp_size);
+    if (known && ep_size != 1 && ep_size != tp_size)
         report_reason(report, MOXIE_E_CONFIG, KEY_EP_SIZE,
                       "ep_size %" PRId64 " is neither 1 nor tp_size %" PRId64
-                      ": set ep_size to %" PRId64 ", or ep_size to 1",
-                      ep_size, tp_size, tp_size);
-    else if (known && ep_size != 1 && ep_size != tp_size)
-        report_reason(report, MOXIE_E_CONFIG, KEY_EP_SIZE,
-                      "ep_size %" PRId64 " is neither 1 nor tp_size %" PRId64
-                      ", and is at most %d: set ep_size to 1, or tp_size to %" PRId64,
-                      ep_size, tp_size, MOXIE_RANKS_MAX, ep_size);
+                      ": set ep_size to 1%s",
+                      ep_size, tp_size, other);
     if (config_ok(config, KEY_EP_SIZE) && ep_rank >= ep_size)
         report_reason(report, MOXIE_E_CONFIG, KEY_EP_RANK,
                       "ep_rank %" PRId64 " is not below ep_size %" PRId64

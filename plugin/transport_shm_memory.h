@@ -1,8 +1,8 @@
 // Pieces of POSIX shared memory: made under a random name, opened by peers, unlinked by whoever
 // knows it.
 
-#ifndef MOXIE_PLUGIN_SHARED_MEMORY_H
-#define MOXIE_PLUGIN_SHARED_MEMORY_H
+#ifndef MOXIE_PLUGIN_TRANSPORT_SHM_MEMORY_H
+#define MOXIE_PLUGIN_TRANSPORT_SHM_MEMORY_H
 
 #include "plugin/status.h"
 

@@ -1,6 +1,6 @@
 // Pieces of POSIX shared memory.
 
-#include "plugin/shared_memory.h"
+#include "plugin/transport_shm_memory.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,0 +1,289 @@
+// plugin/capture.c: what every layer chose, in the slice of its DP rank, and "no expert" for the
+// rest.
+
+#include "plugin/capture.h"
+
+#include "host_tests/mock_host.h"
+#include "host_tests/said.h"
+#include "host_tests/suite.h"
+#include "plugin/instance.h"
+#include "plugin/tensor.h"
+
+#include <string.h>
+
+#define DP      3
+#define SLICE   4 // tokens of one DP rank
+#define LAYERS  2
+#define TOP_K   3
+#define EXPERTS 8
+#define ROW     (LAYERS * TOP_K)
+
+struct sample {
+    struct mock_host mock;
+    moxie_instance *instance;
+    struct said said;
+};
+
+static void sample_init(struct sample *s, int32_t capture)
+{
+    static const struct registry none;
+
+    memset(s, 0, sizeof *s);
+    said_init(&s->said);
+    mock_host_init(&s->mock);
+    mock_set_i64(&s->mock, "dp_size", DP);
+    mock_set_i64(&s->mock, "tp_size", DP);
+    mock_set_i64(&s->mock, "forward_tokens_max", SLICE);
+    mock_set_i64(&s->mock, "num_layers", LAYERS);
+    mock_set_i64(&s->mock, "num_experts", EXPERTS - 1);
+    mock_set_i64(&s->mock, "num_redundant_experts", 1);
+    mock_set_i64(&s->mock, "top_k", TOP_K);
+    mock_set_i64(&s->mock, "capture_routed_experts", capture);
+    ck_assert_int_eq(instance_open(&s->mock.host, &none, &s->instance, &s->mock.error), MOXIE_OK);
+    ACCEPTED(&s->said, instance_accepted(s->instance, &s->said.error));
+    ACCEPTED(&s->said, instance_take(s->instance, 1u << BUFFER_CAPTURE, &s->said.error));
+}
+
+static void sample_fini(struct sample *s)
+{
+    instance_drop(s->instance, 1u << BUFFER_CAPTURE);
+    ck_assert_int_eq(instance_close(s->instance, &s->mock.error), MOXIE_OK);
+    mock_host_fini(&s->mock);
+}
+
+static const int32_t *view(struct sample *s, int32_t dp_rank)
+{
+    moxie_captured captured = {.struct_size = sizeof captured, .dp_rank = dp_rank};
+
+    ACCEPTED(&s->said, instance_captured(s->instance, &captured, &s->said.error));
+    ck_assert_int_eq(captured.ids.ndim, 3);
+    ck_assert_int_eq(captured.ids.shape[0], SLICE);
+    ck_assert_int_eq(captured.ids.shape[1], LAYERS);
+    ck_assert_int_eq(captured.ids.shape[2], TOP_K);
+    ck_assert_int_eq(tensor_stride_bytes(&captured.ids, 0), ROW * 4);
+    ck_assert_int_eq(tensor_stride_bytes(&captured.ids, 1), TOP_K * 4);
+    ck_assert_int_eq(captured.ids.dtype.code, MOXIE_DTYPE_INT);
+    ck_assert_int_eq(captured.ids.dtype.bits, 32);
+    return (const int32_t *)(const void *)tensor_data(&captured.ids);
+}
+
+// Compares all rows of all slices; those not given are -1.
+static void check_all(struct sample *s, int64_t row, int32_t layer, const int32_t *want,
+                      int32_t tokens)
+{
+    for (int64_t at = 0; at < DP * SLICE * ROW; at++) {
+        int64_t token = at / ROW - row;
+        int32_t expected = -1;
+
+        if (token >= 0 && token < tokens && at / TOP_K % LAYERS == layer)
+            expected = want[token * TOP_K + at % TOP_K];
+        ck_assert_msg(view(s, (int32_t)(at / ROW / SLICE))[at % (SLICE * ROW)] == expected,
+                      "entry %d is not %d", (int)at, expected);
+    }
+}
+
+START_TEST(slices_follow_each_other)
+{
+    struct sample s;
+
+    sample_init(&s, 1);
+    ck_assert_ptr_eq(view(&s, 1), view(&s, 0) + SLICE * ROW);
+    ck_assert_ptr_eq(view(&s, 2), view(&s, 0) + 2 * SLICE * ROW);
+    capture_clear(s.instance);
+    check_all(&s, 0, 0, NULL, 0);
+    sample_fini(&s);
+}
+END_TEST
+
+START_TEST(ids_are_recorded)
+{
+    static const int32_t ids[] = {0, 7, 3, 2, 2, 5};
+    struct capture_rows rows = {.ids = ids,
+                                .id_stride_bytes = TOP_K * 4,
+                                .id_bytes = 4,
+                                .tokens = 2,
+                                .row_first = SLICE + 2,
+                                .layer = 1};
+    struct sample s;
+
+    sample_init(&s, 1);
+    capture_clear(s.instance);
+    capture_record(s.instance, &rows);
+    check_all(&s, SLICE + 2, 1, ids, 2);
+    capture_clear(s.instance);
+    rows.row_first = DP * SLICE - 2; // the very last rows
+    rows.layer = 0;
+    capture_record(s.instance, &rows);
+    check_all(&s, DP * SLICE - 2, 0, ids, 2);
+    sample_fini(&s);
+}
+END_TEST
+
+START_TEST(ids_out_of_range_are_no_expert)
+{
+    static const int32_t ids[] = {-1, EXPERTS, INT32_MAX, INT32_MIN, EXPERTS - 1, -5};
+    static const int32_t want[] = {-1, -1, -1, -1, EXPERTS - 1, -1};
+    struct capture_rows rows = {
+        .ids = ids, .id_stride_bytes = TOP_K * 4, .id_bytes = 4, .tokens = 2};
+    struct sample s;
+
+    sample_init(&s, 1);
+    capture_clear(s.instance);
+    capture_record(s.instance, &rows);
+    check_all(&s, 0, 0, want, 2);
+    sample_fini(&s);
+}
+END_TEST
+
+// Rows with a gap, of wide ids whose low halves alone would be experts.
+START_TEST(wide_ids_are_read_whole)
+{
+    static const int64_t ids[] = {((int64_t)1 << 32) + 1, 4, -1, 99, INT64_MAX, INT64_MIN, 6, 99};
+    static const int32_t want[] = {-1, 4, -1, -1, -1, 6};
+    struct capture_rows rows = {
+        .ids = ids, .id_stride_bytes = 4 * 8, .id_bytes = 8, .tokens = 2, .row_first = 1};
+    struct sample s;
+
+    sample_init(&s, 1);
+    capture_clear(s.instance);
+    capture_record(s.instance, &rows);
+    check_all(&s, 1, 0, want, 2);
+    sample_fini(&s);
+}
+END_TEST
+
+START_TEST(maps_are_followed)
+{
+    static const int32_t ids[] = {0, 1, 2, 3, -1, 4}, map[] = {7, 0, EXPERTS, -3};
+    static const int32_t want[] = {7, 0, -1, -1, -1, -1};
+    struct capture_rows rows = {.ids = ids,
+                                .id_stride_bytes = TOP_K * 4,
+                                .id_bytes = 4,
+                                .tokens = 2,
+                                .expert_map = map,
+                                .map_count = 4};
+    struct sample s;
+
+    sample_init(&s, 1);
+    capture_clear(s.instance);
+    capture_record(s.instance, &rows);
+    check_all(&s, 0, 0, want, 2);
+    sample_fini(&s);
+}
+END_TEST
+
+START_TEST(padding_is_no_expert)
+{
+    static const int32_t ids[] = {0, 1, 2, 3, 4, 5, 6, 7, 0};
+    static const int32_t want[] = {0, 1, 2, -1, -1, -1, -1, -1, -1};
+    int32_t valid = 5;
+    struct capture_rows rows = {.ids = ids,
+                                .id_stride_bytes = TOP_K * 4,
+                                .id_bytes = 4,
+                                .tokens = 3,
+                                .tokens_valid = &valid,
+                                .token_first = 4}; // the second round of a step
+    struct sample s;
+
+    sample_init(&s, 1);
+    memset(memory_slot(&s.instance->memory, BUFFER_CAPTURE, 0), 0xff, DP * SLICE * ROW * 4);
+    capture_record(s.instance, &rows);
+    check_all(&s, 0, 0, want, 3);
+    valid = INT32_MIN;
+    capture_record(s.instance, &rows);
+    check_all(&s, 0, 0, NULL, 0);
+    valid = INT32_MAX;
+    capture_record(s.instance, &rows);
+    check_all(&s, 0, 0, ids, 3);
+    sample_fini(&s);
+}
+END_TEST
+
+START_TEST(no_tokens_write_nothing)
+{
+    struct capture_rows rows = {.id_bytes = 4, .row_first = DP * SLICE};
+    struct sample s;
+
+    sample_init(&s, 1);
+    capture_clear(s.instance);
+    capture_record(s.instance, &rows);
+    check_all(&s, 0, 0, NULL, 0);
+    sample_fini(&s);
+}
+END_TEST
+
+START_TEST(rows_past_the_slice_are_refused)
+{
+    struct sample s;
+
+    sample_init(&s, 1);
+    ACCEPTED(&s.said, capture_check(s.instance, 0, SLICE, SLICE, &s.said.error));
+    ACCEPTED(&s.said, capture_check(s.instance, SLICE, 0, SLICE, &s.said.error));
+    SAID(&s.said, MOXIE_E_CAPACITY, capture_check(s.instance, 1, SLICE, SLICE, &s.said.error),
+         "capture rows 1 to 5", "4 rows", "forward_tokens_max");
+    SAID(&s.said, MOXIE_E_CAPACITY, capture_check(s.instance, SLICE + 1, 0, SLICE, &s.said.error),
+         "capture rows 5 to 5", "4 rows");
+    SAID(&s.said, MOXIE_E_CAPACITY, capture_check(s.instance, -1, 1, SLICE, &s.said.error),
+         "capture rows -1 to 0");
+    sample_fini(&s);
+}
+END_TEST
+
+START_TEST(views_are_refused_in_words)
+{
+    moxie_captured captured, before;
+    struct sample s;
+
+    memset(&captured, 0xa5, sizeof captured);
+    captured.dp_rank = DP;
+    before = captured;
+    sample_init(&s, 1);
+    SAID(&s.said, MOXIE_E_INVALID, instance_captured(s.instance, &captured, &s.said.error),
+         "dp_rank 3", "0..2");
+    ck_assert_mem_eq(&captured, &before, sizeof captured);
+    captured.dp_rank = -1;
+    SAID(&s.said, MOXIE_E_INVALID, instance_captured(s.instance, &captured, &s.said.error),
+         "dp_rank -1", "0..2");
+    captured.dp_rank = 0;
+    instance_drop(s.instance, 1u << BUFFER_CAPTURE);
+    SAID(&s.said, MOXIE_E_UNAVAILABLE, instance_captured(s.instance, &captured, &s.said.error),
+         "no dispatcher");
+    ACCEPTED(&s.said, instance_take(s.instance, 1u << BUFFER_CAPTURE, &s.said.error));
+    sample_fini(&s);
+}
+END_TEST
+
+START_TEST(without_the_key_nothing_is_kept)
+{
+    static const int32_t ids[] = {0, 1, 2};
+    struct capture_rows rows = {
+        .ids = ids, .id_stride_bytes = TOP_K * 4, .id_bytes = 4, .tokens = 1};
+    moxie_captured captured = {.struct_size = sizeof captured};
+    struct sample s;
+
+    sample_init(&s, 0);
+    ck_assert_uint_eq(s.mock.allocate_calls, 0);
+    capture_clear(s.instance);
+    capture_record(s.instance, &rows);
+    ACCEPTED(&s.said, capture_check(s.instance, 1000, 1000, SLICE, &s.said.error));
+    SAID(&s.said, MOXIE_E_UNAVAILABLE, instance_captured(s.instance, &captured, &s.said.error),
+         "capture_routed_experts is 0");
+    sample_fini(&s);
+}
+END_TEST
+
+static void add(TCase *tests)
+{
+    tcase_add_test(tests, slices_follow_each_other);
+    tcase_add_test(tests, ids_are_recorded);
+    tcase_add_test(tests, ids_out_of_range_are_no_expert);
+    tcase_add_test(tests, wide_ids_are_read_whole);
+    tcase_add_test(tests, maps_are_followed);
+    tcase_add_test(tests, padding_is_no_expert);
+    tcase_add_test(tests, no_tokens_write_nothing);
+    tcase_add_test(tests, rows_past_the_slice_are_refused);
+    tcase_add_test(tests, views_are_refused_in_words);
+    tcase_add_test(tests, without_the_key_nothing_is_kept);
+}
+
+SUITE_MAIN("capture", 20, add)
