@@ -425,6 +425,8 @@ class Hostile(Case):
             path = self.write("random", whole[:length] + data)
             result = self.document("run", "--layer-file", path, "--ranks", "2")
             self.assertEqual(list(result), RUN_KEYS)
+            self.assertIsNone(result["relative_error"])
+            self.assertIsNone(result["max_abs_error"])
             self.moxie("run", "--layer-file", path, "--tolerance", "1", code=3)
 
     def test_metadata(self):
@@ -517,13 +519,21 @@ class Ranks(Case):
         process.communicate(timeout=TIMEOUT_S)
         self.assert_gone(pids)
 
-    def test_a_silent_rank_is_named(self):
+    def stop_and_wait(self, *indices):
         process, pids = self.start("--timeout", "1")
-        os.kill(pids[1], signal.SIGSTOP)
+        for index in indices:
+            os.kill(pids[index], signal.SIGSTOP)
         _, trouble = process.communicate(timeout=TIMEOUT_S)
         self.assertEqual(process.returncode, 1)
-        self.assertRegex(trouble, r"rank \d")
         self.assert_gone(pids)
+        return trouble
+
+    def test_a_silent_rank_is_named(self):
+        """By its peers, or by the command that hears nothing from it."""
+        self.assertRegex(self.stop_and_wait(1), r"rank \d")
+
+    def test_silence_ends_the_run(self):
+        self.assertRegex(self.stop_and_wait(0, 1, 2), r"rank \d has been silent for \d s")
 
     def test_fewer_tokens_than_ranks(self):
         for ranks in (2, 5, 16):

@@ -69,9 +69,15 @@ START_TEST(cut_anywhere_is_refused)
     uint8_t *bytes = file_read(path, &count);
 
     ck_assert_int_eq(opens(path), 1);
-    for (uint64_t kept = 0; kept < count; kept++)
-        ck_assert_msg(!opens(file_write("cut", bytes, kept)), "%d of %d bytes were accepted",
-                      (int)kept, (int)count);
+    for (uint64_t kept = 0; kept < count; kept++) {
+        struct safetensors file;
+        struct fault fault;
+
+        path = file_write("cut", bytes, kept);
+        ck_assert_int_eq(opens(path), 0);
+        ck_assert_int_eq(safetensors_open(&file, path, &fault), EXIT_TROUBLE);
+        ck_assert_msg(kept < 8 || strstr(fault.text, "cut off") != NULL, "%s", fault.text);
+    }
     free(bytes);
 }
 END_TEST
@@ -124,6 +130,20 @@ START_TEST(hostile_lengths_are_refused)
 }
 END_TEST
 
+// A header of more than the limit, in a file that has room for it, is not even read.
+START_TEST(long_headers_are_refused)
+{
+    const uint64_t length = SAFETENSORS_HEADER_BYTES_MAX + 1;
+    const char *path = file_write("long", &length, sizeof length);
+    struct safetensors file;
+    struct fault fault;
+
+    ck_assert_int_eq(truncate(path, (off_t)length + 100), 0);
+    ck_assert_int_eq(safetensors_open(&file, path, &fault), EXIT_TROUBLE);
+    ck_assert_ptr_nonnull(strstr(fault.text, "claims"));
+}
+END_TEST
+
 static const char *const bad_headers[] = {
     "[]",
     "7",
@@ -153,7 +173,17 @@ static const char *const bad_headers[] = {
     "{\"a\":{\"dtype\":\"U8\",\"shape\":[4294967296,4294967296,4294967296,0],\"data_offsets\":[0,8]"
     "}}",
     "{\"a\":{\"dtype\":\"U8\",\"shape\":[1,1,1,1,1,1,1,1,8],\"data_offsets\":[0,8]}}",
+    // sizes that are none, beside a tensor that covers the data
+    "{\"a\":{\"dtype\":\"U8\",\"shape\":[true],\"data_offsets\":[0,0]},"
+    "\"b\":{\"dtype\":\"U8\",\"shape\":[8],\"data_offsets\":[0,8]}}",
+    // an overlap as long as the hole after it, a hole as long as the overlap after it
+    "{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},"
+    "\"b\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[2,6]}}",
+    "{\"a\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[1,4]},"
+    "\"b\":{\"dtype\":\"U8\",\"shape\":[5],\"data_offsets\":[3,8]}}",
     // an overlap, a hole, a name twice, metadata that is none
+    "{\"a\":{\"dtype\":\"U8\",\"shape\":[8],\"data_offsets\":[0,8]},"
+    "\"a\":{\"dtype\":\"U8\",\"shape\":[8],\"data_offsets\":[0,8]}}",
     "{\"a\":{\"dtype\":\"U8\",\"shape\":[5],\"data_offsets\":[0,5]},"
     "\"b\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[4,8]}}",
     "{\"a\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[0,3]},"
@@ -202,9 +232,14 @@ END_TEST
 
 START_TEST(only_regular_files)
 {
-    ck_assert_int_eq(opens(file_folder()), 0);
+    struct safetensors file;
+    struct fault fault;
+
     ck_assert_int_eq(mkfifo(file_path("fifo"), 0600), 0);
-    ck_assert_int_eq(opens(file_path("fifo")), 0);
+    ck_assert_int_eq(safetensors_open(&file, file_path("fifo"), &fault), EXIT_TROUBLE);
+    ck_assert_ptr_nonnull(strstr(fault.text, "not a regular file"));
+    ck_assert_int_eq(safetensors_open(&file, file_folder(), &fault), EXIT_TROUBLE);
+    ck_assert_ptr_nonnull(strstr(fault.text, "not a regular file"));
     ck_assert_int_eq(opens("/nowhere/at/all"), 0);
 }
 END_TEST
@@ -238,6 +273,7 @@ static void add_tests(TCase *tests)
     tcase_add_test(tests, a_longer_file_is_refused);
     tcase_add_test(tests, flipped_bits_stay_inside);
     tcase_add_test(tests, hostile_lengths_are_refused);
+    tcase_add_test(tests, long_headers_are_refused);
     tcase_add_loop_test(tests, bad_headers_are_refused, 0,
                         (int)(sizeof bad_headers / sizeof bad_headers[0]));
     tcase_add_test(tests, deep_headers_are_refused);

@@ -160,9 +160,7 @@ out:
 int bench_rank(struct link *link, const json_t *job, struct fault *fault)
 {
     struct bench *bench = calloc(1, sizeof *bench);
-    struct fault closing;
     int32_t format = MOXIE_FORMAT_AUTO;
-    int closed = EXIT_OK;
     int st = EXIT_OK;
 
     if (bench == NULL) return fault_set(fault, EXIT_TROUBLE, "out of memory");
@@ -173,11 +171,7 @@ int bench_rank(struct link *link, const json_t *job, struct fault *fault)
     TRY(rank_create(&bench->rank, &bench->w1, &bench->w2, fault));
     TRY(run_cells(bench, json_object_get(job, "tokens"), fault));
 out:
-    closed = rank_close(&bench->rank, &closing);
-    if (st == EXIT_OK && closed != EXIT_OK) {
-        *fault = closing;
-        st = closed;
-    }
+    st = rank_finish(&bench->rank, st, fault);
     weights_fini(&bench->w1);
     weights_fini(&bench->w2);
     free(bench->ids);

@@ -102,8 +102,8 @@ int32_t link_all_gather(void *ctx, const void *send, void *recv, uint64_t bytes)
     const struct link *link = ctx;
     uint64_t all_bytes = bytes * (uint64_t)link->ranks;
     struct wire_header header;
-    // The parent gives up on silent ranks first, and says which.
-    int64_t deadline_ns = deadline_after(2 * link->silence_ms);
+    // The parent bounds this wait: it answers, or ends every rank and says which one was silent.
+    const int64_t deadline_ns = INT64_MAX;
 
     if (bytes > WIRE_PAYLOAD_BYTES_MAX / BOOTSTRAP_RANKS_MAX) return EMSGSIZE;
     if (send_message(link, MESSAGE_GATHER, send, bytes) != 0) return EPIPE;

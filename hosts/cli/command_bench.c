@@ -3,9 +3,9 @@
 #include "hosts/cli/bench.h"
 #include "hosts/cli/bootstrap.h"
 #include "hosts/cli/commands.h"
-#include "hosts/cli/config_command.h"
 #include "hosts/cli/json_file.h"
 #include "hosts/cli/machine.h"
+#include "hosts/cli/numbers.h"
 #include "hosts/cli/preflight.h"
 #include "hosts/cli/table.h"
 
@@ -93,16 +93,14 @@ static const struct argp_option table_of_options[] = {
 
 static const struct argp_child children[] = {{&rank_argp, 0, NULL, 0}, {0}};
 
-static const char doc[] = "Times the forward of one layer with random weights, bf16 rows and a "
-                          "fresh routing in every repetition. The "
-                          "floor is the larger of two times: the weights of the experts that the "
-                          "routing hits at the read bandwidth "
-                          "of this machine, and 6*T*k*H*I operations at its f32 peak; both are "
-                          "measured first. Weights that fit into "
-                          "a cache can be under the floor."
+static const char doc[] = "Times the forward of one layer with random weights, bf16 rows and "
+                          "a fresh routing in every repetition. The floor is the larger of "
+                          "two times: the weights of the experts that the routing hits at the "
+                          "read bandwidth of this machine, and 6*T*k*H*I operations at its "
+                          "f32 peak; both are measured first. Weights that fit into a cache "
+                          "can be under the floor."
                           "\vOver several ranks a time is that of the slowest, and the floor "
-                          "counts all of them, since they share "
-                          "this machine.";
+                          "counts all of them, since they share this machine.";
 
 static json_t *make_config(const struct bench_options *options)
 {
@@ -184,19 +182,6 @@ struct bench_run {
     char runner[64], dispatcher[64];
 };
 
-static int by_value(const void *left, const void *right)
-{
-    const double *a = left;
-    const double *b = right;
-
-    return (*a > *b) - (*a < *b);
-}
-
-static double quantile(const double *sorted, int count, double share)
-{
-    return sorted[(int)(share * (count - 1) + 0.5)];
-}
-
 // Experts that at least one token of any rank chose.
 static int64_t experts_hit(const struct bench_options *options, struct draw draw, int64_t tokens,
                            int32_t *ids, uint8_t *seen)
@@ -260,15 +245,15 @@ static int fill_cell(struct bench_run *run, int index, const json_t *times, stru
         times_us[i] = json_real_value(json_array_get(times, (size_t)i));
         shares[i] = floors_us[i] / times_us[i];
     }
-    qsort(times_us, (size_t)count, sizeof times_us[0], by_value);
-    qsort(floors_us, (size_t)count, sizeof floors_us[0], by_value);
-    qsort(shares, (size_t)count, sizeof shares[0], by_value);
+    numbers_sort(times_us, count);
+    numbers_sort(floors_us, count);
+    numbers_sort(shares, count);
     cell->repetitions = count;
-    cell->median_us = quantile(times_us, count, 0.5);
-    cell->p10_us = quantile(times_us, count, 0.1);
-    cell->p90_us = quantile(times_us, count, 0.9);
-    cell->floor_us = quantile(floors_us, count, 0.5);
-    cell->share = quantile(shares, count, 0.5);
+    cell->median_us = numbers_quantile(times_us, count, 0.5);
+    cell->p10_us = numbers_quantile(times_us, count, 0.1);
+    cell->p90_us = numbers_quantile(times_us, count, 0.9);
+    cell->floor_us = numbers_quantile(floors_us, count, 0.5);
+    cell->share = numbers_quantile(shares, count, 0.5);
     return EXIT_OK;
 }
 
@@ -414,7 +399,8 @@ int command_bench(int argc, char **argv, struct fault *fault)
     else
         print_bench(&run);
 out:
-    st = close_all(&instance, &plugin, st, fault);
+    st = instance_finish(&instance, st, fault);
+    plugin_unload(&plugin);
     json_decref(config);
     return st;
 }

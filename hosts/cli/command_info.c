@@ -1,7 +1,7 @@
 // moxie info: what this library is, and what it can do on this machine.
 
 #include "hosts/cli/commands.h"
-#include "hosts/cli/config_command.h"
+#include "hosts/cli/instance.h"
 #include "hosts/cli/json_file.h"
 #include "hosts/cli/options.h"
 #include "hosts/cli/table.h"
@@ -42,9 +42,9 @@ static const struct argp_option table_of_options[] = {
 
 static const struct argp_child children[] = {{&common_argp, 0, NULL, 0}, {0}};
 
-static const char doc[] = "Prints who built the library, which ABI versions it speaks, and for "
-                          "each of its runners and dispatchers "
-                          "how well it would run on this machine and why.";
+static const char doc[] = "Prints who built the library, which ABI versions it speaks, and "
+                          "for each of its runners and dispatchers how well it would run on "
+                          "this machine and why.";
 
 struct probes {
     moxie_probe entries[PROBES_MAX];
@@ -212,7 +212,6 @@ static void print_keys(const struct instance *instance)
 // The snapshot of an empty configuration shows every key with its default.
 static int show_keys(struct plugin *plugin, int as_json, struct fault *fault)
 {
-    struct plugin nothing = {.api = NULL};
     struct instance instance = {.api = NULL};
     const struct instance_request request = {.plugin = plugin, .config = json_object()};
     int st = EXIT_OK;
@@ -224,7 +223,7 @@ static int show_keys(struct plugin *plugin, int as_json, struct fault *fault)
     else
         print_keys(&instance);
 out:
-    st = close_all(&instance, &nothing, st, fault);
+    st = instance_finish(&instance, st, fault);
     json_decref(request.config);
     return st;
 }

@@ -2,10 +2,12 @@
 
 #include "hosts/cli/bootstrap.h"
 #include "hosts/cli/commands.h"
-#include "hosts/cli/config_command.h"
 #include "hosts/cli/json_file.h"
+#include "hosts/cli/machine.h"
+#include "hosts/cli/numbers.h"
 #include "hosts/cli/preflight.h"
 #include "hosts/cli/router.h"
+#include "hosts/cli/table.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -85,14 +87,13 @@ static const struct argp_option table_of_options[] = {
 
 static const struct argp_child children[] = {{&rank_argp, 0, NULL, 0}, {0}};
 
-static const char doc[] =
-    "Runs the experts of one layer: R processes share the experts, and each takes a contiguous "
-    "part of the "
-    "tokens. Without topk_ids and topk_weights the model's router chooses. The result is compared "
-    "with "
-    "routed_output where the file has it: relative_error is ||y - reference|| / ||reference||."
-    "\vPublished formats: Qwen3-MoE, Mixtral, DeepSeek-V3 (fp8), gpt-oss (mxfp4), ModelOpt "
-    "(nvfp4), Llama 4.";
+static const char doc[] = "Runs the experts of one layer: R processes share the experts, and "
+                          "each takes a contiguous part of the tokens. Without topk_ids and "
+                          "topk_weights the model's router chooses. The result is compared "
+                          "with routed_output where the file has it: relative_error is ||y - "
+                          "reference|| / ||reference||."
+                          "\vPublished formats: Qwen3-MoE, Mixtral, DeepSeek-V3 (fp8), gpt-oss "
+                          "(mxfp4), ModelOpt (nvfp4), Llama 4.";
 
 // The configuration that the ranks open with; ep_rank is theirs to set.
 static json_t *make_config(const struct run_options *options, const struct source *source)
@@ -195,35 +196,26 @@ static int compare(const struct outcome *outcome, struct distance *distance, str
 
         error += difference * difference;
         norm += (double)expected[i] * (double)expected[i];
-        // Written so that a NaN stays.
-        if (!(fabs(difference) <= distance->max_abs)) distance->max_abs = fabs(difference);
+        if (fabs(difference) > distance->max_abs) distance->max_abs = fabs(difference);
     }
-    distance->relative = error > 0 || isnan(error) ? sqrt(error) / sqrt(norm) : 0;
+    distance->relative = error == 0 ? 0 : sqrt(error) / sqrt(norm);
+    if (isnan(error)) distance->max_abs = NAN; // comparing has passed it over
 out:
     free(expected);
     return st;
-}
-
-static int by_value(const void *left, const void *right)
-{
-    const double *a = left;
-    const double *b = right;
-
-    return (*a > *b) - (*a < *b);
 }
 
 static double median_ms(const json_t *result)
 {
     const json_t *times = json_object_get(result, "times_us");
     double values[64];
-    size_t count = json_array_size(times);
+    int count = (int)json_array_size(times);
 
-    if (count == 0) return NAN;
-    if (count > 64) count = 64;
-    for (size_t i = 0; i < count; i++)
-        values[i] = json_real_value(json_array_get(times, i));
-    qsort(values, count, sizeof values[0], by_value);
-    return values[count / 2] / 1000;
+    if (count == 0 || count > 64) return NAN;
+    for (int i = 0; i < count; i++)
+        values[i] = json_real_value(json_array_get(times, (size_t)i));
+    numbers_sort(values, count);
+    return numbers_quantile(values, count, 0.5) / 1000;
 }
 
 static int report(const struct run_options *options, const struct outcome *outcome,
@@ -279,10 +271,29 @@ out:
     return st;
 }
 
+// Ranks of one machine share its memory; a layer that does not fit is better refused than killed
+// half way.
+static int check_memory(const struct source *source, struct fault *fault)
+{
+    uint64_t available = machine_memory_available();
+    uint64_t needed = 0;
+    char needed_text[HUMAN_BYTES];
+    char available_text[HUMAN_BYTES];
+
+    if (!bytes_add(weights_bytes(&source->layout.w1), weights_bytes(&source->layout.w2), &needed))
+        needed = UINT64_MAX;
+    if (needed <= available) return EXIT_OK;
+    return fault_set(fault, EXIT_REFUSED, "the experts of this layer take %s, and %s are free",
+                     human_bytes(needed, needed_text), human_bytes(available, available_text));
+}
+
 // What can be refused before any rank is started.
 static int check_source(const struct run_options *options, const struct source *source,
                         struct fault *fault)
 {
+    int st = check_memory(source, fault);
+
+    if (st != EXIT_OK) return st;
     if (options->tolerance >= 0 && source->inputs.routed_output == NULL)
         return fault_set(fault, EXIT_TROUBLE, "%s: no routed_output to hold --tolerance against",
                          source->inputs.file->path);
@@ -325,7 +336,8 @@ int command_run(int argc, char **argv, struct fault *fault)
     TRY(run_ranks(&options, &plugin, config, &outcome, fault));
     TRY(finish(&options, &outcome, fault));
 out:
-    st = close_all(&instance, &plugin, st, fault);
+    st = instance_finish(&instance, st, fault);
+    plugin_unload(&plugin);
     json_decref(outcome.result);
     json_decref(config);
     free(outcome.y);

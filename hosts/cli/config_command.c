@@ -32,17 +32,6 @@ static error_t parse(int key, char *text, struct argp_state *state)
 
 static const struct argp_child children[] = {{&common_argp, 0, NULL, 0}, {0}};
 
-int close_all(struct instance *instance, struct plugin *plugin, int st, struct fault *fault)
-{
-    struct fault closing;
-    int closed = instance_close(instance, &closing);
-
-    plugin_unload(plugin);
-    if (st != EXIT_OK || closed == EXIT_OK) return st;
-    *fault = closing;
-    return closed;
-}
-
 int config_command(int argc, char **argv, const struct config_command *command, struct fault *fault)
 {
     const struct argp argp = {NULL, parse, "CONFIG.json", command->doc, children, NULL, NULL};
@@ -59,7 +48,8 @@ int config_command(int argc, char **argv, const struct config_command *command, 
     TRY(instance_open(&instance, &request, fault));
     st = command->show(&instance, options.common.json, fault);
 out:
-    st = close_all(&instance, &plugin, st, fault);
+    st = instance_finish(&instance, st, fault);
+    plugin_unload(&plugin);
     json_decref(request.config);
     return st;
 }

@@ -14,8 +14,4 @@ struct config_command {
 int config_command(int argc, char **argv, const struct config_command *command,
                    struct fault *fault);
 
-// Closes what a command had open, and passes its outcome `st` on: a fault while closing counts only
-// when there was none before.
-int close_all(struct instance *instance, struct plugin *plugin, int st, struct fault *fault);
-
 #endif

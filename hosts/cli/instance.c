@@ -56,6 +56,16 @@ int instance_close(struct instance *instance, struct fault *fault)
     return EXIT_OK;
 }
 
+int instance_finish(struct instance *instance, int st, struct fault *fault)
+{
+    struct fault closing;
+    int closed = instance_close(instance, &closing);
+
+    if (st != EXIT_OK || closed == EXIT_OK) return st;
+    *fault = closing;
+    return closed;
+}
+
 const char *instance_config(const struct instance *instance, const char *key)
 {
     moxie_config_entry entry = {.struct_size = sizeof entry};

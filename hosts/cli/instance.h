@@ -32,6 +32,10 @@ int instance_open(struct instance *instance, const struct instance_request *requ
 // Accepts a zeroed, half-opened or closed instance.
 int instance_close(struct instance *instance, struct fault *fault);
 
+// Closes at the end of a function whose outcome is `st`, and returns the outcome with closing
+// counted: a fault of closing stands only where there was none before.
+int instance_finish(struct instance *instance, int st, struct fault *fault);
+
 // The snapshot's value of a key, with `auto` resolved; "" when there is no such key.
 const char *instance_config(const struct instance *instance, const char *key);
 

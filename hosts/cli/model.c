@@ -14,27 +14,35 @@
 // What a family does that its config.json does not say.
 struct family {
     const char *name;
-    int32_t scoring;
-    int32_t renormalize; // when norm_topk_prob is absent
+    int32_t scoring;     // MOXIE_SCORING_*; 0: not known
+    int32_t renormalize; // where norm_topk_prob does not say
     double epsilon;
     int32_t weight_on_input;
-    int32_t fused_rows_in;
-    int32_t fused_interleaved;
+    int32_t fused_rows_in, fused_interleaved;
     const char *activation; // NULL: hidden_act says
+    double limit;           // where swiglu_limit does not say; 0: none
 };
 
 static const struct family families[] = {
-    {"qwen2_moe", MOXIE_SCORING_SOFTMAX, 0, 0, 0, 0, 0, NULL},
-    {"qwen3_moe", MOXIE_SCORING_SOFTMAX, 0, 0, 0, 0, 0, NULL},
-    {"mixtral", MOXIE_SCORING_SOFTMAX, 1, 0, 0, 0, 0, NULL},
-    {"deepseek_v3", MOXIE_SCORING_SIGMOID, 1, 1e-20, 0, 0, 0, NULL},
-    {"gpt_oss", MOXIE_SCORING_TOP_K_SOFTMAX, 0, 0, 0, 1, 1, "swigluoai"},
-    {"llama4", MOXIE_SCORING_SIGMOID, 0, 0, 1, 1, 0, NULL},
-    {"llama4_text", MOXIE_SCORING_SIGMOID, 0, 0, 1, 1, 0, NULL},
+    {.name = "qwen2_moe", .scoring = MOXIE_SCORING_SOFTMAX},
+    {.name = "qwen3_moe", .scoring = MOXIE_SCORING_SOFTMAX},
+    {.name = "mixtral", .scoring = MOXIE_SCORING_SOFTMAX, .renormalize = 1},
+    {.name = "deepseek_v3", .scoring = MOXIE_SCORING_SIGMOID, .renormalize = 1, .epsilon = 1e-20},
+    {.name = "gpt_oss",
+     .scoring = MOXIE_SCORING_TOP_K_SOFTMAX,
+     .fused_rows_in = 1,
+     .fused_interleaved = 1,
+     .activation = "swigluoai",
+     .limit = 7},
+    {.name = "llama4", .scoring = MOXIE_SCORING_SIGMOID, .weight_on_input = 1, .fused_rows_in = 1},
+    {.name = "llama4_text",
+     .scoring = MOXIE_SCORING_SIGMOID,
+     .weight_on_input = 1,
+     .fused_rows_in = 1},
 };
 
-// Experts can be loaded, ids and weights must be given.
-static const struct family unknown_family = {"", 0, 0, 0, 0, 0, 0, NULL};
+// Experts can be loaded; ids and weights must be given.
+static const struct family unknown_family = {.name = ""};
 
 static const struct family *family_find(const char *name)
 {
@@ -50,6 +58,7 @@ static void take_family(struct model *model, const char *name)
     *model = (struct model){
         .activation = family->activation,
         .alpha = 1.702, // gpt-oss implies it
+        .limit = family->limit,
         .weight_on_input = family->weight_on_input,
         .scoring = family->scoring,
         .renormalize = family->renormalize,

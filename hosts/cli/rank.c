@@ -73,13 +73,11 @@ int rank_create(struct rank *rank, const struct weights *w1, const struct weight
     return EXIT_OK;
 }
 
-int rank_close(struct rank *rank, struct fault *fault)
+int rank_finish(struct rank *rank, int st, struct fault *fault)
 {
-    int st = EXIT_OK;
-
     if (rank->dispatcher_info != NULL) rank->dispatcher_info->api->destroy(rank->dispatcher);
     if (rank->runner_info != NULL) rank->runner_info->api->destroy(rank->runner);
-    st = instance_close(&rank->instance, fault);
+    st = instance_finish(&rank->instance, st, fault);
     plugin_unload(&rank->plugin);
     json_decref(rank->config);
     *rank = (struct rank){0};

@@ -24,8 +24,8 @@ int rank_open(struct rank *rank, struct link *link, const json_t *job, struct fa
 // Makes runner and dispatcher. Collective.
 int rank_create(struct rank *rank, const struct weights *w1, const struct weights *w2,
                 struct fault *fault);
-// Accepts a zeroed or half-opened rank.
-int rank_close(struct rank *rank, struct fault *fault);
+// As instance_finish. Accepts a zeroed or half-opened rank.
+int rank_finish(struct rank *rank, int st, struct fault *fault);
 
 // The tensors of one forward of this rank; `rank_tokens` [ranks].
 struct forward {

@@ -123,8 +123,6 @@ int run_rank(struct link *link, const json_t *job, struct fault *fault)
 {
     struct run *run = calloc(1, sizeof *run);
     json_t *times_us = json_array();
-    struct fault closing;
-    int closed = EXIT_OK;
     int st = EXIT_OK;
 
     if (run == NULL || times_us == NULL) TRY(fault_set(fault, EXIT_TROUBLE, "out of memory"));
@@ -138,15 +136,11 @@ int run_rank(struct link *link, const json_t *job, struct fault *fault)
 out:
     json_decref(times_us);
     if (run == NULL) return st;
-    closed = rank_close(&run->rank, &closing);
+    st = rank_finish(&run->rank, st, fault);
     experts_fini(&run->experts);
     rows_fini(&run->rows);
     source_close(&run->source);
     free(run->y);
     free(run);
-    if (st == EXIT_OK && closed != EXIT_OK) {
-        *fault = closing;
-        st = closed;
-    }
     return st;
 }

@@ -10,38 +10,24 @@
 
 struct format_row {
     const char *word;
-    int32_t value_bits;
-    int32_t inputs_per_scale; // K covered by one scale; 0: not by K
-    moxie_dtype values, scales;
+    uint8_t value_bits, value_code; // of one weight; MOXIE_DTYPE_* of what holds it
+    uint8_t scale_bits, scale_code; // 0 bits: no scales
+    int32_t inputs_per_scale;       // K covered by one scale; 0: not by K
 };
 
-#define F32_DTYPE                                                                                  \
-    {                                                                                              \
-        MOXIE_DTYPE_FLOAT, 32, 1                                                                   \
-    }
-#define U8_DTYPE                                                                                   \
-    {                                                                                              \
-        MOXIE_DTYPE_UINT, 8, 1                                                                     \
-    }
-#define E4M3_DTYPE                                                                                 \
-    {                                                                                              \
-        MOXIE_DTYPE_FLOAT8_E4M3FN, 8, 1                                                            \
-    }
-#define NO_DTYPE                                                                                   \
-    {                                                                                              \
-        0, 0, 0                                                                                    \
-    }
-
 static const struct format_row formats[] = {
-    [MOXIE_FORMAT_F32] = {"f32", 32, 0, F32_DTYPE, NO_DTYPE},
-    [MOXIE_FORMAT_BF16] = {"bf16", 16, 0, {MOXIE_DTYPE_BFLOAT, 16, 1}, NO_DTYPE},
-    [MOXIE_FORMAT_F16] = {"f16", 16, 0, {MOXIE_DTYPE_FLOAT, 16, 1}, NO_DTYPE},
-    [MOXIE_FORMAT_FP8_TENSOR] = {"fp8_tensor", 8, 0, E4M3_DTYPE, F32_DTYPE},
-    [MOXIE_FORMAT_FP8_CHANNEL] = {"fp8_channel", 8, 0, E4M3_DTYPE, F32_DTYPE},
-    [MOXIE_FORMAT_FP8_BLOCK128] = {"fp8_block128", 8, BLOCK, E4M3_DTYPE, F32_DTYPE},
-    [MOXIE_FORMAT_INT4_G32] = {"int4_g32", 4, 32, U8_DTYPE, F32_DTYPE},
-    [MOXIE_FORMAT_MXFP4] = {"mxfp4", 4, 32, U8_DTYPE, U8_DTYPE},
-    [MOXIE_FORMAT_NVFP4] = {"nvfp4", 4, 16, U8_DTYPE, E4M3_DTYPE},
+    [MOXIE_FORMAT_F32] = {"f32", 32, MOXIE_DTYPE_FLOAT, 0, 0, 0},
+    [MOXIE_FORMAT_BF16] = {"bf16", 16, MOXIE_DTYPE_BFLOAT, 0, 0, 0},
+    [MOXIE_FORMAT_F16] = {"f16", 16, MOXIE_DTYPE_FLOAT, 0, 0, 0},
+    [MOXIE_FORMAT_FP8_TENSOR] = {"fp8_tensor", 8, MOXIE_DTYPE_FLOAT8_E4M3FN, 32, MOXIE_DTYPE_FLOAT,
+                                 0},
+    [MOXIE_FORMAT_FP8_CHANNEL] = {"fp8_channel", 8, MOXIE_DTYPE_FLOAT8_E4M3FN, 32,
+                                  MOXIE_DTYPE_FLOAT, 0},
+    [MOXIE_FORMAT_FP8_BLOCK128] = {"fp8_block128", 8, MOXIE_DTYPE_FLOAT8_E4M3FN, 32,
+                                   MOXIE_DTYPE_FLOAT, BLOCK},
+    [MOXIE_FORMAT_INT4_G32] = {"int4_g32", 4, MOXIE_DTYPE_UINT, 32, MOXIE_DTYPE_FLOAT, 32},
+    [MOXIE_FORMAT_MXFP4] = {"mxfp4", 4, MOXIE_DTYPE_UINT, 8, MOXIE_DTYPE_UINT, 32},
+    [MOXIE_FORMAT_NVFP4] = {"nvfp4", 4, MOXIE_DTYPE_UINT, 8, MOXIE_DTYPE_FLOAT8_E4M3FN, 16},
 };
 
 #define FORMATS ((int32_t)(sizeof formats / sizeof formats[0]))
@@ -71,7 +57,10 @@ uint64_t format_element_bytes(int32_t format)
 
 moxie_dtype format_dtype(int32_t format)
 {
-    return format_known(format) ? formats[format].values : (moxie_dtype)NO_DTYPE;
+    const struct format_row *row = &formats[format_known(format) ? format : MOXIE_FORMAT_AUTO];
+
+    // Two 4-bit weights share a byte.
+    return (moxie_dtype){row->value_code, row->value_bits == 4 ? 8 : row->value_bits, 1};
 }
 
 moxie_tensor tensor_on_cpu(void *data, moxie_dtype dtype, int32_t ndim, int64_t *shape)
@@ -137,7 +126,7 @@ static int measure(const struct weights_shape *shape, struct weights *weights)
     scale_shape(shape, &scale_rows, &scale_columns);
     if (!bytes_mul((uint64_t)shape->outputs, (uint64_t)shape->inputs, &elements) ||
         !bytes_mul(elements, (uint64_t)row->value_bits, &bits) ||
-        !bytes_mul((uint64_t)scale_rows, (uint64_t)scale_columns * row->scales.bits / 8,
+        !bytes_mul((uint64_t)scale_rows, (uint64_t)scale_columns * row->scale_bits / 8,
                    &weights->scale_bytes))
         return 0;
     weights->value_bytes = bits / 8;
@@ -192,6 +181,8 @@ static void describe(struct weights *weights)
 {
     const struct weights_shape *shape = &weights->shape;
     const struct format_row *row = &formats[shape->format];
+    const moxie_dtype scale_dtype = {row->scale_code, row->scale_bits, 1};
+    const moxie_dtype f32 = {MOXIE_DTYPE_FLOAT, 32, 1};
     int64_t columns = row->value_bits == 4 ? shape->inputs / 2 : shape->inputs;
     int64_t scale_rows = 0;
     int64_t scale_columns = 0;
@@ -212,14 +203,14 @@ static void describe(struct weights *weights)
         .format = shape->format,
         .order = shape->order,
         .orientation = shape->orientation,
-        .values = tensor_on_cpu(weights->values, row->values, 3, weights->dims[0]),
+        .values = tensor_on_cpu(weights->values, format_dtype(shape->format), 3, weights->dims[0]),
     };
     if (weights->scales != NULL)
         weights->matrix.scales =
-            tensor_on_cpu(weights->scales, row->scales, scale_dims, weights->dims[1]);
+            tensor_on_cpu(weights->scales, scale_dtype, scale_dims, weights->dims[1]);
     if (weights->globals != NULL)
-        weights->matrix.global_scales = tensor_on_cpu(weights->globals, (moxie_dtype)F32_DTYPE,
-                                                      gated(shape) ? 2 : 1, weights->dims[2]);
+        weights->matrix.global_scales =
+            tensor_on_cpu(weights->globals, f32, gated(shape) ? 2 : 1, weights->dims[2]);
     if (weights->biases != NULL)
         weights->matrix.bias =
             tensor_on_cpu(weights->biases, format_dtype(shape->bias_format), 2, weights->dims[3]);
