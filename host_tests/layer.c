@@ -138,7 +138,7 @@ void layer_rank_init(struct layer_rank *rank, const struct layer *layer, struct 
     if (group != NULL) mock_host_join(&rank->mock, group, index);
 }
 
-void layer_rank_open(struct layer_rank *rank, const struct layer *layer)
+void layer_rank_prepare(struct layer_rank *rank, const struct layer *layer)
 {
     static const struct registry none;
     struct layer_weights_view view;
@@ -151,6 +151,13 @@ void layer_rank_open(struct layer_rank *rank, const struct layer *layer)
     layer_weights_of(layer, plan->bounds->expert_first, plan->bounds->experts_local, &view);
     ck_assert_msg(runner_create(rank->instance, 0, &view.weights, &rank->runner, error) == MOXIE_OK,
                   "%s", rank->mock.text);
+}
+
+void layer_rank_open(struct layer_rank *rank, const struct layer *layer)
+{
+    moxie_error *error = &rank->mock.error;
+
+    layer_rank_prepare(rank, layer);
     ck_assert_msg(dispatcher_create(rank->instance,
                                     (enum dispatcher_kind)rank->instance->plan.limits.dispatcher,
                                     &rank->dispatcher, error) == MOXIE_OK,

@@ -52,6 +52,8 @@ struct layer_rank {
 };
 void layer_rank_init(struct layer_rank *rank, const struct layer *layer, struct mock_group *group,
                      int32_t index);
+// Everything but the dispatcher.
+void layer_rank_prepare(struct layer_rank *rank, const struct layer *layer);
 void layer_rank_open(struct layer_rank *rank, const struct layer *layer);
 void layer_rank_close(struct layer_rank *rank);
 

@@ -189,6 +189,15 @@ int32_t dispatcher_poll_error(const moxie_dispatcher *dispatcher, moxie_error *e
     return fail_rank(error, failed, dispatcher->failed_rank, "%s", dispatcher->failed_text);
 }
 
+static void zero_y(const moxie_dispatcher *dispatcher, const moxie_batch *batch)
+{
+    const moxie_tensor *y = &batch->y;
+
+    for (int64_t token = 0; token < y->shape[0]; token++)
+        dispatcher->instance->device->zero(tensor_data(y) + token * tensor_stride_bytes(y, 0),
+                                           y->shape[1] * tensor_element_bytes(y), batch->stream);
+}
+
 // Makes a failure that happened among the ranks stick, and the output zero.
 static void stick(moxie_dispatcher *dispatcher, const moxie_batch *batch, int32_t code,
                   const moxie_error *seen)
@@ -198,9 +207,7 @@ static void stick(moxie_dispatcher *dispatcher, const moxie_batch *batch, int32_
     dispatcher->failed_rank = seen->rank;
     atomic_store_explicit(&dispatcher->failed, code, memory_order_release);
     instance->stats.peer_failures++;
-    for (int64_t token = 0; token < batch->y.shape[0]; token++)
-        instance->device->zero(tensor_data(&batch->y) + token * tensor_stride_bytes(&batch->y, 0),
-                               batch->y.shape[1] * tensor_element_bytes(&batch->y), batch->stream);
+    zero_y(dispatcher, batch);
     log_line(&instance->host, MOXIE_LOG_ERROR, "dispatcher", "%s", dispatcher->failed_text);
 }
 
@@ -211,6 +218,22 @@ static int32_t settle(moxie_dispatcher *dispatcher, const moxie_batch *batch, in
     if (answer == MOXIE_OK) return MOXIE_OK;
     stick(dispatcher, batch, answer, seen);
     return dispatcher_poll_error(dispatcher, error);
+}
+
+// The failure that sticks, before anything else is looked at. A batch that could run, of another
+// slot or of a later step, gets the y of one that failed.
+static int32_t check_failure(const moxie_dispatcher *dispatcher, const moxie_batch *batch,
+                             moxie_error *error)
+{
+    int32_t st = dispatcher_poll_error(dispatcher, error);
+    int64_t tokens = -1;
+
+    if (st == MOXIE_OK) return st;
+    if (batch->y.ndim == 2 && batch->y.shape != NULL) tokens = batch->y.shape[0];
+    if (tokens >= 0 && step_check_batch(dispatcher->instance, is_local(dispatcher), tokens, batch,
+                                        NULL) == MOXIE_OK)
+        zero_y(dispatcher, batch);
+    return st;
 }
 
 // Where an exchange step writes its failure before it sticks.
@@ -284,7 +307,7 @@ static int32_t check_batch(const moxie_dispatcher *dispatcher, const moxie_batch
     const struct slot *slot;
     int32_t st = MOXIE_OK;
 
-    TRY(dispatcher_poll_error(dispatcher, error));
+    TRY(check_failure(dispatcher, batch, error));
     TRY(step_check_slot(dispatcher->instance, "batch.slot", batch->slot, error));
     slot = &dispatcher->slots[batch->slot];
     if (slot->state != (int32_t)state)
