@@ -24,6 +24,7 @@ struct loader_row {
 #define WHOLE(structure) {#structure, "", 0, (uint32_t)sizeof(structure)}
 
 static const struct loader_row rows[] = {
+    // ---- generated from abi.h by `python3 abi/ledger`; do not edit ----
     FIELD(moxie_error, struct_size), FIELD(moxie_error, code), FIELD(moxie_error, rank),
     FIELD(moxie_error, text_bytes), FIELD(moxie_error, text),
     WHOLE(moxie_device), FIELD(moxie_device, type), FIELD(moxie_device, id),
@@ -124,8 +125,9 @@ static const struct loader_row rows[] = {
     FIELD(moxie_api, plan), FIELD(moxie_api, forward), FIELD(moxie_api, captured),
     FIELD(moxie_api, stats), FIELD(moxie_api, suspend), FIELD(moxie_api, resume),
     FIELD(moxie_api, close),
-    FIELD(moxie_request, struct_size), FIELD(moxie_request, abi_min), FIELD(moxie_request, abi_max),
-    FIELD(moxie_request, reserved0), FIELD(moxie_request, host_build),
+    FIELD(moxie_request, struct_size), FIELD(moxie_request, abi_min),
+    FIELD(moxie_request, abi_max), FIELD(moxie_request, reserved0),
+    FIELD(moxie_request, host_build),
     FIELD(moxie_routing, struct_size), FIELD(moxie_routing, scoring),
     FIELD(moxie_routing, renormalize), FIELD(moxie_routing, groups),
     FIELD(moxie_routing, groups_top), FIELD(moxie_routing, reserved0),
@@ -135,6 +137,7 @@ static const struct loader_row rows[] = {
     FIELD(moxie_routing_api, route),
     FIELD(moxie_expand_api, struct_size), FIELD(moxie_expand_api, reserved0),
     FIELD(moxie_expand_api, expand), FIELD(moxie_expand_api, fold),
+    // ---- end of what is generated ----
 };
 // NOLINTEND(bugprone-sizeof-expression)
 // clang-format on

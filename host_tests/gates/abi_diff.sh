@@ -14,7 +14,7 @@ if [ ! -e "$baseline" ]; then
     exit 1
 fi
 if ! abidiff --harmless --fail-no-debug-info "$baseline" "$1"; then
-    echo "abi.h differs from $baseline. An append: add its row to abi/layout.h, run scripts/abi_baseline, commit both." \
+    echo "abi.h differs from $baseline. An append: run python3 abi/ledger and scripts/abi_baseline, commit both." \
         "Anything else is a break: bump MOXIE_VERSION_MINOR too."
     exit 1
 fi

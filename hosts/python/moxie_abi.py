@@ -6,21 +6,13 @@ Needs Python 3.9 and nothing else.
         for reason in instance.reasons():
             print(reason)
 
-The mirror below is written by hand. load() compares it, field by field, with the layout that the
-library reports about itself, so that a mirror that is out of date is an error and not a crash.
+The mirror below is generated from abi.h. load() compares it, field by field, with the layout that
+the library reports about itself, so that a mirror that is out of date is an error and not a crash.
 """
 
 import ctypes
 import os
 
-ABI = (0, 1)
-ABI_VERSION = ABI[0] << 16 | ABI[1]
-
-OK, E_INVALID, E_UNSUPPORTED, E_UNAVAILABLE, E_VERSION, E_CONFIG = range(6)
-FOUND, ABSENT, WRONG_TYPE = range(3)
-FORMAT_F32 = 1
-ORDER_PLAIN, ORDER_GATE_UP, ORDER_UP_GATE, ORDER_INTERLEAVED = range(4)
-IDS_GLOBAL = 1
 LOG_NAMES = ("debug", "info", "warning", "error", "host misbehaving", "plugin misbehaving")
 
 # ---- The mirror --------------------------------------------------------------------------------
@@ -50,9 +42,9 @@ def function(result, *parameters):
     return ctypes.CFUNCTYPE(result and type_of(result), *map(type_of, parameters))
 
 
-def mirror(name, *rows, sized=True):
+def mirror(name, *rows):
     """Defines moxie_<name>. A row is "type field field ..." or (field, type)."""
-    fields = [("struct_size", ctypes.c_uint32)] if sized else []
+    fields = []
     for row in rows:
         if isinstance(row, str):
             word, *names = row.split()
@@ -61,7 +53,7 @@ def mirror(name, *rows, sized=True):
             fields.append(row)
 
     def init(self, **values):
-        if sized:
+        if fields[0][0] == "struct_size":
             values.setdefault("struct_size", ctypes.sizeof(type(self)))
         ctypes.Structure.__init__(self, **values)
 
@@ -72,63 +64,142 @@ def mirror(name, *rows, sized=True):
 
 MIRROR = {}
 
-Error = mirror("error", "i32 code rank", "u32 text_bytes", ("text", ctypes.c_void_p))
-Device = mirror("device", "i32 type id", sized=False)
-Dtype = mirror("dtype", "u8 code bits", "u16 lanes", sized=False)
+# ---- generated from abi.h by `python3 abi/ledger`; do not edit ----
+VERSION_MAJOR = 0
+VERSION_MINOR = 1
+VERSION_PATCH = 0
+RANKS_MAX = 64
+TOP_K_MAX = 32
+SLOTS_MAX = 4
+OK = 0
+E_INVALID = 1
+E_UNSUPPORTED = 2
+E_UNAVAILABLE = 3
+E_VERSION = 4
+E_CONFIG = 5
+E_CAPACITY = 6
+E_CAPTURING = 7
+E_COLLECTIVE_MISMATCH = 8
+E_TIMEOUT = 9
+E_PEER = 10
+E_MEMORY = 11
+E_DEVICE = 12
+E_INTERNAL = 13
+DEVICE_CPU = 1
+DEVICE_CUDA = 2
+DTYPE_INT = 0
+DTYPE_UINT = 1
+DTYPE_FLOAT = 2
+DTYPE_BFLOAT = 4
+DTYPE_FLOAT8_E4M3FN = 10
+FORMAT_AUTO = 0
+FORMAT_F32 = 1
+FORMAT_BF16 = 2
+FORMAT_F16 = 3
+FORMAT_FP8_TENSOR = 4
+FORMAT_FP8_CHANNEL = 5
+FORMAT_FP8_BLOCK128 = 6
+FORMAT_INT4_G32 = 7
+FORMAT_MXFP4 = 8
+FORMAT_NVFP4 = 9
+FORMAT_FP8 = 10
+MEMORY_DEVICE = 1
+MEMORY_SYMMETRIC = 2
+MEMORY_PINNED = 3
+MEMORY_HOST = 4
+CONFIG_FOUND = 0
+CONFIG_ABSENT = 1
+CONFIG_WRONG_TYPE = 2
+LOG_DEBUG = 0
+LOG_INFO = 1
+LOG_WARNING = 2
+LOG_ERROR = 3
+LOG_HOST_MISBEHAVING = 4
+LOG_PLUGIN_MISBEHAVING = 5
+THREAD_INIT = 1
+THREAD_INSTANCE_SERIAL = 2
+LAYOUT_STANDARD = 1
+LAYOUT_RANK_MAJOR = 2
+LAYOUT_EXPERT_CONTIGUOUS = 3
+LAYOUT_EXPERT_MASKED = 4
+IDS_GLOBAL = 1
+IDS_PHYSICAL = 2
+IDS_LOCAL = 3
+BY_NOBODY = 0
+BY_HOST = 1
+BY_RUNNER = 2
+BY_DISPATCHER = 3
+GRAPH_EAGER_ONLY = 0
+GRAPH_CAPTURABLE = 1
+ORDER_PLAIN = 0
+ORDER_GATE_UP = 1
+ORDER_UP_GATE = 2
+ORDER_INTERLEAVED = 3
+ROWS_OUT = 0
+ROWS_IN = 1
+PADDING_NONE = 0
+PADDING_MAX_LEN = 1
+PADDING_SUM_LEN = 2
+PHASE_MIXED = 0
+PHASE_PREFILL = 1
+PHASE_DECODE = 2
+PHASE_IDLE = 3
+ROUTING_EXTENSION = "moxie.routing/1"
+SCORING_SOFTMAX = 1
+SCORING_TOP_K_SOFTMAX = 2
+SCORING_SIGMOID = 3
+EXPAND_EXTENSION = "moxie.expand/1"
+
+Error = mirror("error", "u32 struct_size", "i32 code rank", "u32 text_bytes", "ptr text")
+Device = mirror("device", "i32 type id")
+Dtype = mirror("dtype", "u8 code bits", "u16 lanes")
 Tensor = mirror("tensor", "ptr data", "device device", "i32 ndim", "dtype dtype",
-                "*i64 shape strides", "u64 byte_offset", sized=False)
-Allocation = mirror("allocation", "i32 kind", "u64 bytes align", "str name")
-Traits = mirror("traits", "u32 layouts id_spaces",
-                "i32 no_expert_id weights_applied_by scaling_applied_by",
-                "i32 output_is_reduced reduction_group", "u32 formats", "i32 graph",
-                "u32 row_align_bytes reserved0")
-Probe = mirror("probe", "i32 score", "str name kind device", ("reason", ctypes.c_char * 160))
-ConfigEntry = mirror("config_entry", "i32 found", "str key type value help")
-Reason = mirror("reason", "i32 code", "str name key message")
-Report = mirror("report", "u32 reason_stride", "u64 reasons_count", "*reason reasons",
-                "u64 warnings_count", "*reason warnings")
-Bounds = mirror("bounds", "u32 reserved0", "i64 forward_tokens", "str dominant",
-                "i64 prefill decode dispatch_required dispatch_tokens",
-                "i64 allgather_rows alltoall_rows capture_rows",
-                "i64 dispatch_call_tokens_max forward_call_tokens_max",
-                "i64 physical_experts expert_first experts_local")
-Buffer = mirror("buffer", "i32 kind", "str name", "u64 bytes bytes_mapped align", "str why")
-Plan = mirror("plan", "u32 buffer_stride", "*bounds bounds", "u64 buffers_count",
-              "*buffer buffers", "u64 device_bytes symmetric_bytes pinned_bytes host_bytes")
-Matrix = mirror("matrix", "i32 format order orientation", "tensor values scales global_scales bias",
-                "i32 block_offset", "u32 reserved0")
-Weights = mirror("weights", "u32 reserved0", "*matrix w1 w2")
-Step = mirror("step", "i32 slot", "i64 tokens", "*i64 rank_tokens", "i32 padding phase",
-              "*i32 tokens_valid", "i64 capture_row")
-Batch = mirror("batch", "i32 slot layer id_space", "tensor x ids weights y expert_map",
-               "ptr stream")
-Slab = mirror("slab", "u32 reserved0", "tensor rows scales ids weights")
-Rows = mirror("rows", "i32 layout id_space", "u32 slabs_count slab_stride reserved0",
-              "*slab slabs", "tensor counts expert_map")
-Call = mirror("call", "i32 slot layer", "u32 reserved0", "ptr stream")
+                "*i64 shape strides", "u64 byte_offset")
+Allocation = mirror("allocation", "u32 struct_size", "i32 kind", "u64 bytes align", "str name")
+Traits = mirror("traits", "u32 struct_size layouts id_spaces",
+                "i32 no_expert_id weights_applied_by scaling_applied_by output_is_reduced",
+                "i32 reduction_group", "u32 formats", "i32 graph", "u32 row_align_bytes reserved0")
+Matrix = mirror("matrix", "u32 struct_size", "i32 format order orientation",
+                "tensor values scales global_scales bias", "i32 block_offset", "u32 reserved0")
+Weights = mirror("weights", "u32 struct_size reserved0", "*matrix w1 w2")
+Call = mirror("call", "u32 struct_size", "i32 slot layer", "u32 reserved0", "ptr stream")
+Slab = mirror("slab", "u32 struct_size reserved0", "tensor rows scales ids weights")
+Rows = mirror("rows", "u32 struct_size", "i32 layout id_space",
+              "u32 slabs_count slab_stride reserved0", "*slab slabs", "tensor counts expert_map")
 RunnerApi = mirror(
-    "runner_api", "u32 reserved0",
+    "runner_api",
+    "u32 struct_size reserved0",
     ("create", function("i32", "ptr", "i32", "*weights", "*ptr", "*error")),
     ("run", function("i32", "ptr", "*call", "*rows", "*rows", "*error")),
     ("weights_updated", function("i32", "ptr", "*i32", "u64", "*error")),
     ("destroy", function(None, "ptr")))
-RunnerInfo = mirror("runner_info", "u32 reserved0", "str name device", "*traits traits",
-                    "*runner_api api")
-MOVE = function("i32", "ptr", "*batch", "*error")
-DISPATCH = function("i32", "ptr", "*batch", "**rows", "**rows", "*error")
+RunnerInfo = mirror("runner_info", "u32 struct_size reserved0", "str name device",
+                    "*traits traits", "*runner_api api")
+Step = mirror("step", "u32 struct_size", "i32 slot", "i64 tokens", "*i64 rank_tokens",
+              "i32 padding phase", "*i32 tokens_valid", "i64 capture_row")
+Batch = mirror("batch", "u32 struct_size", "i32 slot layer id_space",
+               "tensor x ids weights y expert_map", "ptr stream")
 DispatcherApi = mirror(
-    "dispatcher_api", "u32 reserved0",
+    "dispatcher_api",
+    "u32 struct_size reserved0",
     ("create", function("i32", "ptr", "*ptr", "*error")),
     ("begin_forward", function("i32", "ptr", "*step", "*error")),
-    ("dispatch", DISPATCH), ("combine", MOVE), ("dispatch_send", MOVE), ("dispatch_recv", DISPATCH),
-    ("combine_send", MOVE), ("combine_recv", MOVE),
+    ("dispatch", function("i32", "ptr", "*batch", "**rows", "**rows", "*error")),
+    ("combine", function("i32", "ptr", "*batch", "*error")),
+    ("dispatch_send", function("i32", "ptr", "*batch", "*error")),
+    ("dispatch_recv", function("i32", "ptr", "*batch", "**rows", "**rows", "*error")),
+    ("combine_send", function("i32", "ptr", "*batch", "*error")),
+    ("combine_recv", function("i32", "ptr", "*batch", "*error")),
     ("poll_error", function("i32", "ptr", "*error")),
     ("set_active_ranks", function("i32", "ptr", "*u8", "*error")),
     ("destroy", function(None, "ptr")))
-DispatcherInfo = mirror("dispatcher_info", "u32 reserved0", "str name device", "*traits traits",
-                        "*dispatcher_api api")
-HostStruct = mirror(
-    "host", "u32 abi_version", "ptr ctx", "str name",
+DispatcherInfo = mirror("dispatcher_info", "u32 struct_size reserved0", "str name device",
+                        "*traits traits", "*dispatcher_api api")
+Host = mirror(
+    "host",
+    "u32 struct_size abi_version",
+    "ptr ctx",
+    "str name",
     ("get_i64", function("i32", "ptr", "str", "*i64")),
     ("get_f64", function("i32", "ptr", "str", "*f64")),
     ("get_str", function("i32", "ptr", "str", "ptr", "u64", "*u64")),
@@ -143,15 +214,35 @@ HostStruct = mirror(
     ("parallel_for", function(None, "ptr", "u64", "ptr", "ptr")),
     ("thread_check", function("i32", "ptr", "i32")),
     ("get_extension", function("ptr", "ptr", "str")))
-Build = mirror("build", "u32 abi_min abi_max reserved0", "str version source_id compiler cuda",
-               "u64 layout_digest")
-Field = mirror("field", "u32 offset size reserved0", "str structure field")
-Stats = mirror("stats", "u32 reserved0", "u64 forwards rounds dispatches combines tokens",
-               "u64 rows_sent rows_received refused peer_failures bytes_allocated")
-Captured = mirror("captured", "i32 dp_rank", "tensor ids")
-HANDLE = function("i32", "ptr", "*error")
+Probe = mirror(
+    "probe",
+    "u32 struct_size",
+    "i32 score",
+    "str name kind device",
+    ("reason", ctypes.c_char * 160))
+ConfigEntry = mirror("config_entry", "u32 struct_size", "i32 found", "str key type value help")
+Reason = mirror("reason", "u32 struct_size", "i32 code", "str name key message")
+Report = mirror("report", "u32 struct_size reason_stride", "u64 reasons_count", "*reason reasons",
+                "u64 warnings_count", "*reason warnings")
+Bounds = mirror("bounds", "u32 struct_size reserved0", "i64 forward_tokens", "str dominant",
+                "i64 prefill decode dispatch_required dispatch_tokens allgather_rows",
+                "i64 alltoall_rows capture_rows dispatch_call_tokens_max forward_call_tokens_max",
+                "i64 physical_experts expert_first experts_local")
+Buffer = mirror("buffer", "u32 struct_size", "i32 kind", "str name",
+                "u64 bytes bytes_mapped align", "str why")
+Plan = mirror("plan", "u32 struct_size buffer_stride", "*bounds bounds", "u64 buffers_count",
+              "*buffer buffers", "u64 device_bytes symmetric_bytes pinned_bytes host_bytes")
+Build = mirror("build", "u32 struct_size abi_min abi_max reserved0",
+               "str version source_id compiler cuda", "u64 layout_digest")
+Field = mirror("field", "u32 struct_size offset size reserved0", "str structure field")
+Stats = mirror("stats", "u32 struct_size reserved0",
+               "u64 forwards rounds dispatches combines tokens rows_sent rows_received",
+               "u64 refused peer_failures bytes_allocated")
+Captured = mirror("captured", "u32 struct_size", "i32 dp_rank", "tensor ids")
 Api = mirror(
-    "api", "u32 abi_version", "*build build",
+    "api",
+    "u32 struct_size abi_version",
+    "*build build",
     ("layout", function(None, "**field", "*u64", "*u32")),
     ("get_extension", function("ptr", "str")),
     ("probe", function("i32", "*probe", "u32", "u64", "*u64", "*error")),
@@ -162,16 +253,25 @@ Api = mirror(
     ("forward", function("i32", "ptr", "ptr", "*batch", "*error")),
     ("captured", function("i32", "ptr", "*captured", "*error")),
     ("stats", function("i32", "ptr", "*stats", "*error")),
-    ("suspend", HANDLE), ("resume", HANDLE), ("close", HANDLE))
-Request = mirror("request", "u32 abi_min abi_max reserved0", "str host_build")
-Routing = mirror("routing", "i32 scoring renormalize groups groups_top", "u32 reserved0",
-                 "f64 renormalize_epsilon scaling_factor", "tensor correction_bias")
+    ("suspend", function("i32", "ptr", "*error")),
+    ("resume", function("i32", "ptr", "*error")),
+    ("close", function("i32", "ptr", "*error")))
+Request = mirror("request", "u32 struct_size abi_min abi_max reserved0", "str host_build")
+Routing = mirror("routing", "u32 struct_size", "i32 scoring renormalize groups groups_top",
+                 "u32 reserved0", "f64 renormalize_epsilon scaling_factor",
+                 "tensor correction_bias")
 RoutingApi = mirror(
-    "routing_api", "u32 reserved0",
+    "routing_api",
+    "u32 struct_size reserved0",
     ("route", function("i32", "*routing", "*tensor", "*tensor", "*tensor", "ptr", "*error")))
-EXPAND = function("i32", "ptr", "*call", "*rows", "*rows", "*tensor", "*error")
-FOLD = function("i32", "ptr", "*call", "*rows", "*tensor", "*rows", "*error")
-ExpandApi = mirror("expand_api", "u32 reserved0", ("expand", EXPAND), ("fold", FOLD))
+ExpandApi = mirror(
+    "expand_api",
+    "u32 struct_size reserved0",
+    ("expand", function("i32", "ptr", "*call", "*rows", "*rows", "*tensor", "*error")),
+    ("fold", function("i32", "ptr", "*call", "*rows", "*tensor", "*rows", "*error")))
+# ---- end of what is generated ----
+
+ABI_VERSION = VERSION_MAJOR << 16 | VERSION_MINOR
 
 # ---- Errors and layout -------------------------------------------------------------------------
 
@@ -279,9 +379,9 @@ class Instance:
             "get_str": self._get_str, "log": self._log,
             "register_runner": self._register(self.runners),
             "register_dispatcher": self._register(self.dispatchers)}
-        types = dict(HostStruct._fields_)
+        types = dict(Host._fields_)
         self.callbacks = {slot: types[slot](call) for slot, call in self.callbacks.items()}
-        self.host = HostStruct(abi_version=ABI_VERSION, name=name.encode(), **self.callbacks)
+        self.host = Host(abi_version=ABI_VERSION, name=name.encode(), **self.callbacks)
         self.handle = ctypes.c_void_p()
         check(self.api.open, ctypes.byref(self.host), ctypes.byref(self.handle))
 
@@ -289,27 +389,27 @@ class Instance:
         def get(_, key, value):
             found = self.config.get(key.decode())
             if found is None:
-                return ABSENT
+                return CONFIG_ABSENT
             if not isinstance(found, types):
-                return WRONG_TYPE
+                return CONFIG_WRONG_TYPE
             if isinstance(found, int) and not -(2**63) <= found < 2**63:
-                return WRONG_TYPE  # ctypes would cut it
+                return CONFIG_WRONG_TYPE  # ctypes would cut it
             value[0] = found
-            return FOUND
+            return CONFIG_FOUND
         return get
 
     def _get_str(self, _, key, buffer, capacity, length):
         found = self.config.get(key.decode())
         if found is None:
-            return ABSENT
+            return CONFIG_ABSENT
         if not isinstance(found, str):
-            return WRONG_TYPE
+            return CONFIG_WRONG_TYPE
         encoded = found.encode()
         length[0] = len(encoded)
         if capacity > 0:
             cut = encoded[:capacity - 1] + b"\0"
             ctypes.memmove(buffer, cut, len(cut))
-        return FOUND
+        return CONFIG_FOUND
 
     def _log(self, _, severity, component, text, length):
         self.messages.append((LOG_NAMES[severity], component.decode(), text[:length].decode()))
