@@ -26,10 +26,10 @@ static int find_backends(struct rank *rank, struct fault *fault)
     rank->runner_info = host_runner(&rank->instance.host, runner);
     rank->dispatcher_info = host_dispatcher(&rank->instance.host, dispatcher);
     if (rank->runner_info != NULL && rank->dispatcher_info != NULL) return EXIT_OK;
-    return fault_set(fault, EXIT_TROUBLE,
-                     "the library accepted runner %s and dispatcher %s, and "
-                     "registered no such pair",
-                     runner, dispatcher);
+    return fault_set(
+        fault, EXIT_TROUBLE,
+        "the library accepted runner %s and dispatcher %s, and registered no such pair", runner,
+        dispatcher);
 }
 
 int rank_open(struct rank *rank, struct link *link, const json_t *job, struct fault *fault)
