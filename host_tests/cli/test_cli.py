@@ -520,7 +520,7 @@ class Ranks(Case):
         self.assert_gone(pids)
 
     def stop_and_wait(self, *indices):
-        process, pids = self.start("--timeout", "1")
+        process, pids = self.start("--timeout", "5")
         for index in indices:
             os.kill(pids[index], signal.SIGSTOP)
         _, trouble = process.communicate(timeout=TIMEOUT_S)

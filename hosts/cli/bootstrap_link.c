@@ -58,8 +58,8 @@ int link_open(struct link *link, json_t **job, struct fault *fault)
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getsockopt(link->descriptor, SOL_SOCKET, SO_TYPE, &type, &length) != 0)
         return fault_set(fault, EXIT_TROUBLE,
-                         BOOTSTRAP_ARGUMENT " is for `moxie run` and `moxie bench` "
-                                            "alone, which start their ranks so");
+                         BOOTSTRAP_ARGUMENT
+                         " is for `moxie run` and `moxie bench` alone, which start their ranks so");
     TRY(read_job(link, job, fault));
     if (json_unpack(*job, "{s:i, s:i, s:I}", "rank", &rank, "ranks", &ranks, "silence_ms",
                     &silence_ms) != 0 ||

@@ -93,14 +93,13 @@ static const struct argp_option table_of_options[] = {
 
 static const struct argp_child children[] = {{&rank_argp, 0, NULL, 0}, {0}};
 
-static const char doc[] = "Times the forward of one layer with random weights, bf16 rows and "
-                          "a fresh routing in every repetition. The floor is the larger of "
-                          "two times: the weights of the experts that the routing hits at the "
-                          "read bandwidth of this machine, and 6*T*k*H*I operations at its "
-                          "f32 peak; both are measured first. Weights that fit into a cache "
-                          "can be under the floor."
-                          "\vOver several ranks a time is that of the slowest, and the floor "
-                          "counts all of them, since they share this machine.";
+static const char doc[] =
+    "Times the forward of one layer with random weights, bf16 rows and a fresh routing in every "
+    "repetition. The floor is the larger of two times: the weights of the experts that the routing "
+    "hits at the read bandwidth of this machine, and 6*T*k*H*I operations at its f32 peak; both "
+    "are measured first. Weights that fit into a cache can be under the floor.\vOver several ranks "
+    "a time is that of the slowest, and the floor counts all of them, since they share this "
+    "machine.";
 
 static json_t *make_config(const struct bench_options *options)
 {
@@ -150,8 +149,8 @@ static int check_memory(const struct bench_options *options, const moxie_plan *p
 
     if (weights == 0)
         return fault_set(fault, EXIT_REFUSED,
-                         "%s weights of this shape cannot be made: past 2^62 "
-                         "bytes, or not whole groups of inputs",
+                         "%s weights of this shape cannot be made: past 2^62 bytes, or not whole "
+                         "groups of inputs",
                          format_word(options->format));
     // x and y in bf16, ids and weights.
     if (!bytes_mul((uint64_t)plan->bounds->forward_tokens,

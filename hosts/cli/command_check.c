@@ -4,12 +4,10 @@
 #include "hosts/cli/config_command.h"
 #include "hosts/cli/json_file.h"
 
-static const char doc[] = "Says whether the configuration can work, and if not every reason "
-                          "at once, each with the key to change and the value to set. Needs "
-                          "no GPU and no weights. A refused configuration ends with exit code "
-                          "2."
-                          "\vCONFIG.json is one JSON object; `moxie info --keys` lists the "
-                          "keys.";
+static const char doc[] =
+    "Says whether the configuration can work, and if not every reason at once, each with the key "
+    "to change and the value to set. Needs no GPU and no weights. A refused configuration ends "
+    "with exit code 2.\vCONFIG.json is one JSON object; `moxie info --keys` lists the keys.";
 
 static int show(const struct instance *instance, int as_json, struct fault *fault)
 {

@@ -42,9 +42,9 @@ static const struct argp_option table_of_options[] = {
 
 static const struct argp_child children[] = {{&common_argp, 0, NULL, 0}, {0}};
 
-static const char doc[] = "Prints who built the library, which ABI versions it speaks, and "
-                          "for each of its runners and dispatchers how well it would run on "
-                          "this machine and why.";
+static const char doc[] =
+    "Prints who built the library, which ABI versions it speaks, and for each of its runners and "
+    "dispatchers how well it would run on this machine and why.";
 
 struct probes {
     moxie_probe entries[PROBES_MAX];

@@ -59,8 +59,7 @@ static int take(const struct loader *loader, const struct piece *piece, void *bu
         tensor_print(located.tensor, seen_text, sizeof seen_text);
         tensor_print(&wanted, wanted_text, sizeof wanted_text);
         return fault_set(loader->fault, EXIT_TROUBLE,
-                         "%s: tensor %s is %s; the sizes in the "
-                         "model's description want %s",
+                         "%s: tensor %s is %s; the sizes in the model's description want %s",
                          located.file->path, piece->name, seen_text, wanted_text);
     }
     if (buffer == NULL) return EXIT_OK;

@@ -159,12 +159,11 @@ static int find_format(struct expert_layout *layout, struct checkpoint *checkpoi
     if (word == WORD_U8 && has_suffix(checkpoint, layout, ".weight_scale_2"))
         *format = MOXIE_FORMAT_NVFP4;
     if (*format != MOXIE_FORMAT_AUTO) return EXIT_OK;
-    return fault_set(
-        fault, EXIT_REFUSED,
-        "experts stored as %s under %s are of no known format; known are F32, BF16, F16, "
-        "F8_E4M3 with weight_scale_inv, U8 with weight_scale and weight_scale_2 (nvfp4), "
-        "U8 blocks and scales (mxfp4)",
-        word_name(word), layout->prefix);
+    return fault_set(fault, EXIT_REFUSED,
+                     "experts stored as %s under %s are of no known format; known are F32, BF16, "
+                     "F16, F8_E4M3 with weight_scale_inv, U8 with weight_scale and weight_scale_2 "
+                     "(nvfp4), U8 blocks and scales (mxfp4)",
+                     word_name(word), layout->prefix);
 }
 
 static int find_bias(struct expert_layout *layout, struct checkpoint *checkpoint, int32_t *format,

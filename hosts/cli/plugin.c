@@ -44,10 +44,11 @@ static int find(struct plugin *plugin, const char *path, struct fault *fault)
     }
     if (find_near_executable(plugin->path, sizeof plugin->path, folder, sizeof folder))
         return EXIT_OK;
-    return fault_set(fault, EXIT_TROUBLE,
-                     "no " LIBRARY_NAME " in %s or %s/../lib; name it with --plugin PATH or the "
-                     "environment variable MOXIE_PLUGIN",
-                     folder, folder);
+    return fault_set(
+        fault, EXIT_TROUBLE,
+        "no " LIBRARY_NAME
+        " in %s or %s/../lib; name it with --plugin PATH or the environment variable MOXIE_PLUGIN",
+        folder, folder);
 }
 
 int plugin_load(struct plugin *plugin, const char *path, struct fault *fault)

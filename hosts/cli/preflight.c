@@ -15,8 +15,8 @@ static int check_reduced(const struct instance *instance, const struct rank_opti
         return EXIT_OK;
     return fault_set(
         fault, EXIT_REFUSED,
-        "dispatcher %s leaves the sum over ranks to its host, and wants the same tokens "
-        "on every rank; over %lld ranks choose one that moves rows (allgather, alltoall)",
+        "dispatcher %s leaves the sum over ranks to its host, and wants the same tokens on every "
+        "rank; over %lld ranks choose one that moves rows (allgather, alltoall)",
         name, (long long)options->ranks);
 }
 

@@ -18,18 +18,26 @@ static int check_accepted(const struct instance *instance, struct fault *fault)
     return EXIT_REFUSED;
 }
 
+// The tables of what the configuration chose, complete.
 static int find_backends(struct rank *rank, struct fault *fault)
 {
     const char *runner = instance_config(&rank->instance, "runner");
     const char *dispatcher = instance_config(&rank->instance, "dispatcher");
+    struct library_error error;
+    int32_t status = MOXIE_OK;
 
     rank->runner_info = host_runner(&rank->instance.host, runner);
     rank->dispatcher_info = host_dispatcher(&rank->instance.host, dispatcher);
-    if (rank->runner_info != NULL && rank->dispatcher_info != NULL) return EXIT_OK;
-    return fault_set(fault, EXIT_TROUBLE,
-                     "the library accepted runner %s and dispatcher %s, and "
-                     "registered no such pair",
-                     runner, dispatcher);
+    if (rank->runner_info == NULL || rank->dispatcher_info == NULL)
+        return fault_set(fault, EXIT_TROUBLE,
+                         "the library accepted runner %s and dispatcher %s, and registered no such "
+                         "pair",
+                         runner, dispatcher);
+    status = moxie_verify_runner(rank->runner_info, library_error(&error));
+    if (status != MOXIE_OK) return fault_from_status(fault, status, runner, error.text);
+    status = moxie_verify_dispatcher(rank->dispatcher_info, library_error(&error));
+    if (status != MOXIE_OK) return fault_from_status(fault, status, dispatcher, error.text);
+    return EXIT_OK;
 }
 
 int rank_open(struct rank *rank, struct link *link, const json_t *job, struct fault *fault)
@@ -75,8 +83,8 @@ int rank_create(struct rank *rank, const struct weights *w1, const struct weight
 
 int rank_finish(struct rank *rank, int st, struct fault *fault)
 {
-    if (rank->dispatcher_info != NULL) rank->dispatcher_info->api->destroy(rank->dispatcher);
-    if (rank->runner_info != NULL) rank->runner_info->api->destroy(rank->runner);
+    if (rank->dispatcher != NULL) rank->dispatcher_info->api->destroy(rank->dispatcher);
+    if (rank->runner != NULL) rank->runner_info->api->destroy(rank->runner);
     st = instance_finish(&rank->instance, st, fault);
     plugin_unload(&rank->plugin);
     json_decref(rank->config);

@@ -49,16 +49,14 @@ int router_check(const struct source *source, struct fault *fault)
     const struct model *model = &source->model;
 
     if (model->scoring == 0)
-        return fault_set(
-            fault, EXIT_REFUSED,
-            "no router is known for the family \"%s\"; put topk_ids and topk_weights into "
-            "the input file",
-            model->family);
+        return fault_set(fault, EXIT_REFUSED,
+                         "no router is known for the family \"%s\"; put topk_ids and topk_weights "
+                         "into the input file",
+                         model->family);
     if (source->layout.router_weight[0] == '\0')
-        return fault_set(
-            fault, EXIT_TROUBLE,
-            "the checkpoint has no router for this layer; put topk_ids and topk_weights "
-            "into the input file");
+        return fault_set(fault, EXIT_TROUBLE,
+                         "the checkpoint has no router for this layer; put topk_ids and "
+                         "topk_weights into the input file");
     if (model->groups > INT32_MAX || model->groups_top > INT32_MAX)
         return fault_set(fault, EXIT_REFUSED, "n_group and topk_group are too large");
     return EXIT_OK;

@@ -125,11 +125,10 @@ static int parse_tensor(const struct safetensors *file, uint64_t data_first, con
             file->path, tensor->name, SAFETENSORS_DIMS_MAX);
     if (!parse_offsets(json_object_get(value, "data_offsets"), data_first, file->file_bytes,
                        tensor))
-        return fault_set(
-            fault, EXIT_TROUBLE,
-            "%s: tensor %s: data_offsets are not two ascending offsets inside the file "
-            "of %llu bytes; is it cut off?",
-            file->path, tensor->name, (unsigned long long)file->file_bytes);
+        return fault_set(fault, EXIT_TROUBLE,
+                         "%s: tensor %s: data_offsets are not two ascending offsets inside the "
+                         "file of %llu bytes; is it cut off?",
+                         file->path, tensor->name, (unsigned long long)file->file_bytes);
     if (tensor->word == WORD_UNKNOWN) return EXIT_OK;
     if (!bytes_mul(elements, words[tensor->word].bytes, &bytes) || bytes != tensor->bytes)
         return fault_set(fault, EXIT_TROUBLE,
