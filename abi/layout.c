@@ -14,9 +14,14 @@
 LAYOUT_TABLE(CHECK_STRUCT, CHECK_FIELD)
 // NOLINTEND(bugprone-sizeof-expression)
 
-#define STRUCT_ROW(name, v1_bytes, bytes) {sizeof(moxie_field), 0, (bytes), 0, #name, ""},
-#define FIELD_ROW(name, field, offset, bytes)                                                      \
-    {sizeof(moxie_field), (offset), (bytes), 0, #name, #field},
+#define ROW(structure_, field_, offset_, size_)                                                    \
+    {.struct_size = sizeof(moxie_field),                                                           \
+     .offset = (offset_),                                                                          \
+     .size = (size_),                                                                              \
+     .structure = (structure_),                                                                    \
+     .field = (field_)},
+#define STRUCT_ROW(name, v1_bytes, bytes)     ROW(#name, "", 0, bytes)
+#define FIELD_ROW(name, field, offset, bytes) ROW(#name, #field, offset, bytes)
 
 static const moxie_field rows[] = {LAYOUT_TABLE(STRUCT_ROW, FIELD_ROW)};
 

@@ -142,6 +142,9 @@ static const struct loader_row rows[] = {
 // NOLINTEND(bugprone-sizeof-expression)
 // clang-format on
 
+// The size of a struct in the first published version, by its last field, a pointer.
+#define LEAST(structure, last) (offsetof(structure, last) + sizeof(void *))
+
 #define ROWS_COUNT (sizeof rows / sizeof rows[0])
 
 #if defined(__GNUC__)
@@ -152,7 +155,7 @@ load_fail(moxie_error *error, int32_t code, const char *format, ...)
 {
     va_list args;
 
-    if (error == NULL || error->struct_size < sizeof *error) return code;
+    if (error == NULL || error->struct_size < LEAST(moxie_error, text)) return code;
     error->code = code;
     error->rank = -1;
     if (error->text != NULL && error->text_bytes > 0) {
@@ -206,8 +209,6 @@ static int32_t check_table(const char *what, const char *structure, const void *
                          structure, field);
     return MOXIE_OK;
 }
-
-#define LEAST(structure, last) (offsetof(structure, last) + sizeof(void *))
 
 int32_t moxie_verify_runner(const moxie_runner_info *runner, moxie_error *error)
 {
@@ -263,16 +264,16 @@ static int row_agrees(const struct loader_row *row, const struct reported *repor
 
 static int32_t check_layout(const char *path, const moxie_api *api, moxie_error *error)
 {
-    const moxie_field absent = {sizeof absent, 0, 0, 0, "", ""};
     const moxie_field *fields = NULL, *seen = NULL, *seen_first = NULL;
     const struct loader_row *first = NULL;
     struct reported reported = {NULL, 0, 0};
+    uint32_t seen_size = 0, seen_offset = 0;
     unsigned differ = 0;
     size_t i;
 
     api->layout(&fields, &reported.count, &reported.stride);
     reported.fields = (const unsigned char *)fields;
-    if (fields == NULL || reported.stride < sizeof *fields ||
+    if (fields == NULL || reported.stride < LEAST(moxie_field, field) ||
         find_field(&reported, "moxie_api", "") == NULL)
         return load_fail(error, MOXIE_E_INTERNAL,
                          "%s: the library reports no layout; the library is broken", path);
@@ -284,22 +285,24 @@ static int32_t check_layout(const char *path, const moxie_api *api, moxie_error 
         }
     }
     if (first == NULL) return MOXIE_OK;
-    if (seen_first == NULL) seen_first = &absent;
+    if (seen_first != NULL) {
+        seen_size = seen_first->size;
+        seen_offset = seen_first->offset;
+    }
     return load_fail(error, MOXIE_E_VERSION,
                      "%s: %s.%s is %u bytes at offset %u in this host's abi.h, and %u at %u in the "
                      "library (%s, %s), as %u more fields differ; build the host with the abi.h of "
                      "that library",
-                     path, first->structure, first->field, first->size, first->offset,
-                     seen_first->size, seen_first->offset, api->build->version,
-                     api->build->source_id, differ - 1);
+                     path, first->structure, first->field, first->size, first->offset, seen_size,
+                     seen_offset, api->build->version, api->build->source_id, differ - 1);
 }
 
 static int32_t negotiate(const char *path, const char *host_build, void *handle,
                          const moxie_api **api, moxie_error *error)
 {
     char text[512] = "";
-    moxie_error inner = {sizeof inner, MOXIE_OK, -1, sizeof text, text};
-    moxie_request request = {sizeof request, MOXIE_ABI_VERSION, MOXIE_ABI_VERSION, 0, host_build};
+    moxie_error inner;
+    moxie_request request;
     moxie_get_api_v1_fn get_api;
     void *symbol = dlsym(handle, "moxie_get_api_v1");
     int32_t st;
@@ -309,6 +312,14 @@ static int32_t negotiate(const char *path, const char *host_build, void *handle,
                          "%s has no symbol moxie_get_api_v1: it is no Moxie plugin; check the path",
                          path);
     memcpy(&get_api, &symbol, sizeof get_api); // ISO C has no cast from an object to a function
+    memset(&inner, 0, sizeof inner);           // fields that are appended later are 0 too
+    inner.struct_size = sizeof inner;
+    inner.text_bytes = sizeof text;
+    inner.text = text;
+    memset(&request, 0, sizeof request);
+    request.struct_size = sizeof request;
+    request.abi_min = request.abi_max = MOXIE_ABI_VERSION;
+    request.host_build = host_build;
     st = get_api(&request, api, &inner);
     if (st != MOXIE_OK) return load_fail(error, st, "%s: %s", path, text);
     st = check_table(path, "moxie_api", *api, LEAST(moxie_api, close), error);

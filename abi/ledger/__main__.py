@@ -15,38 +15,6 @@ import outputs
 from header import Header, HeaderError
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-BEGIN, END = "---- generated", "---- end of what is generated"
-
-FILES = {
-    "abi/ledger.json": outputs.ledger_json,
-    "abi/layout_table.h": outputs.layout_table,
-    "docs/abi.md": outputs.document,
-    "host_tests/abi_slots.h": outputs.slot_rows,
-}
-# Files that people copy as one piece, and that are generated only between two marker lines.
-REGIONS = {
-    "abi/loader.c": outputs.loader_rows,
-    "hosts/python/moxie_abi.py": outputs.python_mirror,
-}
-
-
-def splice(path, text, region):
-    """`text` with everything between its marker lines replaced."""
-    lines = text.splitlines(keepends=True)
-    marks = [index for index, line in enumerate(lines) if BEGIN in line or END in line]
-    if len(marks) != 2:
-        raise HeaderError(f"{path}: wants one line with '{BEGIN}' and one with '{END}'")
-    return "".join(lines[:marks[0] + 1]) + region + "".join(lines[marks[1]:])
-
-
-def generate(ledger):
-    """{path: text} of everything that is made from the ledger."""
-    made = {path: make(ledger) for path, make in FILES.items()}
-    for path, make in REGIONS.items():
-        made[path] = splice(path, (ROOT / path).read_text(), make(ledger))
-    return made
-
-
 def first_difference(path, wanted):
     """ "path:line: ..." where the file differs from what it should be, or None."""
     if not path.exists():
@@ -68,7 +36,7 @@ def main(arguments):
         return 2
     try:
         ledger = Header((ROOT / "abi.h").read_text()).ledger()
-        made = generate(ledger)
+        made = outputs.generate(ledger, ROOT)
     except HeaderError as error:
         print(error)
         return 1

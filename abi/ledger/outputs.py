@@ -3,8 +3,9 @@
 import json
 import textwrap
 
-from header import FROZEN
+from header import FROZEN, HeaderError
 
+BEGIN, END = "---- generated", "---- end of what is generated"
 COMMAND = "python3 abi/ledger"
 MARK = f"Generated from abi.h by `{COMMAND}`; do not edit."
 
@@ -269,3 +270,35 @@ static const struct abi_slot abi_slots[] = {{
 
 #endif
 """
+
+
+# ---- All of it ----
+
+FILES = {
+    "abi/ledger.json": ledger_json,
+    "abi/layout_table.h": layout_table,
+    "docs/abi.md": document,
+    "host_tests/abi_slots.h": slot_rows,
+}
+# Files that people copy as one piece, and that are generated only between two marker lines.
+REGIONS = {
+    "abi/loader.c": loader_rows,
+    "hosts/python/moxie_abi.py": python_mirror,
+}
+
+
+def splice(path, text, region):
+    """`text` with everything between its marker lines replaced."""
+    lines = text.splitlines(keepends=True)
+    marks = [index for index, line in enumerate(lines) if BEGIN in line or END in line]
+    if len(marks) != 2:
+        raise HeaderError(f"{path}: wants one line with '{BEGIN}' and one with '{END}'")
+    return "".join(lines[:marks[0] + 1]) + region + "".join(lines[marks[1]:])
+
+
+def generate(ledger, root):
+    """{path: text} of everything that is made from the ledger."""
+    made = {path: make(ledger) for path, make in FILES.items()}
+    for path, make in REGIONS.items():
+        made[path] = splice(path, (root / path).read_text(), make(ledger))
+    return made
