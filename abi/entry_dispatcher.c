@@ -212,6 +212,11 @@ const moxie_dispatcher_info dispatcher_infos[] = {
      .device = "cpu",
      .traits = &traits_push,
      .api = &alltoall_api},
+    {.struct_size = sizeof(moxie_dispatcher_info),
+     .name = "local",
+     .device = "sm_90",
+     .traits = &traits_local_cuda,
+     .api = &local_api},
 };
 
 const uint32_t dispatcher_infos_count = sizeof dispatcher_infos / sizeof dispatcher_infos[0];

@@ -75,6 +75,11 @@ const moxie_runner_info runner_infos[] = {
      .device = "cpu",
      .traits = &traits_runner_cpu,
      .api = &runner_api},
+    {.struct_size = sizeof(moxie_runner_info),
+     .name = "moxie_cuda",
+     .device = "sm_90",
+     .traits = &traits_runner_cuda,
+     .api = &runner_api},
 };
 
 const uint32_t runner_infos_count = sizeof runner_infos / sizeof runner_infos[0];

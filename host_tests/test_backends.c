@@ -111,12 +111,12 @@ START_TEST(probing_gives_a_score_and_a_reason)
 
         memset(reason, 'x', sizeof reason);
         score = backend_probe(&backends[i], reason);
-        ck_assert_int_gt(score, 0);
+        if (strcmp(backends[i].device, "cpu") == 0) ck_assert_int_gt(score, 0);
         ck_assert_ptr_nonnull(memchr(reason, '\0', sizeof reason));
         ck_assert_uint_gt(strlen(reason), 0);
         ck_assert_int_eq(backend_probe(&backends[i], again), score);
         ck_assert_str_eq(reason, again);
-        if (backends[i].kind == BACKEND_RUNNER) {
+        if (&backends[i] == backend_find(BACKEND_RUNNER, "moxie_cpu", "cpu")) {
             static const char *const isas[] = {"scalar", "avx2", "avx512"};
 
             ck_assert_ptr_nonnull(strstr(reason, isas[cpu_isa_best()]));

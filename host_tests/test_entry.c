@@ -50,7 +50,7 @@ START_TEST(versions_agree)
     ck_assert_uint_eq(api->build->abi_max, MOXIE_ABI_VERSION);
     ck_assert_uint_eq(api->build->layout_digest, LAYOUT_DIGEST);
     ck_assert_str_eq(api->build->version, "0.1.0");
-    ck_assert_str_eq(api->build->cuda, "none");
+    ck_assert_str_ne(api->build->cuda, "");
     ck_assert_str_ne(api->build->source_id, "");
     ck_assert_str_ne(api->build->compiler, "unknown");
 }
@@ -310,7 +310,7 @@ START_TEST(open_registers)
     instance = NULL;
     ck_assert_int_eq(api->open(&whole_host, &instance, &error), MOXIE_OK);
     ck_assert_ptr_eq(instance, fake_instances[0]);
-    ck_assert_str_eq(registered, "moxie_cpu local allgather alltoall ");
+    ck_assert_str_eq(registered, "moxie_cpu moxie_cuda local allgather alltoall local ");
     ck_assert_str_eq(fake.host.name, "engine 7");
     least.allocate = NULL;
     least.release = NULL;
@@ -389,7 +389,7 @@ START_TEST(probe)
     ck_assert_uint_eq(count, backends_count);
     ck_assert_int_eq(api->probe(&entries[0].probe, sizeof entries[0], 2, &count, &error), MOXIE_OK);
     ck_assert_uint_eq(count, backends_count);
-    ck_assert_str_eq(entries[1].probe.name, "local");
+    ck_assert_str_eq(entries[1].probe.name, "moxie_cuda");
     ck_assert_ptr_null(entries[2].probe.name);
     ck_assert_int_eq(api->probe(&entries[0].probe, sizeof entries[0], 8, &count, &error), MOXIE_OK);
     ck_assert_str_eq(entries[0].probe.name, "moxie_cpu");
@@ -397,7 +397,7 @@ START_TEST(probe)
     ck_assert_str_eq(entries[0].probe.device, "cpu");
     ck_assert_str_ne(entries[0].probe.reason, "");
     ck_assert_int_gt(entries[0].probe.score, 0);
-    ck_assert_str_eq(entries[3].probe.name, "alltoall");
+    ck_assert_str_eq(entries[4].probe.name, "alltoall");
     ck_assert_str_eq(entries[3].probe.kind, "dispatcher");
     ck_assert_uint_eq(entries[3].probe.struct_size, sizeof entries[0]);
 }

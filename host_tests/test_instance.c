@@ -15,10 +15,11 @@
 
 #define LAYER "qwen3_moe_norenorm"
 
-static const moxie_runner_info runners[] = {{.struct_size = sizeof *runners, .name = "first"},
-                                            {.struct_size = sizeof *runners, .name = "second"}};
+static const moxie_runner_info runners[] = {
+    {.struct_size = sizeof *runners, .name = "first", .device = "cpu"},
+    {.struct_size = sizeof *runners, .name = "second", .device = "cpu"}};
 static const moxie_dispatcher_info dispatchers[] = {
-    {.struct_size = sizeof *dispatchers, .name = "third"}};
+    {.struct_size = sizeof *dispatchers, .name = "third", .device = "cpu"}};
 static const struct registry registry = {runners, dispatchers, 2, 1};
 
 static moxie_instance *open_instance(struct mock_host *mock)

@@ -29,18 +29,49 @@ START_TEST(unknown_names)
 }
 END_TEST
 
-START_TEST(a_device_without_kernels)
+// Accepted with or without a GPU, and in a build without its kernels: the tables are plain C.
+START_TEST(a_gpu_is_judged_from_its_tables)
 {
     struct mock_host mock;
 
     mock_host_init(&mock);
     mock_set_str(&mock, "device", "sm_90");
-    assert_refused(&mock, MOXIE_E_UNSUPPORTED, "device", "no runner for device sm_90");
-    assert_refused(&mock, MOXIE_E_UNSUPPORTED, "device", "moxie_cpu");
-    ck_assert_int_eq(assert_advice_works(&mock, "device"), 1);
+    assert_accepted(&mock);
     mock_set_str(&mock, "runner", "moxie_cpu"); // a runner, but of another device
-    ck_assert_int_eq(assert_advice_works(&mock, "device"), 1);
+    assert_refused(&mock, MOXIE_E_UNSUPPORTED, "runner", "which has moxie_cuda");
+    ck_assert_int_eq(assert_advice_works(&mock, "runner"), 1);
     mock_host_fini(&mock);
+}
+END_TEST
+
+START_TEST(a_gpu_has_limits_of_its_own)
+{
+    static const struct {
+        const char *key, *word, *text;
+        int64_t number;
+    } rows[] = {
+        {"weight_format", "fp8_block128", "no kernel on sm_90 for weight_format fp8_block128", 0},
+        {"input_format", "f16", "input_format is f16 while weight_format is bf16", 0},
+        {"activation_format", "f16", "activation_format is f16 while", 0},
+        {"hidden_size", NULL, "multiple of 8 (pad the weights with zeros), and it is 68", 68},
+        {"intermediate_size", NULL, "multiple of 8 (pad the weights with zeros), and it is 97", 97},
+        {"num_experts", NULL, "takes 1024 experts a rank", 1025},
+        {"capture_routed_experts", NULL, "cannot record the routed experts", 1},
+    };
+
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        struct mock_host mock;
+
+        mock_host_init(&mock);
+        mock_set_str(&mock, "device", "sm_90");
+        if (rows[i].word != NULL)
+            mock_set_str(&mock, rows[i].key, rows[i].word);
+        else
+            mock_set_i64(&mock, rows[i].key, rows[i].number);
+        assert_refused(&mock, MOXIE_E_UNSUPPORTED, rows[i].key, rows[i].text);
+        ck_assert_int_eq(assert_advice_works(&mock, rows[i].key), 1);
+        mock_host_fini(&mock);
+    }
 }
 END_TEST
 
@@ -159,7 +190,8 @@ END_TEST
 static void add(TCase *tests)
 {
     tcase_add_test(tests, unknown_names);
-    tcase_add_test(tests, a_device_without_kernels);
+    tcase_add_test(tests, a_gpu_is_judged_from_its_tables);
+    tcase_add_test(tests, a_gpu_has_limits_of_its_own);
     tcase_add_test(tests, pushing_needs_ep_ranks);
     tcase_add_test(tests, formats_without_a_kernel);
     tcase_add_test(tests, traits_must_meet);

@@ -35,6 +35,7 @@ struct down_args {
     struct weight_view w2; // n = hidden, k = intermediate
     void *pair_out;        // out [pairs, hidden] of pair_format
     int64_t pair_stride_bytes;
+    int64_t pairs_max; // rows of mid
     int32_t mid_format;
     int32_t pair_format; // CPU: F32
     int32_t experts;

@@ -4,6 +4,7 @@
 
 #include "kernels/cpu/cpu.h"
 #include "kernels/types.h"
+#include "plugin/device.h"
 #include "plugin/plan.h"
 
 #include <stdio.h>
@@ -39,6 +40,38 @@ const moxie_traits traits_local = {
     .row_align_bytes = 1,
 };
 
+#define FORMAT_BITS_16 (BACKEND_BIT(FORMAT_BF16) | BACKEND_BIT(FORMAT_F16))
+#define ACTIVATION_BITS                                                                            \
+    (BACKEND_BIT(ACTIVATION_SILU) | BACKEND_BIT(ACTIVATION_GELU) |                                 \
+     BACKEND_BIT(ACTIVATION_GELU_TANH) | BACKEND_BIT(ACTIVATION_SWIGLUOAI) |                       \
+     BACKEND_BIT(ACTIVATION_RELU2))
+
+const moxie_traits traits_runner_cuda = {
+    .struct_size = sizeof(moxie_traits),
+    .layouts = MOXIE_LAYOUT_BIT(MOXIE_LAYOUT_STANDARD) | MOXIE_LAYOUT_BIT(MOXIE_LAYOUT_RANK_MAJOR) |
+               MOXIE_LAYOUT_BIT(MOXIE_LAYOUT_EXPERT_CONTIGUOUS) |
+               MOXIE_LAYOUT_BIT(MOXIE_LAYOUT_EXPERT_MASKED),
+    .id_spaces = 1u << MOXIE_IDS_GLOBAL | 1u << MOXIE_IDS_PHYSICAL | 1u << MOXIE_IDS_LOCAL,
+    .no_expert_id = -1,
+    .weights_applied_by = MOXIE_BY_RUNNER,
+    .scaling_applied_by = MOXIE_BY_RUNNER,
+    .formats = FORMAT_BITS_16,
+    .graph = MOXIE_GRAPH_CAPTURABLE,
+    .row_align_bytes = 16,
+};
+
+const moxie_traits traits_local_cuda = {
+    .struct_size = sizeof(moxie_traits),
+    .layouts = MOXIE_LAYOUT_BIT(MOXIE_LAYOUT_STANDARD),
+    .id_spaces = 1u << MOXIE_IDS_GLOBAL | 1u << MOXIE_IDS_PHYSICAL | 1u << MOXIE_IDS_LOCAL,
+    .no_expert_id = -1,
+    .weights_applied_by = MOXIE_BY_RUNNER,
+    .scaling_applied_by = MOXIE_BY_RUNNER,
+    .formats = FORMAT_BITS_16,
+    .graph = MOXIE_GRAPH_CAPTURABLE,
+    .row_align_bytes = 16,
+};
+
 const moxie_traits traits_push = {
     .struct_size = sizeof(moxie_traits),
     .layouts = MOXIE_LAYOUT_BIT(MOXIE_LAYOUT_RANK_MAJOR),
@@ -69,9 +102,22 @@ const struct backend backends[] = {
         .input_formats = FORMAT_BITS_16_32,
         .output_formats = FORMAT_BITS_16_32,
         .wire_formats = WIRE_BITS,
-        .activations = BACKEND_BIT(ACTIVATION_SILU) | BACKEND_BIT(ACTIVATION_GELU) |
-                       BACKEND_BIT(ACTIVATION_GELU_TANH) | BACKEND_BIT(ACTIVATION_SWIGLUOAI) |
-                       BACKEND_BIT(ACTIVATION_RELU2),
+        .activations = ACTIVATION_BITS,
+    },
+    {
+        .name = "moxie_cuda",
+        .device = "sm_90",
+        .traits = &traits_runner_cuda,
+        .kind = BACKEND_RUNNER,
+        .weight_formats = FORMAT_BITS_16,
+        .activation_formats = FORMAT_BITS_16,
+        .input_formats = FORMAT_BITS_16,
+        .output_formats = FORMAT_BITS_16_32,
+        .wire_formats = FORMAT_BITS_16,
+        .activations = ACTIVATION_BITS,
+        .size_multiple = 8,
+        .experts_max = 1024,
+        .one_format = 1,
     },
     {.name = "local",
      .device = "cpu",
@@ -80,7 +126,8 @@ const struct backend backends[] = {
      .id = DISPATCHER_LOCAL,
      .input_formats = FORMAT_BITS_16_32,
      .output_formats = FORMAT_BITS_16_32,
-     .wire_formats = WIRE_BITS},
+     .wire_formats = WIRE_BITS,
+     .captures = 1},
     {.name = "allgather",
      .device = "cpu",
      .traits = &traits_push,
@@ -88,7 +135,8 @@ const struct backend backends[] = {
      .id = DISPATCHER_ALLGATHER,
      .input_formats = FORMAT_BITS_16_32,
      .output_formats = FORMAT_BITS_16_32,
-     .wire_formats = WIRE_BITS},
+     .wire_formats = WIRE_BITS,
+     .captures = 1},
     {.name = "alltoall",
      .device = "cpu",
      .traits = &traits_push,
@@ -96,7 +144,16 @@ const struct backend backends[] = {
      .id = DISPATCHER_ALLTOALL,
      .input_formats = FORMAT_BITS_16_32,
      .output_formats = FORMAT_BITS_16_32,
-     .wire_formats = WIRE_BITS},
+     .wire_formats = WIRE_BITS,
+     .captures = 1},
+    {.name = "local",
+     .device = "sm_90",
+     .traits = &traits_local_cuda,
+     .kind = BACKEND_DISPATCHER,
+     .id = DISPATCHER_LOCAL,
+     .input_formats = FORMAT_BITS_16,
+     .output_formats = FORMAT_BITS_16_32,
+     .wire_formats = FORMAT_BITS_16},
 };
 
 const uint32_t backends_count = sizeof backends / sizeof backends[0];
@@ -118,6 +175,7 @@ int32_t backend_probe(const struct backend *backend, char reason[160])
     static const char *const isa_names[] = {"scalar", "avx2", "avx512"};
     enum cpu_isa isa = cpu_isa_best();
 
+    if (strcmp(backend->device, "cpu") != 0) return device_probe(backend->device, reason);
     if (backend->kind == BACKEND_DISPATCHER) {
         (void)snprintf(reason, 160,
                        "processes of one host over shared memory, or threads of one process");

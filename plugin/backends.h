@@ -22,10 +22,15 @@ struct backend {
     uint32_t input_formats, output_formats;
     uint32_t wire_formats; // dispatchers: bit of the payload format pushed
     uint32_t activations;  // BACKEND_BIT(enum activation)
+    int32_t size_multiple; // runners: of hidden_size and intermediate_size; 0: any size
+    int32_t experts_max;   // runners: that one rank can own; 0: any number
+    int32_t one_format;    // runners: x, the weights and the GEMMs' operands are of one format
+    int32_t captures;      // dispatchers: can record the routed experts
 };
 
 // By name, for the door's constant tables.
-extern const moxie_traits traits_runner_cpu, traits_local, traits_push;
+extern const moxie_traits traits_runner_cpu, traits_runner_cuda, traits_local, traits_local_cuda,
+    traits_push;
 
 extern const struct backend backends[];
 extern const uint32_t backends_count;

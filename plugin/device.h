@@ -17,10 +17,24 @@ struct device {
     int (*capturing)(void *stream);
     // In stream order.
     void (*zero)(void *memory, int64_t bytes, void *stream);
+    // Loads every kernel, so that no launch has to. MOXIE_E_UNAVAILABLE when the machine's device
+    // is another.
+    int32_t (*prepare)(moxie_error *error);
+    // As device_probe.
+    int32_t (*probe)(char reason[160]);
     // Words for a kernel launcher's non-zero answer.
     const char *(*error_text)(int32_t code);
 };
 
 extern const struct device device_cpu;
+#ifdef MOXIE_HAS_CUDA
+extern const struct device device_cuda;
+#endif
+
+// The device of that word of the key `device`; NULL when this build has none.
+const struct device *device_find(const char *name);
+
+// How well the device of that word would serve here: 0 cannot. Always fills `reason`.
+int32_t device_probe(const char *name, char reason[160]);
 
 #endif

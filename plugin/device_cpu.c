@@ -2,6 +2,7 @@
 
 #include "plugin/device.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -30,6 +31,18 @@ static void cpu_zero(void *memory, int64_t bytes, void *stream)
     memset(memory, 0, (size_t)bytes);
 }
 
+static int32_t cpu_prepare(moxie_error *error)
+{
+    (void)error;
+    return MOXIE_OK;
+}
+
+static int32_t cpu_probe(char reason[160])
+{
+    (void)snprintf(reason, 160, "always there");
+    return 1;
+}
+
 static const char *cpu_error_text(int32_t code)
 {
     (void)code;
@@ -44,5 +57,7 @@ const struct device device_cpu = {
     .release = cpu_release,
     .capturing = cpu_capturing,
     .zero = cpu_zero,
+    .prepare = cpu_prepare,
+    .probe = cpu_probe,
     .error_text = cpu_error_text,
 };

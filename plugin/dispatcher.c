@@ -120,6 +120,7 @@ static int32_t prepare(moxie_dispatcher *dispatcher, moxie_error *error)
             error, MOXIE_E_INVALID,
             "create: the configuration chose dispatcher %s; create that one, or set the key",
             config_str(&instance->config, KEY_DISPATCHER)));
+    TRY(instance_device(instance, error));
     TRY(instance_take(instance, DISPATCHER_BUFFERS, error));
     dispatcher->taken = 1;
     capture_clear(instance);
@@ -447,6 +448,7 @@ static void describe_local(const struct slot *slot, struct exchange *exchange,
         // Read by the kernels only; DLPack has no const.
         exchange->in.counts = tensor_make((void *)(uintptr_t)slot->shape.tokens_valid, 1,
                                           &exchange->counts_dim, NULL, TENSOR_INT32);
+        exchange->in.counts.device = batch->x.device;
     }
 }
 

@@ -17,11 +17,6 @@ struct experts_buffers {
     int64_t pair_stride_bytes;
 };
 
-static int64_t pitch_f32(int32_t columns)
-{
-    return ((int64_t)columns * 4 + 127) & ~(int64_t)127;
-}
-
 static struct experts_buffers buffers_of(const struct experts_job *job)
 {
     const struct memory *memory = &job->instance->memory;
@@ -34,8 +29,8 @@ static struct experts_buffers buffers_of(const struct experts_job *job)
         .row_pair = memory_slot(memory, BUFFER_ROW_PAIR, job->slot),
         .mid = memory_slot(memory, BUFFER_MID, job->slot),
         .pair_out = memory_slot(memory, BUFFER_PAIR_OUT, job->slot),
-        .mid_stride_bytes = pitch_f32(limits->intermediate),
-        .pair_stride_bytes = pitch_f32(limits->hidden),
+        .mid_stride_bytes = limits->mid_bytes,
+        .pair_stride_bytes = limits->pair_bytes,
     };
 }
 
@@ -76,7 +71,7 @@ static struct gate_up_args gate_up_stage(const struct experts_job *job,
         .w1 = job->weights->w1,
         .mid = b->mid,
         .mid_stride_bytes = b->mid_stride_bytes,
-        .mid_format = FORMAT_F32,
+        .mid_format = limits->mid_format,
         .experts = limits->experts_local,
         .slabs_count = job->in->slabs_count,
         .rows_cap = job->in->rows_cap,
@@ -101,8 +96,9 @@ static struct down_args down_stage(const struct experts_job *job, const struct e
         .w2 = job->weights->w2,
         .pair_out = b->pair_out,
         .pair_stride_bytes = b->pair_stride_bytes,
-        .mid_format = FORMAT_F32,
-        .pair_format = FORMAT_F32,
+        .pairs_max = limits->pairs_max,
+        .mid_format = limits->mid_format,
+        .pair_format = limits->pair_format,
         .experts = limits->experts_local,
         .operand_format = limits->operand_format,
     };
@@ -123,7 +119,7 @@ static struct combine_args combine_stage(const struct experts_job *job,
         .pairs_count = &b->expert_offset[limits->experts_local],
         .pair_weight = limits->weight_on_input ? NULL : b->pair_weight,
         .slabs = job->out->slabs,
-        .pair_format = FORMAT_F32,
+        .pair_format = limits->pair_format,
         .slabs_count = job->in->slabs_count,
         .rows_cap = job->in->rows_cap,
         .hidden = limits->hidden,

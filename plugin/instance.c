@@ -93,7 +93,10 @@ static int32_t register_backends(const moxie_instance *instance, const struct re
     const moxie_host *host = &instance->host;
 
     for (uint32_t i = 0; i < registry->runners_count; i++) {
-        int32_t answer = host->register_runner(host->ctx, &registry->runners[i]);
+        int32_t answer = 0;
+
+        if (device_find(registry->runners[i].device) == NULL) continue;
+        answer = host->register_runner(host->ctx, &registry->runners[i]);
 
         if (answer != 0)
             return fail_with(error, MOXIE_E_UNAVAILABLE,
@@ -101,7 +104,10 @@ static int32_t register_backends(const moxie_instance *instance, const struct re
                              answer);
     }
     for (uint32_t i = 0; i < registry->dispatchers_count; i++) {
-        int32_t answer = host->register_dispatcher(host->ctx, &registry->dispatchers[i]);
+        int32_t answer = 0;
+
+        if (device_find(registry->dispatchers[i].device) == NULL) continue;
+        answer = host->register_dispatcher(host->ctx, &registry->dispatchers[i]);
 
         if (answer != 0)
             return fail_with(error, MOXIE_E_UNAVAILABLE,
@@ -148,11 +154,11 @@ int32_t instance_open(const moxie_host *host, const struct registry *registry, m
     (void)snprintf(instance->host_name, sizeof instance->host_name, "%s",
                    host->name != NULL ? host->name : "unnamed host");
     instance->host.name = instance->host_name;
-    instance->device = &device_cpu;
-    instance->memory = (struct memory){
-        .host = &instance->host, .device = instance->device, .plan = &instance->plan};
     instance->stats.struct_size = sizeof instance->stats;
     judge(instance);
+    instance->device = device_find(config_str(&instance->config, KEY_DEVICE));
+    instance->memory = (struct memory){
+        .host = &instance->host, .device = instance->device, .plan = &instance->plan};
     if (instance->report.memory_failed)
         TRY(fail_with(error, MOXIE_E_MEMORY, "open: no memory for the verdict"));
     publish(instance);
@@ -257,6 +263,19 @@ void instance_stats(const moxie_instance *instance, moxie_stats *stats)
 
 // ---- what runners and dispatchers share --------------------------------------------------------
 
+int32_t instance_device(const moxie_instance *instance, moxie_error *error)
+{
+    const char *device = config_str(&instance->config, KEY_DEVICE);
+
+    if (instance->device == NULL)
+        return fail_with(
+            error, MOXIE_E_UNAVAILABLE,
+            "this library was built without %s kernels; load one that has them, or set "
+            "device to cpu",
+            device);
+    return instance->device->prepare(error);
+}
+
 static int32_t start_threads(moxie_instance *instance, moxie_error *error)
 {
     int32_t st = MOXIE_OK;
@@ -280,7 +299,7 @@ int32_t instance_take(moxie_instance *instance, uint32_t set, moxie_error *error
 {
     int32_t st = MOXIE_OK;
 
-    TRY(start_threads(instance, error));
+    if (instance->device->tensor_device == MOXIE_DEVICE_CPU) TRY(start_threads(instance, error));
     TRY(memory_take(&instance->memory, set, error));
     instance->stream.scratch = memory_slot(&instance->memory, BUFFER_CPU_SCRATCH, 0);
     instance->users++;

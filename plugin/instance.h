@@ -30,8 +30,8 @@ struct moxie_instance {
     moxie_bounds public_bounds;
     moxie_plan public_plan;
     char printed[KEY_COUNT][CONFIG_TEXT_BYTES]; // values, for config()
-    char explained[192]; // where forward_tokens came from, for capacity errors
-    const struct device *device;
+    char explained[192];         // where forward_tokens came from, for capacity errors
+    const struct device *device; // NULL: not in this build
     struct memory memory;
     struct threads *threads;  // NULL: the host's parallel_for
     struct cpu_stream stream; // the CPU's stream
@@ -61,6 +61,9 @@ void instance_stats(const moxie_instance *instance, moxie_stats *stats);
 
 // MOXIE_E_CONFIG with the first reasons in words when the configuration was refused.
 int32_t instance_accepted(const moxie_instance *instance, moxie_error *error);
+
+// MOXIE_E_UNAVAILABLE when this build or machine lacks the configured device; loads its kernels.
+int32_t instance_device(const moxie_instance *instance, moxie_error *error);
 
 // What a runner or dispatcher takes at create: the buffers of `set` and the threads. On failure
 // nothing is taken.

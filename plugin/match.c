@@ -27,9 +27,14 @@ static void names_list(enum backend_kind kind, const char *device, char names[NA
 }
 
 // The word of `key` whose number is in `bits` and nearest to `number`: tables are ordered by width.
+// Formats fall back to bf16 where that is one: it is what the other formats are by default.
 static void nearest_word(enum config_key key, uint32_t bits, int32_t number,
                          char word[CONFIG_TEXT_BYTES])
 {
+    if (key == KEY_WEIGHT_FORMAT && (bits & BACKEND_BIT(FORMAT_BF16)) != 0) {
+        config_word_text(key, FORMAT_BF16, word);
+        return;
+    }
     for (int32_t distance = 1; distance < 32; distance++) {
         for (int32_t sign = -1; sign <= 1; sign += 2) {
             int32_t other = number + sign * distance;
@@ -104,6 +109,14 @@ static void refuse_name(const struct config *config, enum config_key key, enum b
     char names[NAMES_BYTES];
 
     names_list(kind, device, names);
+    if (key == KEY_DISPATCHER && strcmp(config_str(config, key), "auto") == 0) {
+        report_reason(report, MOXIE_E_UNSUPPORTED, key,
+                      "no dispatcher moves rows between the %" PRId64
+                      " ranks of ep_size on device %s, which has %s: set dispatcher to local, and "
+                      "give every rank the whole input",
+                      config_i64(config, KEY_EP_SIZE), device, names);
+        return;
+    }
     report_reason(report, MOXIE_E_UNSUPPORTED, key,
                   "%s '%s' is not registered for device %s, which has %s: set %s to auto",
                   config_name(key), config_str(config, key), device, names, config_name(key));
@@ -144,6 +157,54 @@ static void check_group(const struct config *config, const struct backend *dispa
         dispatcher->name, tp_size, other);
 }
 
+static void check_multiple(const struct config *config, const struct backend *runner,
+                           enum config_key key, struct report *report)
+{
+    int64_t size = config_i64(config, key), multiple = runner->size_multiple;
+
+    if (multiple == 0 || !config_ok(config, key) || size % multiple == 0) return;
+    report_reason(report, MOXIE_E_UNSUPPORTED, key,
+                  "%s on %s takes a %s that is a multiple of %" PRId64
+                  " (pad the weights with zeros), and it is %" PRId64 ": set %s to %" PRId64,
+                  runner->name, runner->device, config_name(key), multiple, size, config_name(key),
+                  ceil_div(size, multiple) * multiple);
+}
+
+static void check_one_format(const struct config *config, const struct backend *runner,
+                             enum config_key key, struct report *report)
+{
+    const char *weights = config_str(config, KEY_WEIGHT_FORMAT);
+
+    if (!runner->one_format || !config_ok(config, key) ||
+        strcmp(config_str(config, key), weights) == 0)
+        return;
+    report_reason(report, MOXIE_E_UNSUPPORTED, key,
+                  "%s on %s multiplies rows of the weights' format, and %s is %s while "
+                  "weight_format is %s: set %s to %s",
+                  runner->name, runner->device, config_name(key), config_str(config, key), weights,
+                  config_name(key), weights);
+}
+
+// What a runner's kernels cannot do beyond its formats.
+static void check_runner(const struct config *config, const struct backend *runner,
+                         struct report *report)
+{
+    int64_t ranks = config_i64(config, KEY_EP_SIZE);
+    int64_t experts = config_i64(config, KEY_NUM_EXPERTS);
+
+    check_multiple(config, runner, KEY_HIDDEN_SIZE, report);
+    check_multiple(config, runner, KEY_INTERMEDIATE_SIZE, report);
+    if (runner->experts_max > 0 && ceil_div(experts, ranks) > runner->experts_max)
+        report_reason(report, MOXIE_E_UNSUPPORTED, KEY_NUM_EXPERTS,
+                      "%s on %s takes %d experts a rank, and num_experts is %" PRId64
+                      " over %" PRId64 " ranks: set num_experts to %" PRId64 " or less",
+                      runner->name, runner->device, runner->experts_max, experts, ranks,
+                      runner->experts_max * ranks);
+    if ((BACKEND_BIT(config_word(config, KEY_WEIGHT_FORMAT)) & runner->weight_formats) == 0) return;
+    check_one_format(config, runner, KEY_INPUT_FORMAT, report);
+    check_one_format(config, runner, KEY_ACTIVATION_FORMAT, report);
+}
+
 void validate_backends(const struct config *config, const struct backend *runner,
                        const struct backend *dispatcher, struct report *report)
 {
@@ -157,7 +218,14 @@ void validate_backends(const struct config *config, const struct backend *runner
         check_word(config, runner, KEY_ACTIVATION_FORMAT, runner->activation_formats, report);
         check_word(config, runner, KEY_ACTIVATION, runner->activations, report);
     }
+    if (runner != NULL) check_runner(config, runner, report);
     if (dispatcher != NULL) check_group(config, dispatcher, report);
+    if (dispatcher != NULL && !dispatcher->captures &&
+        config_i64(config, KEY_CAPTURE_ROUTED_EXPERTS) != 0)
+        report_reason(report, MOXIE_E_UNSUPPORTED, KEY_CAPTURE_ROUTED_EXPERTS,
+                      "dispatcher %s on %s cannot record the routed experts: set "
+                      "capture_routed_experts to 0",
+                      dispatcher->name, dispatcher->device);
     if (runner == NULL || dispatcher == NULL) return;
     check_word(config,
                (runner->input_formats & ~dispatcher->input_formats) == 0 ? runner : dispatcher,

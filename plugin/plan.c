@@ -129,6 +129,9 @@ static int32_t wire_format_of(const struct config *config, enum dispatcher_kind 
 
 static void limits_formats(struct limits *limits, const struct config *config)
 {
+    const struct backend *runner = backend_find(BACKEND_RUNNER, config_str(config, KEY_RUNNER),
+                                                config_str(config, KEY_DEVICE));
+
     limits->activation = config_word(config, KEY_ACTIVATION);
     limits->alpha = (float)config_f64(config, KEY_ACTIVATION_ALPHA);
     limits->beta = (float)config_f64(config, KEY_ACTIVATION_BETA);
@@ -145,6 +148,11 @@ static void limits_formats(struct limits *limits, const struct config *config)
     limits->id_bytes = (int64_t)limits->top_k * 4;
     limits->weight_bytes = (int64_t)limits->top_k * 4;
     limits->result_bytes = pitch(row_bytes_of(limits->output_format, limits->hidden), ALIGN_BYTES);
+    limits->mid_format = limits->pair_format = FORMAT_F32;
+    if (runner != NULL && runner->one_format)
+        limits->mid_format = limits->pair_format = limits->weight_format;
+    limits->mid_bytes = pitch(row_bytes_of(limits->mid_format, limits->intermediate), ALIGN_BYTES);
+    limits->pair_bytes = pitch(row_bytes_of(limits->pair_format, limits->hidden), ALIGN_BYTES);
 }
 
 static void limits_fill(struct limits *limits, const struct config *config,
@@ -291,18 +299,20 @@ static int runner_buffers(const struct planner *planner)
         {BUFFER_ROW_PAIR, MOXIE_MEMORY_DEVICE, "row_pair",
          "pair of each position in a row's top_k, int32", slots, limits->pairs_max, 4, KEY_TOP_K},
         {BUFFER_MID, MOXIE_MEMORY_DEVICE, "mid",
-         "activations between the two GEMMs: intermediate_size f32 per pair", slots,
-         limits->pairs_max, pitch((int64_t)limits->intermediate * 4, ALIGN_BYTES),
-         KEY_INTERMEDIATE_SIZE},
+         "activations between the two GEMMs: intermediate_size numbers per pair", slots,
+         limits->pairs_max, limits->mid_bytes, KEY_INTERMEDIATE_SIZE},
         {BUFFER_PAIR_OUT, MOXIE_MEMORY_DEVICE, "pair_out",
-         "result of each pair before the sum: hidden_size f32", slots, limits->pairs_max,
-         pitch((int64_t)limits->hidden * 4, ALIGN_BYTES), KEY_HIDDEN_SIZE},
+         "result of each pair before the sum: hidden_size numbers", slots, limits->pairs_max,
+         limits->pair_bytes, KEY_HIDDEN_SIZE},
+        // The last row: without CPU kernels there is nobody to use it.
         {BUFFER_CPU_SCRATCH, MOXIE_MEMORY_HOST, "cpu_scratch",
          "tiles of each of cpu_threads threads", limits->threads, 1, (int64_t)CPU_SCRATCH_BYTES,
          KEY_CPU_THREADS},
     };
 
-    for (size_t i = 0; i < sizeof requests / sizeof requests[0]; i++) {
+    int on_cpu = config_word(planner->config, KEY_DEVICE) == DEVICE_WORD_CPU;
+
+    for (size_t i = 0; i < sizeof requests / sizeof requests[0] - !on_cpu; i++) {
         if (!buffer_add(planner, &requests[i])) return 0;
     }
     return 1;

@@ -30,13 +30,15 @@ struct limits {
     float alpha, beta, limit;
     float scaling_factor;
     int32_t weight_format, operand_format, input_format, output_format; // enum format
-    int32_t wire_format;     // enum format: of pushed rows
-    int32_t weight_on_input; // router weight multiplies the input row
+    int32_t mid_format, pair_format; // enum format: between the GEMMs, and of one row per pair
+    int32_t wire_format;             // enum format: of pushed rows
+    int32_t weight_on_input;         // router weight multiplies the input row
     int32_t capture;
     int32_t timeout_ms;     // clamped to INT32_MAX
     int64_t capture_tokens; // rows of one DP rank's slice of the capture
     int64_t row_bytes, scale_bytes, id_bytes, weight_bytes; // of one wire row, pitched
     int64_t result_bytes;                                   // of one result row, pitched
+    int64_t mid_bytes, pair_bytes; // of one row of mid and pair_out, pitched
 };
 
 // Where everything lies inside a symmetric window: one window per slot. Offsets from its base, in

@@ -95,6 +95,23 @@ out:
     return st;
 }
 
+// On a GPU rows are copied 16 bytes at a time and multiplied as they are.
+static int32_t check_device_rows(const struct limits *limits, const struct row_slab *rows,
+                                 moxie_error *error)
+{
+    if (rows->format != limits->weight_format)
+        return fail_with(error, MOXIE_E_UNSUPPORTED,
+                         "rows.slab.rows: format %d; this device multiplies rows of the weights' "
+                         "format %d",
+                         rows->format, limits->weight_format);
+    if (((uintptr_t)rows->rows | (uintptr_t)rows->row_stride_bytes) % 16 != 0)
+        return fail_with(error, MOXIE_E_UNSUPPORTED,
+                         "rows.slab.rows: at %p with %" PRId64
+                         " bytes between rows; want both to be multiples of 16",
+                         rows->rows, rows->row_stride_bytes);
+    return MOXIE_OK;
+}
+
 // The payload. Half as many columns as hidden_size, beside scales, are nvfp4.
 static int32_t read_payload(const struct rows_reader *r, const moxie_slab *slab,
                             struct row_slab *to, moxie_error *error)
@@ -118,6 +135,7 @@ static int32_t read_payload(const struct rows_reader *r, const moxie_slab *slab,
     TRY(check_experts_follow(rows, r->rows->layout, want.name, error));
     to->rows = tensor_data(rows);
     to->row_stride_bytes = tensor_stride_bytes(rows, want.ndim - 2);
+    if (r->device != MOXIE_DEVICE_CPU) TRY(check_device_rows(r->limits, to, error));
     TRY(read_scales(r, slab, to, error));
 out:
     return st;

@@ -38,6 +38,7 @@ int32_t runner_create(moxie_instance *instance, int32_t layer, const moxie_weigh
     if (runner == NULL) TRY(fail_with(error, MOXIE_E_MEMORY, "runner: no memory for the handle"));
     runner->instance = instance;
     runner->layer = layer;
+    TRY(instance_device(instance, error));
     TRY(weights_read(weights, &instance->plan.limits, instance->device->tensor_device,
                      &runner->weights, error));
     TRY(instance_take(instance, RUNNER_BUFFERS, error));
@@ -224,6 +225,9 @@ int32_t runner_expand(moxie_runner *runner, const moxie_call *call, const moxie_
     struct expand_args args;
     int32_t st = MOXIE_OK;
 
+    if (instance->device->kernels->expand == NULL)
+        TRY(fail_with(error, MOXIE_E_UNSUPPORTED, "expand: device %s has no kernel for it",
+                      instance->device->name));
     TRY(read_rows(runner, call, in, &from, error));
     TRY(read_rows(runner, call, out, &to, error));
     TRY(check_expanded(&from, &to, error));

@@ -38,14 +38,15 @@ void validate_resolve(struct config *config)
     int32_t kind = config_i64(config, KEY_EP_SIZE) == 1 ? DISPATCHER_LOCAL : DISPATCHER_ALLTOALL;
     const struct backend *runner = backend_first(BACKEND_RUNNER, -1, device);
     const struct backend *dispatcher = backend_first(BACKEND_DISPATCHER, kind, device);
-    int on_cpu = config_word(config, KEY_DEVICE) == DEVICE_WORD_CPU;
+    int one_format = runner != NULL && runner->one_format;
+    int f16 = strcmp(config_str(config, KEY_WEIGHT_FORMAT), "f16") == 0;
 
     if (is_auto(config, KEY_RUNNER) && runner != NULL)
         config_resolve(config, KEY_RUNNER, runner->name);
     if (is_auto(config, KEY_DISPATCHER) && dispatcher != NULL)
         config_resolve(config, KEY_DISPATCHER, dispatcher->name);
     if (is_auto(config, KEY_ACTIVATION_FORMAT))
-        config_resolve(config, KEY_ACTIVATION_FORMAT, on_cpu ? "f32" : "bf16");
+        config_resolve(config, KEY_ACTIVATION_FORMAT, !one_format ? "f32" : f16 ? "f16" : "bf16");
 }
 
 void validate_explain(const struct config *config, enum config_key key, char *buffer,

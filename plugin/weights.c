@@ -48,6 +48,24 @@ static uint32_t values_type(int32_t format)
     return is_packed(format) ? TENSOR_UINT8 : TENSOR_E4M3;
 }
 
+// What a tensor map can describe.
+static int32_t check_device_values(const struct reading *r, const struct weight_view *view,
+                                   moxie_error *error)
+{
+    uintptr_t bits = (uintptr_t)view->values | (uintptr_t)view->row_stride_bytes;
+
+    if (view->rows_in)
+        return fail_with(error, MOXIE_E_UNSUPPORTED,
+                         "%s: this device reads MOXIE_ROWS_OUT [E, N, K] only", r->values);
+    if (r->experts > 1) bits |= (uintptr_t)view->expert_stride_bytes;
+    if (bits % 16 != 0)
+        return fail_with(error, MOXIE_E_UNSUPPORTED,
+                         "%s: at %p with strides of %lld and %lld bytes; want multiples of 16",
+                         r->values, view->values, (long long)view->expert_stride_bytes,
+                         (long long)view->row_stride_bytes);
+    return MOXIE_OK;
+}
+
 static int32_t read_values(const struct reading *r, struct weight_view *view, moxie_error *error)
 {
     const moxie_matrix *matrix = r->matrix;
@@ -69,6 +87,7 @@ static int32_t read_values(const struct reading *r, struct weight_view *view, mo
     view->values = tensor_data(&matrix->values);
     view->expert_stride_bytes = tensor_stride_bytes(&matrix->values, 0);
     view->row_stride_bytes = tensor_stride_bytes(&matrix->values, 1);
+    if (r->device != MOXIE_DEVICE_CPU) TRY(check_device_values(r, view, error));
 out:
     return st;
 }

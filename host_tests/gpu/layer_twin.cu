@@ -1,0 +1,455 @@
+// One MoE layer on the GPU and on its CPU twin, same args structs, same random data: sizes, orders, activations, skew.
+// With --time, the layer's time in a replayed graph instead.
+
+extern "C" {
+#include "kernels/cpu/cpu.h"
+}
+#include "kernels/cuda/cuda.h"
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <vector>
+
+#define CHECK(call)                                                                                \
+    do {                                                                                           \
+        int status_ = (int)(call);                                                                 \
+        if (status_ != 0) {                                                                        \
+            printf("%s:%d: %s: %s\n", __FILE__, __LINE__, #call,                                   \
+                   cudaGetErrorString((cudaError_t)status_));                                      \
+            exit(1);                                                                               \
+        }                                                                                          \
+    } while (0)
+
+static uint64_t seed_state = 88172645463325252ull;
+static double uniform() // 0..1
+{
+    seed_state ^= seed_state << 13;
+    seed_state ^= seed_state >> 7;
+    seed_state ^= seed_state << 17;
+    return (double)(seed_state >> 11) / 9007199254740992.0;
+}
+
+static uint16_t bf16(float value)
+{
+    __nv_bfloat16 narrow = __float2bfloat16_rn(value);
+    uint16_t bits;
+    memcpy(&bits, &narrow, 2);
+    return bits;
+}
+
+struct layer_case {
+    int tokens, hidden, intermediate, experts, top_k, order, activation, skew, bias, weight_on_input;
+};
+
+struct layer {
+    layer_case shape;
+    std::vector<uint16_t> x, w1, w2, b1, b2;
+    std::vector<int32_t> ids;
+    std::vector<float> weights;
+};
+
+static void fill(std::vector<uint16_t> &to, size_t count, float scale)
+{
+    size_t drawn = count < ((size_t)1 << 20) ? count : ((size_t)1 << 20) - 3;
+
+    to.resize(count);
+    for (size_t i = 0; i < drawn; i++)
+        to[i] = bf16((float)(uniform() * 2 - 1) * scale);
+    for (size_t i = drawn; i < count; i++)
+        to[i] = to[i - drawn];
+}
+
+static void make(layer &l, const layer_case &c)
+{
+    int rows = c.order == ORDER_PLAIN ? c.intermediate : 2 * c.intermediate;
+    l.shape = c;
+    fill(l.x, (size_t)c.tokens * c.hidden, 1.0f);
+    fill(l.w1, (size_t)c.experts * rows * c.hidden, 1.7f / sqrtf((float)c.hidden));
+    fill(l.w2, (size_t)c.experts * c.hidden * c.intermediate, 1.7f / sqrtf((float)c.intermediate));
+    fill(l.b1, (size_t)c.experts * rows, 0.5f);
+    fill(l.b2, (size_t)c.experts * c.hidden, 0.5f);
+    l.ids.resize((size_t)c.tokens * c.top_k);
+    l.weights.resize(l.ids.size());
+    for (size_t i = 0; i < l.ids.size(); i++) {
+        l.ids[i] = c.skew == 1 ? (int)(i % c.top_k) : (int)(uniform() * (c.experts + (c.skew == 2 ? 3 : 0)));
+        l.weights[i] = (float)uniform();
+    }
+}
+
+template <class T> static T *upload(const std::vector<T> &from)
+{
+    T *to;
+    CHECK(cudaMalloc(&to, from.size() * sizeof(T) + 16));
+    CHECK(cudaMemcpy(to, from.data(), from.size() * sizeof(T), cudaMemcpyHostToDevice));
+    return to;
+}
+
+template <class T> static T *poison(size_t count)
+{
+    T *to;
+    CHECK(cudaMalloc(&to, count * sizeof(T) + 256));
+    CHECK(cudaMemset(to, 0xff, count * sizeof(T) + 256));
+    return to;
+}
+
+struct stages {
+    row_slab slab;
+    out_slab out;
+    route_args route;
+    gate_up_args gate_up;
+    down_args down;
+    combine_args combine;
+};
+
+static weight_view view_of(const void *values, const void *bias, int64_t n, int64_t k, int order)
+{
+    weight_view v = {};
+    v.values = values;
+    v.bias = bias;
+    v.n = n;
+    v.k = k;
+    v.row_stride_bytes = k * 2;
+    v.expert_stride_bytes = n * k * 2;
+    v.bias_expert_stride_bytes = n * 2;
+    v.format = FORMAT_BF16;
+    v.order = order;
+    v.bias_format = FORMAT_BF16;
+    return v;
+}
+
+static void make_last_stages(stages &s, const layer_case &c, const weight_view &w2, int mid_format, void *buffers[7])
+{
+    int64_t pairs = (int64_t)c.tokens * c.top_k;
+    int bytes = mid_format == FORMAT_F32 ? 4 : 2;
+    s.down.expert_offset = s.route.expert_offset;
+    s.down.mid = buffers[4];
+    s.down.mid_stride_bytes = s.gate_up.mid_stride_bytes;
+    s.down.w2 = w2;
+    s.down.pair_out = buffers[5];
+    s.down.pair_stride_bytes = ((int64_t)c.hidden * bytes + 127) / 128 * 128;
+    s.down.pairs_max = pairs;
+    s.down.mid_format = mid_format;
+    s.down.pair_format = mid_format;
+    s.down.experts = c.experts;
+    s.down.operand_format = FORMAT_BF16;
+    s.combine.pair_out = buffers[5];
+    s.combine.pair_stride_bytes = s.down.pair_stride_bytes;
+    s.combine.pairs = pairs;
+    s.combine.row_pair = s.route.row_pair;
+    s.combine.pair_weight = c.weight_on_input ? NULL : s.route.pair_weight;
+    s.combine.slabs = &s.out;
+    s.combine.pair_format = mid_format;
+    s.combine.slabs_count = 1;
+    s.combine.rows_cap = c.tokens;
+    s.combine.hidden = c.hidden;
+    s.combine.top_k = c.top_k;
+    s.combine.scale = 1.0f;
+}
+
+static void make_stages(stages &s, const layer_case &c, const void *x, const void *ids, const void *weights, const weight_view &w1,
+                        const weight_view &w2, int mid_format, void *buffers[7], void *y)
+{
+    int64_t pairs = (int64_t)c.tokens * c.top_k;
+    int bytes = mid_format == FORMAT_F32 ? 4 : 2;
+    memset(&s, 0, sizeof s);
+    s.slab.rows = x;
+    s.slab.ids = ids;
+    s.slab.weights = weights;
+    s.slab.row_stride_bytes = c.hidden * 2;
+    s.slab.id_stride_bytes = c.top_k * 4;
+    s.slab.weight_stride_bytes = c.top_k * 4;
+    s.slab.cap = c.tokens;
+    s.slab.format = FORMAT_BF16;
+    s.slab.id_bytes = 4;
+    s.slab.weight_format = FORMAT_F32;
+    s.out.rows = y;
+    s.out.row_stride_bytes = c.hidden * 4;
+    s.out.cap = c.tokens;
+    s.out.format = FORMAT_F32;
+    s.route.slabs = &s.slab;
+    s.route.expert_offset = (int32_t *)buffers[0];
+    s.route.pair_row = (int32_t *)buffers[1];
+    s.route.pair_weight = (float *)buffers[2];
+    s.route.row_pair = (int32_t *)buffers[3];
+    s.route.pairs_max = pairs;
+    s.route.experts = c.experts;
+    s.route.slabs_count = 1;
+    s.route.rows_cap = c.tokens;
+    s.route.top_k = c.top_k;
+    s.gate_up.slabs = &s.slab;
+    s.gate_up.expert_offset = s.route.expert_offset;
+    s.gate_up.pair_row = s.route.pair_row;
+    s.gate_up.pair_weight = c.weight_on_input ? s.route.pair_weight : NULL;
+    s.gate_up.w1 = w1;
+    s.gate_up.mid = buffers[4];
+    s.gate_up.mid_stride_bytes = ((int64_t)c.intermediate * bytes + 127) / 128 * 128;
+    s.gate_up.mid_format = mid_format;
+    s.gate_up.experts = c.experts;
+    s.gate_up.slabs_count = 1;
+    s.gate_up.rows_cap = c.tokens;
+    s.gate_up.hidden = c.hidden;
+    s.gate_up.intermediate = c.intermediate;
+    s.gate_up.activation = c.activation;
+    s.gate_up.operand_format = FORMAT_BF16;
+    s.gate_up.alpha = 1.702f;
+    s.gate_up.beta = 1.0f;
+    s.gate_up.limit = 2.0f;
+    make_last_stages(s, c, w2, mid_format, buffers);
+}
+
+static int run_stages(const struct kernels *kernels, const stages &s, void *stream)
+{
+    int st = kernels->route(&s.route, stream);
+    if (st == 0) st = kernels->gate_up(&s.gate_up, stream);
+    if (st == 0) st = kernels->down(&s.down, stream);
+    return st == 0 ? kernels->combine(&s.combine, stream) : st;
+}
+
+static void buffers_for(const layer_case &c, size_t sizes[6])
+{
+    size_t pairs = (size_t)c.tokens * c.top_k;
+    sizes[0] = (c.experts + 1) * 4;
+    sizes[1] = sizes[2] = sizes[3] = pairs * 4;
+    sizes[4] = pairs * (((size_t)c.intermediate * 4 + 127) / 128 * 128);
+    sizes[5] = pairs * (((size_t)c.hidden * 4 + 127) / 128 * 128);
+}
+
+struct gpu_layer {
+    stages s;
+    void *memory[12];
+    float *y;
+};
+
+static void upload_layer(gpu_layer &g, const layer &l)
+{
+    const layer_case &c = l.shape;
+    int rows = c.order == ORDER_PLAIN ? c.intermediate : 2 * c.intermediate;
+    size_t sizes[6];
+    void *buffers[7];
+    buffers_for(c, sizes);
+    for (int i = 0; i < 6; i++)
+        g.memory[i] = buffers[i] = poison<char>(sizes[i]);
+    g.memory[6] = upload(l.x);
+    g.memory[7] = upload(l.ids);
+    g.memory[8] = upload(l.weights);
+    g.memory[9] = upload(l.w1);
+    g.memory[10] = upload(l.w2);
+    g.memory[11] = NULL;
+    g.y = poison<float>((size_t)c.tokens * c.hidden);
+    const void *b1 = c.bias ? upload(l.b1) : NULL, *b2 = c.bias ? upload(l.b2) : NULL;
+    make_stages(g.s, c, g.memory[6], g.memory[7], g.memory[8], view_of(g.memory[9], b1, rows, c.hidden, c.order),
+                view_of(g.memory[10], b2, c.hidden, c.intermediate, ORDER_PLAIN), FORMAT_BF16, buffers, g.y);
+    g.s.route.slabs = g.s.gate_up.slabs = &g.s.slab;
+    g.s.combine.slabs = &g.s.out;
+}
+
+static void free_layer(gpu_layer &g)
+{
+    for (int i = 0; i < 12; i++)
+        cudaFree(g.memory[i]);
+    cudaFree(g.y);
+}
+
+static void inline_tasks(void *ctx, uint64_t tasks, void (*task)(void *, uint64_t), void *arg)
+{
+    (void)ctx;
+    for (uint64_t i = 0; i < tasks; i++)
+        task(arg, i);
+}
+
+static void run_cpu(const layer &l, std::vector<float> &y)
+{
+    const layer_case &c = l.shape;
+    int rows = c.order == ORDER_PLAIN ? c.intermediate : 2 * c.intermediate;
+    size_t sizes[6];
+    void *buffers[7], *scratch;
+    stages s;
+    cpu_stream stream = {};
+    buffers_for(c, sizes);
+    for (int i = 0; i < 6; i++)
+        buffers[i] = calloc(1, sizes[i] + 128);
+    scratch = aligned_alloc(64, CPU_SCRATCH_BYTES);
+    stream.parallel_for = inline_tasks;
+    stream.scratch = (unsigned char *)scratch;
+    stream.workers = 1;
+    stream.isa = cpu_isa_best();
+    y.assign((size_t)c.tokens * c.hidden, NAN);
+    make_stages(s, c, l.x.data(), l.ids.data(), l.weights.data(),
+                view_of(l.w1.data(), c.bias ? l.b1.data() : NULL, rows, c.hidden, c.order),
+                view_of(l.w2.data(), c.bias ? l.b2.data() : NULL, c.hidden, c.intermediate, ORDER_PLAIN), FORMAT_F32, buffers,
+                y.data());
+    if (run_stages(&kernels_cpu, s, &stream) != 0) exit(2);
+    for (int i = 0; i < 6; i++)
+        free(buffers[i]);
+    free(scratch);
+}
+
+static int compare(const layer_case &c)
+{
+    layer l;
+    gpu_layer g;
+    std::vector<float> want, got((size_t)c.tokens * c.hidden), again(got.size());
+    double difference = 0, norm = 0;
+    make(l, c);
+    upload_layer(g, l);
+    CHECK(run_stages(&kernels_cuda, g.s, NULL));
+    CHECK(cudaDeviceSynchronize());
+    CHECK(cudaMemcpy(got.data(), g.y, got.size() * 4, cudaMemcpyDeviceToHost));
+    CHECK(run_stages(&kernels_cuda, g.s, NULL));
+    CHECK(cudaDeviceSynchronize());
+    CHECK(cudaMemcpy(again.data(), g.y, got.size() * 4, cudaMemcpyDeviceToHost));
+    run_cpu(l, want);
+    for (size_t i = 0; i < got.size(); i++) {
+        difference += ((double)got[i] - want[i]) * ((double)got[i] - want[i]);
+        norm += (double)want[i] * want[i];
+    }
+    double error = sqrt(difference / norm);
+    int bits = memcmp(got.data(), again.data(), got.size() * 4) == 0;
+    int ok = error <= 5e-3 && bits;
+    printf("%s tokens %d hidden %d intermediate %d experts %d top-k %d order %d activation %d skew %d bias %d on-input %d: error %.2e%s\n",
+           ok ? "ok  " : "FAIL", c.tokens, c.hidden, c.intermediate, c.experts, c.top_k, c.order, c.activation, c.skew, c.bias,
+           c.weight_on_input, error, bits ? "" : ", bits differ between runs");
+    fflush(stdout);
+    free_layer(g);
+    return !ok;
+}
+
+// Microseconds of one stage, alone in a graph of 8.
+static float time_stage(std::vector<gpu_layer> &g, int stage, cudaStream_t stream);
+
+static float median(std::vector<float> v)
+{
+    for (size_t i = 0; i < v.size(); i++)
+        for (size_t j = i + 1; j < v.size(); j++)
+            if (v[j] < v[i]) std::swap(v[i], v[j]);
+    return v[v.size() / 2];
+}
+
+static int run_stage(const stages &s, int stage, void *stream)
+{
+    switch (stage) {
+    case 0:
+        return kernels_cuda.route(&s.route, stream);
+    case 1:
+        return kernels_cuda.gate_up(&s.gate_up, stream);
+    case 2:
+        return kernels_cuda.down(&s.down, stream);
+    case 3:
+        return kernels_cuda.combine(&s.combine, stream);
+    default:
+        return run_stages(&kernels_cuda, s, stream);
+    }
+}
+
+static float time_stage(std::vector<gpu_layer> &g, int stage, cudaStream_t stream)
+{
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    cudaEvent_t begin, end;
+    std::vector<float> times;
+    CHECK(cudaEventCreate(&begin));
+    CHECK(cudaEventCreate(&end));
+    CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    for (int i = 0; i < 8; i++)
+        CHECK(run_stage(g[i % g.size()].s, stage, stream));
+    CHECK(cudaStreamEndCapture(stream, &graph));
+    CHECK(cudaGraphInstantiate(&exec, graph, 0));
+    for (int i = 0; i < 35; i++) {
+        float ms;
+        CHECK(cudaEventRecord(begin, stream));
+        CHECK(cudaGraphLaunch(exec, stream));
+        CHECK(cudaEventRecord(end, stream));
+        CHECK(cudaStreamSynchronize(stream));
+        CHECK(cudaEventElapsedTime(&ms, begin, end));
+        if (i >= 5) times.push_back(ms * 1000 / 8);
+    }
+    CHECK(cudaGraphExecDestroy(exec));
+    CHECK(cudaGraphDestroy(graph));
+    return median(times);
+}
+
+// Graph of layers over distinct copies of weights, so that nothing stays in L2.
+static void time_layer(const layer_case &c)
+{
+    layer l;
+    size_t bytes;
+    int copies;
+    std::vector<gpu_layer> g;
+    cudaStream_t stream;
+    make(l, c);
+    bytes = (l.w1.size() + l.w2.size()) * 2;
+    copies = bytes > (size_t)400 << 20 ? 2 : (int)(((size_t)400 << 20) / bytes) + 1;
+    if (copies > 8) copies = 8;
+    g.resize(copies);
+    for (int i = 0; i < copies; i++) {
+        for (auto &id : l.ids)
+            id = (int)(uniform() * c.experts);
+        upload_layer(g[i], l);
+        g[i].s.out.format = FORMAT_BF16;
+        g[i].s.out.row_stride_bytes = c.hidden * 2;
+    }
+    CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    for (int i = 0; i < copies; i++)
+        CHECK(run_stages(&kernels_cuda, g[i].s, stream));
+    CHECK(cudaStreamSynchronize(stream));
+    std::vector<char> hit(c.experts, 0);
+    for (int id : l.ids)
+        hit[id] = 1;
+    double experts = 0;
+    for (char h : hit)
+        experts += h;
+    double memory = experts * 6.0 * c.hidden * c.intermediate / 4.5e6;
+    double flops = 6.0 * c.tokens * c.top_k * c.hidden * c.intermediate / 790e6;
+    double floor_us = memory > flops ? memory : flops;
+    float us = time_stage(g, 4, stream);
+    printf("%5d/%5d/%3d/%d tokens %5d: %8.1f us, floor %8.1f, x %.2f; route %.1f gate_up %.1f down %.1f combine %.1f\n", c.hidden,
+           c.intermediate, c.experts, c.top_k, c.tokens, us, floor_us, us / floor_us, time_stage(g, 0, stream),
+           time_stage(g, 1, stream), time_stage(g, 2, stream), time_stage(g, 3, stream));
+    fflush(stdout);
+    for (auto &one : g)
+        free_layer(one);
+    cudaStreamDestroy(stream);
+}
+
+int main(int argc, char **argv)
+{
+    static const layer_case cases[] = {
+        {1, 128, 64, 4, 1, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0},
+        {7, 256, 128, 8, 2, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0},
+        {33, 128, 64, 16, 4, ORDER_UP_GATE, ACTIVATION_SILU, 2, 1, 0},
+        {64, 512, 192, 8, 4, ORDER_INTERLEAVED, ACTIVATION_SWIGLUOAI, 0, 1, 0},
+        {100, 264, 72, 8, 2, ORDER_GATE_UP, ACTIVATION_GELU, 0, 1, 0},
+        {100, 264, 72, 8, 2, ORDER_GATE_UP, ACTIVATION_GELU_TANH, 0, 0, 0},
+        {150, 256, 144, 8, 2, ORDER_PLAIN, ACTIVATION_RELU2, 0, 1, 0},
+        {57, 2880, 1440, 4, 2, ORDER_INTERLEAVED, ACTIVATION_SWIGLUOAI, 0, 1, 0},
+        {23, 64, 128, 8, 1, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 1},
+        {300, 256, 256, 4, 2, ORDER_GATE_UP, ACTIVATION_SILU, 1, 0, 0},
+        {600, 512, 192, 128, 8, ORDER_GATE_UP, ACTIVATION_SILU, 2, 0, 0},
+        {1000, 128, 96, 1, 1, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0},
+        {40, 128, 64, 1024, 32, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0},
+    };
+    int failed = 0, devices = 0;
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) return 77;
+    CHECK(kernels_cuda_load());
+    if (argc > 1 && strcmp(argv[1], "--time") == 0) {
+        const int tokens[] = {1, 16, 64, 256, 1024, 4096, 16384};
+        for (int t : tokens)
+            time_layer({t, 2048, 768, 128, 8, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0});
+        for (int t : tokens)
+            time_layer({t, 4096, 1536, 128, 8, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0});
+        for (int t : {64, 1024, 4096, 32768})
+            time_layer({t, 7168, 2048, 32, 1, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0});
+        for (int t : {1, 64, 1024, 4096})
+            time_layer({t, 4096, 14336, 8, 2, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0});
+        return 0;
+    }
+    for (const layer_case &c : cases)
+        failed += compare(c);
+    printf("%d of %d cases failed\n", failed, (int)(sizeof cases / sizeof cases[0]));
+    return failed != 0;
+}

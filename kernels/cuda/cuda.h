@@ -1,0 +1,30 @@
+// What the CUDA kernels offer besides the table: loading them, and the fact that they are there.
+
+#ifndef MOXIE_KERNELS_CUDA_CUDA_H
+#define MOXIE_KERNELS_CUDA_CUDA_H
+
+#include "kernels/kernels.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+extern const struct kernels kernels_cuda;
+
+// Loads every kernel on the current device and raises their shared memory limits, so that no launch
+// has to. 0, or a cudaError_t.
+int32_t kernels_cuda_load(void);
+
+int32_t route_cuda(const struct route_args *args, void *stream);
+int32_t route_cuda_load(void);
+int32_t gate_up_cuda(const struct gate_up_args *args, void *stream);
+int32_t down_cuda(const struct down_args *args, void *stream);
+int32_t gemm_cuda_load(void);
+int32_t combine_cuda(const struct combine_args *args, void *stream);
+int32_t combine_cuda_load(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

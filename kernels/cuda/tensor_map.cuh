@@ -1,0 +1,19 @@
+// Tensor maps of 16-bit numbers, swizzled by 128 bytes: what the copy engine reads by. Made on the host, at every launch:
+// a pure function of the arguments that takes well under a microsecond, so nothing is kept that could go stale.
+
+#ifndef MOXIE_KERNELS_CUDA_TENSOR_MAP_CUH
+#define MOXIE_KERNELS_CUDA_TENSOR_MAP_CUH
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+struct tensor_map_shape {
+    cuuint32_t rank;
+    cuuint64_t extents[5];
+    cuuint64_t strides[4]; // bytes, of dimensions 1..
+    cuuint32_t box[5];
+};
+
+cudaError_t tensor_map_make(CUtensorMap *map, const void *base, bool is_bf16, const tensor_map_shape &shape);
+
+#endif

@@ -1,0 +1,30 @@
+// The devices of this build.
+
+#include "plugin/device.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const struct device *const devices[] = {
+    &device_cpu,
+#ifdef MOXIE_HAS_CUDA
+    &device_cuda,
+#endif
+};
+
+const struct device *device_find(const char *name)
+{
+    for (size_t i = 0; i < sizeof devices / sizeof devices[0]; i++) {
+        if (strcmp(devices[i]->name, name) == 0) return devices[i];
+    }
+    return NULL;
+}
+
+int32_t device_probe(const char *name, char reason[160])
+{
+    const struct device *device = device_find(name);
+
+    if (device != NULL) return device->probe(reason);
+    (void)snprintf(reason, 160, "this library was built without %s kernels", name);
+    return 0;
+}
