@@ -251,7 +251,8 @@ struct instance {
     pthread_mutex_t in_init; // one init call at a time
 };
 
-void *handle_make(enum handle_kind kind, void *body); // NULL: no memory
+// `owner` is the handle of the instance, NULL for an instance itself. Returns NULL without memory.
+void *handle_make(enum handle_kind kind, void *body, const void *owner);
 void handle_kill(const void *handle);
 
 // One call of the host, from its first check to its last.

@@ -32,7 +32,7 @@ static int32_t runner_create(moxie_instance *handle, int32_t layer, const moxie_
     TRY(weights_read(&call, weights, runner));
     runner->digest = weights_digest(runner);
     TRY(memory_take(&call));
-    *out = handle_make(HANDLE_RUNNER, runner);
+    *out = handle_make(HANDLE_RUNNER, runner, handle);
     if (*out == NULL) {
         memory_drop(call.instance);
         TRY(fail_with(&call.caller, MOXIE_E_MEMORY, "create: no memory"));

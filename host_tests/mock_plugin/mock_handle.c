@@ -8,7 +8,8 @@
 
 struct handle {
     struct handle *next;
-    void *body; // NULL: closed or destroyed
+    const struct handle *owner; // the instance's; of an instance, itself
+    void *body;                 // NULL: closed or destroyed
     int32_t kind;
 };
 
@@ -16,12 +17,13 @@ struct handle {
 static struct handle *handles;
 static pthread_mutex_t handles_lock = PTHREAD_MUTEX_INITIALIZER;
 
-void *handle_make(enum handle_kind kind, void *body)
+void *handle_make(enum handle_kind kind, void *body, const void *owner)
 {
     struct handle *handle = calloc(1, sizeof *handle);
 
     if (handle == NULL) return NULL;
-    *handle = (struct handle){.body = body, .kind = (int32_t)kind};
+    *handle = (struct handle){
+        .owner = owner != NULL ? owner : handle, .body = body, .kind = (int32_t)kind};
     (void)pthread_mutex_lock(&handles_lock);
     handle->next = handles;
     handles = handle;
@@ -29,8 +31,8 @@ void *handle_make(enum handle_kind kind, void *body)
     return handle;
 }
 
-// The shell at `address`, which may be anything; its body and kind in `copy`.
-static int find(const void *address, struct handle *copy)
+// The shell at `address`, which may be anything, in `copy`, and its instance while that is open.
+static int find(const void *address, struct handle *copy, struct instance **instance)
 {
     struct handle *handle;
 
@@ -38,7 +40,10 @@ static int find(const void *address, struct handle *copy)
     handle = handles;
     while (handle != NULL && (const void *)handle != address)
         handle = handle->next;
-    if (handle != NULL) *copy = *handle;
+    if (handle != NULL) {
+        *copy = *handle;
+        *instance = handle->owner->body;
+    }
     (void)pthread_mutex_unlock(&handles_lock);
     return handle != NULL;
 }
@@ -62,9 +67,10 @@ static int32_t find_body(struct call *call, const void *address, enum handle_kin
 
     if (address == NULL)
         return fail_with(&call->caller, MOXIE_E_INVALID, "%s is NULL", names[kind]);
-    if (!find(address, &handle))
+    if (!find(address, &handle, &call->instance))
         return fail_with(&call->caller, MOXIE_E_INVALID, "%s: this library made no such handle",
                          names[kind]);
+    if (call->instance != NULL) call->caller.host = &call->instance->host;
     if (handle.kind != (int32_t)kind)
         return fail_with(&call->caller, MOXIE_E_INVALID, "%s: the handle is a %s", names[kind],
                          names[handle.kind]);
@@ -119,7 +125,6 @@ static int32_t enter_found(struct call *call, int32_t tag)
 {
     int32_t st = MOXIE_OK;
 
-    call->caller.host = &call->instance->host;
     if (tag == THREAD_ANY) return MOXIE_OK;
     TRY(check_thread(call, tag));
     TRY(exclude(call, tag));
@@ -134,8 +139,6 @@ int32_t call_enter(struct call *call, const void *handle, enum handle_kind kind,
 
     *call = (struct call){.caller = {.error = error_begin(error)}};
     TRY(find_body(call, handle, kind));
-    // Every body but the instance itself starts with a pointer to its instance.
-    call->instance = kind == HANDLE_INSTANCE ? call->body : *(struct instance *const *)call->body;
     TRY(enter_found(call, tag));
 out:
     return st;

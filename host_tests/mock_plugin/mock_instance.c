@@ -216,7 +216,7 @@ int32_t slot_open(const moxie_host *host, moxie_instance **out, moxie_error *err
     judge(instance);
     set_captured_shape(instance);
     TRY(register_all(&caller));
-    instance->handle = handle_make(HANDLE_INSTANCE, instance);
+    instance->handle = handle_make(HANDLE_INSTANCE, instance, NULL);
     if (instance->handle == NULL) TRY(fail_with(&caller, MOXIE_E_MEMORY, "open: no memory"));
     if (HAS_FAULT(FAULT_PRINTS)) (void)fprintf(stderr, "moxie mock: open\n");
     *out = instance->handle;

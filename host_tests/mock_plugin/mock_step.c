@@ -38,7 +38,7 @@ static int32_t create(moxie_instance *handle, enum dispatcher_kind kind, moxie_d
     if (dispatcher == NULL) TRY(fail_with(&call.caller, MOXIE_E_MEMORY, "create: no memory"));
     dispatcher->instance = call.instance;
     dispatcher->kind = (int32_t)kind;
-    *out = handle_make(HANDLE_DISPATCHER, dispatcher);
+    *out = handle_make(HANDLE_DISPATCHER, dispatcher, handle);
     if (*out == NULL) TRY(fail_with(&call.caller, MOXIE_E_MEMORY, "create: no memory"));
     dispatcher = NULL;
 out:
