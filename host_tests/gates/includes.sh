@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Includes point down only: abi -> plugin -> the kernels' C headers. The kernels know neither, hosts
-# know abi.h and abi/loader.h alone, only tests include host_tests, and CUDA and NCCL have their files.
+# know abi.h and abi/loader.h alone, other plugins abi.h alone, only tests include host_tests, and CUDA and NCCL have
+# their files.
 set -euo pipefail
 
 # allowed FILE HEADER: whether FILE may include HEADER.
@@ -12,6 +13,8 @@ allowed() {
         plugin/*) [[ $2 == '"abi.h"' || $2 == '"plugin/'* || $2 == '"kernels/'*'.h"' ]] && return ;;
         kernels/*) [[ $2 == '"kernels/'* ]] && return ;;
         hosts/*) [[ $2 == '"abi.h"' || $2 == '"abi/loader.h"' || $2 == '"hosts/'* ]] && return ;;
+        host_tests/mock_plugin/*) [[ $2 == '"abi.h"' || $2 == '"host_tests/mock_plugin/'* ]] && return ;;
+        docs/tutorial/*) [[ $2 == '"abi.h"' || $2 == '"docs/tutorial/'* ]] && return ;;
         host_tests/*) return 0 ;;
         *) [[ $2 == \"* && $2 != '"host_tests/'* ]] && return ;;
     esac
