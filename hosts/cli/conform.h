@@ -29,7 +29,10 @@ struct rule {
     const char *name;
     const char *holds; // what is true of a plugin that passes
     int (*run)(struct check *check);
+    int needs_forward; // says nothing of a plugin that fails rule RULE_FORWARD: skipped in a walk
 };
+
+#define RULE_FORWARD "plain-forward"
 
 extern const struct rule conform_rules[];
 extern const int conform_rules_count;
@@ -63,6 +66,7 @@ int rule_tables(struct check *check);
 int rule_layout_report(struct check *check);
 int rule_probe(struct check *check);
 int rule_error_text(struct check *check);
+int rule_out_pointers(struct check *check);
 int rule_extension_names(struct check *check);
 
 int rule_struct_sizes_in(struct check *check);
@@ -87,6 +91,7 @@ int rule_memory_failure(struct check *check);
 int rule_forward_allocates_nothing(struct check *check);
 int rule_silence(struct check *check);
 
+int rule_plain_forward(struct check *check);
 int rule_weight_formats(struct check *check);
 int rule_weight_layouts(struct check *check);
 int rule_activations(struct check *check);

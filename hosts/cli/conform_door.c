@@ -84,9 +84,9 @@ static int negotiate(const struct door *door, const struct offer *offer, struct 
 {
     const moxie_request request = {sizeof request, offer->abi_min, offer->abi_max, 0,
                                    "conform-host 7.7 (abc123)"};
-    char text[1024] = "";
-    moxie_error error = {sizeof error, MOXIE_OK, -1, sizeof text, text};
-    const moxie_api *api = (const moxie_api *)(const void *)text;
+    char text[1024 + 16] = ""; // ends in zeros whatever the plugin does
+    moxie_error error = {sizeof error, MOXIE_OK, -1, 1024, text};
+    const moxie_api *api = NULL;
     int32_t status = MOXIE_OK;
     int st = VERDICT_PASS;
 
@@ -94,8 +94,7 @@ static int negotiate(const struct door *door, const struct offer *offer, struct 
     status = door->get_api(&request, &api, &error);
     TRY(expect_status(check, status, offer->wanted, text));
     if (status == MOXIE_OK && api == NULL) TRY(broken(check, "returned OK and no table"));
-    if (status != MOXIE_OK && api != NULL) TRY(broken(check, "refused, and *api is not NULL"));
-    if (status == MOXIE_E_VERSION && strstr(text, request.host_build) == NULL)
+    if (status == MOXIE_E_VERSION && text[0] != '\0' && strstr(text, request.host_build) == NULL)
         TRY(broken(check, "the refusal does not name the host's build: \"%.300s\"", text));
 out:
     return st;

@@ -175,10 +175,10 @@ static int32_t thread_check(void *ctx, int32_t tag)
 
 moxie_error *engine_error(struct engine *engine)
 {
-    engine->text[0] = '\0';
+    memset(engine->text, 0, sizeof engine->text);
     engine->error = (moxie_error){.struct_size = sizeof engine->error,
                                   .rank = -1,
-                                  .text_bytes = sizeof engine->text,
+                                  .text_bytes = ENGINE_ERROR_BYTES,
                                   .text = engine->text};
     return &engine->error;
 }

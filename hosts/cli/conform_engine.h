@@ -16,6 +16,7 @@
 #define ENGINE_LAYERS_MAX   2
 #define ENGINE_TEXT_BYTES   64
 #define ENGINE_NOTE_BYTES   256
+#define ENGINE_ERROR_BYTES  1024
 
 enum setting_type { SETTING_I64, SETTING_F64, SETTING_STR };
 
@@ -47,7 +48,7 @@ struct engine {
     struct seat *seat; // NULL: the only rank
     moxie_host host;   // what open gets: change it before engine_open
     moxie_error error;
-    char text[1024];
+    char text[ENGINE_ERROR_BYTES + 16]; // ends in zeros whatever the plugin does
 
     struct setting settings[ENGINE_SETTINGS_MAX];
     int settings_count;

@@ -32,6 +32,18 @@ out:
     return st;
 }
 
+int rule_plain_forward(struct check *check)
+{
+    struct stage stage;
+    int st = VERDICT_PASS;
+
+    TRY(stage_open(&stage, check));
+    TRY(stage_compare(&stage));
+out:
+    stage_fini(&stage);
+    return st;
+}
+
 int rule_weight_formats(struct check *check)
 {
     static const int32_t operands[] = {MOXIE_FORMAT_AUTO, MOXIE_FORMAT_F32, MOXIE_FORMAT_BF16,

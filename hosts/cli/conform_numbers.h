@@ -18,7 +18,7 @@ double number_read(const void *numbers, int32_t format, int64_t index);
 // Rounds to the nearest, ties to even. f16 takes what its normal numbers hold.
 void number_write(void *numbers, int32_t format, int64_t index, double value);
 
-moxie_dtype dtype_of(int32_t format);     // of the values of a MOXIE_FORMAT_*
+moxie_dtype dtype_of(int32_t format);    // of the values of a MOXIE_FORMAT_*
 const char *format_key(int32_t format);  // as the configuration spells it
 int32_t format_called(const char *word); // MOXIE_FORMAT_AUTO when there is none
 

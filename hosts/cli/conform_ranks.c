@@ -183,7 +183,7 @@ static int play_in_flight(struct seat *seat)
     tolerance = stage_tolerance(&stage->engine, stage->tokens.spec.y_format);
     TRY(reference_compute(&stage->tokens, &stage->layer, &seat->check));
     stage->tokens_spec.seed += 50;
-    stage->tokens_spec.count = seat->rank == 0 ? 9 : 0;
+    stage->tokens_spec.count = seat->rank == 0 ? 9 : 2;
     TRY(tokens_make(&second, &stage->tokens_spec, &seat->check));
     TRY(reference_compute(&second, &stage->layer, &seat->check));
     second.batch.slot = 1;
@@ -242,10 +242,6 @@ static int play_refused(struct seat *seat, int32_t wanted)
     if (status == MOXIE_OK) TRY(broken(&seat->check, "returned OK"));
     if (wanted != MOXIE_OK) TRY(expect_status(&seat->check, status, wanted, engine->text));
     if (engine->dispatcher != NULL) TRY(broken(&seat->check, "refused, and *out is not NULL"));
-    if (engine->text[0] == '\0') TRY(broken(&seat->check, "refused without a text"));
-    if (engine->bytes_live != 0)
-        TRY(broken(&seat->check, "refused, and %llu bytes are held",
-                   (unsigned long long)engine->bytes_live));
 out:
     return st;
 }

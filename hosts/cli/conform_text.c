@@ -40,7 +40,7 @@ static int32_t fail_layer(struct stage *stage, moxie_error *error)
 
 static int32_t fail_begin(struct stage *stage, moxie_error *error)
 {
-    const moxie_step step = {.struct_size = sizeof step, .tokens = BASE_TOKENS_MAX + 1};
+    const moxie_step step = {.struct_size = sizeof step, .slot = MOXIE_SLOTS_MAX};
 
     return stage->engine.dispatcher_info->api->begin_forward(stage->engine.dispatcher, &step,
                                                              error);
@@ -50,11 +50,6 @@ static int32_t fail_forward(struct stage *stage, moxie_error *error)
 {
     return stage->engine.api->forward(stage->engine.dispatcher, stage->engine.runners_made[0], NULL,
                                       error);
-}
-
-static int32_t fail_close(struct stage *stage, moxie_error *error)
-{
-    return stage->engine.api->close(stage->engine.instance, error);
 }
 
 static int32_t fail_captured(struct stage *stage, moxie_error *error)
@@ -73,9 +68,8 @@ static const struct {
     {"probe without count", fail_probe, MOXIE_E_INVALID},
     {"runner.create of NULL", fail_runner, MOXIE_E_INVALID},
     {"runner.create of layer 99", fail_layer, MOXIE_E_INVALID},
-    {"begin_forward of too many tokens", fail_begin, MOXIE_E_CAPACITY},
+    {"begin_forward of slot 4", fail_begin, MOXIE_E_INVALID},
     {"forward of NULL", fail_forward, MOXIE_E_INVALID},
-    {"close with a living runner", fail_close, MOXIE_E_INVALID},
     {"captured without the key", fail_captured, MOXIE_E_UNAVAILABLE},
 };
 
@@ -124,6 +118,78 @@ int rule_error_text(struct check *check)
             TRY(broken(check, "error.code is %d, and %d was returned", error.code,
                        calls[i].wanted));
     }
+out:
+    stage_fini(&stage);
+    return st;
+}
+
+// ---- Out pointers ------------------------------------------------------------------------------
+
+// Fails when a refused call left anything but NULL.
+static int check_null(struct check *check, const char *what, int32_t status, const void *out)
+{
+    check_at(check, "%s", what);
+    if (status == MOXIE_OK || out == NULL) return VERDICT_PASS; // that it fails: other rules
+    return broken(check, "is refused, and leaves something in its out pointer");
+}
+
+// The calls of a dispatcher and a runner that give something out.
+static int check_created(struct stage *stage, void *mark)
+{
+    struct engine *engine = &stage->engine;
+    const moxie_rows *in = mark, *out = mark;
+    moxie_runner *runner = mark;
+    moxie_batch batch = stage->tokens.batch;
+    int32_t status = MOXIE_OK;
+    int st = VERDICT_PASS;
+
+    status = engine->runner_info->api->create(engine->instance, 99, &engine->views[0].weights,
+                                              &runner, engine_error(engine));
+    TRY(check_null(stage->check, "runner.create of layer 99", status, runner));
+    runner = mark;
+    status =
+        engine->runner_info->api->create(engine->instance, 0, NULL, &runner, engine_error(engine));
+    TRY(check_null(stage->check, "runner.create of NULL", status, runner));
+    batch.slot = MOXIE_SLOTS_MAX;
+    status = engine->dispatcher_info->api->dispatch(engine->dispatcher, &batch, &in, &out,
+                                                    engine_error(engine));
+    TRY(check_null(stage->check, "dispatch of slot 4, in", status, in));
+    TRY(check_null(stage->check, "dispatch of slot 4, out", status, out));
+out:
+    return st;
+}
+
+int rule_out_pointers(struct check *check)
+{
+    static unsigned char foreign[4096]; // no instance
+    struct stage stage;
+    struct engine *engine = &stage.engine;
+    void *mark = foreign;
+    moxie_instance *instance = mark;
+    const moxie_report *report = mark;
+    moxie_dispatcher *dispatcher = mark;
+    moxie_host host;
+    int32_t status = MOXIE_OK;
+    int st = VERDICT_PASS;
+
+    TRY(stage_open(&stage, check));
+    host = engine->host;
+    host.get_i64 = NULL;
+    status = engine->api->open(&host, &instance, engine_error(engine));
+    TRY(check_null(check, "open without get_i64", status, instance));
+    instance = mark;
+    status = engine->api->open(NULL, &instance, engine_error(engine));
+    TRY(check_null(check, "open of NULL", status, instance));
+    status = engine->api->validate(NULL, &report, engine_error(engine));
+    TRY(check_null(check, "validate of NULL", status, report));
+    TRY(check_created(&stage, mark));
+    engine_destroy(engine);
+    TRY(expect_status(check, engine_close(engine), MOXIE_OK, engine->text));
+    engine_set_i64(engine, "top_k", 33);
+    TRY(expect_status(check, engine_try_open(engine), MOXIE_OK, engine->text));
+    status =
+        engine->dispatcher_info->api->create(engine->instance, &dispatcher, engine_error(engine));
+    TRY(check_null(check, "dispatcher.create of a refused configuration", status, dispatcher));
 out:
     stage_fini(&stage);
     return st;
