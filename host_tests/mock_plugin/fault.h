@@ -1,0 +1,58 @@
+// The faults that can be planted into the mock, one per library. README.md says which rule each
+// breaks; libmoxie_mock.so itself has none.
+
+#ifndef MOXIE_MOCK_FAULT_H
+#define MOXIE_MOCK_FAULT_H
+
+enum mock_fault {
+    FAULT_NONE,
+    // the tables
+    FAULT_NULL_SLOT,
+    FAULT_NULL_DISPATCHER_SLOT,
+    FAULT_WRONG_VERSION,
+    FAULT_WRONG_LAYOUT,
+    FAULT_NO_NEGOTIATION,
+    // structs, handles, order
+    FAULT_IGNORED_TAIL,
+    FAULT_SHORT_STRUCT,
+    FAULT_DEAD_HANDLE,
+    FAULT_CLOSE_TOO_EARLY,
+    FAULT_ANY_ORDER,
+    FAULT_IGNORED_THREAD,
+    FAULT_GARBAGE_OUT,
+    // errors
+    FAULT_LOST_ERROR,
+    FAULT_EMPTY_TEXT,
+    FAULT_UNTERMINATED_TEXT,
+    FAULT_TEXT_OVERRUN,
+    FAULT_WRITE_ON_REFUSAL,
+    // configuration, verdict, plan
+    FAULT_WRONG_TYPE_TAKEN,
+    FAULT_READS_AGAIN,
+    FAULT_ONE_REASON,
+    FAULT_IMPURE_PLAN,
+    FAULT_READS_ENVIRONMENT,
+    // memory
+    FAULT_ASKS_FOR_MORE,
+    FAULT_LEAK,
+    FAULT_DOUBLE_RELEASE,
+    FAULT_WRITE_PAST_PLAN,
+    FAULT_ALLOCATION_IN_FORWARD,
+    // a step
+    FAULT_WRONG_SUM,
+    FAULT_LEAKING_ID,
+    FAULT_NEGATIVE_ID,
+    FAULT_IGNORED_TOKENS_VALID,
+    FAULT_WRONG_ORDER_OF_HALVES,
+    FAULT_EMPTY_STEP_CRASH,
+    FAULT_HANG,
+    FAULT_PRINTS,
+};
+
+#ifndef MOCK_FAULT
+#define MOCK_FAULT FAULT_NONE
+#endif
+
+#define HAS_FAULT(fault) (MOCK_FAULT == (fault))
+
+#endif
