@@ -104,21 +104,24 @@ static int list_rules(const struct conform_options *options, struct fault *fault
     return EXIT_OK;
 }
 
-// Runs `run` with standard output turned to standard error: only the verdict may stand there, and a
-// plugin that prints is judged by a rule of its own.
-static int run_turned(int (*run)(struct check *check), struct check *check, struct fault *fault)
+// Turns standard output to standard error while the plugin runs: only the verdict may stand there,
+// and a plugin that prints is judged by a rule of its own. Returns what turn_back takes, or -1.
+static int turn_output(struct fault *fault)
 {
     int kept = -1;
 
     (void)fflush(stdout);
     kept = dup(STDOUT_FILENO);
     if (kept < 0 || dup2(STDERR_FILENO, STDOUT_FILENO) < 0)
-        return fault_set(fault, EXIT_TROUBLE, "standard output: %s", strerror(errno));
-    (void)run(check);
+        (void)fault_set(fault, EXIT_TROUBLE, "standard output: %s", strerror(errno));
+    return kept;
+}
+
+static void turn_back(int kept)
+{
     (void)fflush(stdout);
     (void)dup2(kept, STDOUT_FILENO);
     (void)close(kept);
-    return EXIT_OK;
 }
 
 // What was seen so far.
@@ -144,12 +147,15 @@ static int run_one(const struct conform_options *options, const char *plugin, st
 {
     const struct rule *rule = rule_find(options->rule);
     struct check check = {.plugin = plugin, .trace = options->trace};
-    int st = EXIT_OK;
+    int kept = -1;
 
     if (options->trace) (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
-    st = run_turned(rule->run, &check, fault);
-    if (st == EXIT_OK) add(result, rule, &check);
-    return st;
+    kept = turn_output(fault);
+    if (kept < 0) return EXIT_TROUBLE;
+    (void)rule->run(&check);
+    turn_back(kept);
+    add(result, rule, &check);
+    return EXIT_OK;
 }
 
 static int run_all(const struct conform_options *options, const char *plugin, struct result *result,
@@ -200,10 +206,17 @@ static int show(const struct conform_options *options, const char *plugin,
 
 static int print_plan(const char *plugin, struct fault *fault)
 {
+    static char text[PLAN_TEXT_BYTES];
     struct check check = {.plugin = plugin};
+    int kept = turn_output(fault);
 
-    if (conform_print_plan(&check) == VERDICT_PASS) return EXIT_OK;
-    return fault_set(fault, EXIT_REFUSED, "%s: %s", check.where, check.message);
+    if (kept < 0) return EXIT_TROUBLE;
+    (void)conform_plan(&check, text);
+    turn_back(kept);
+    if (check.verdict != VERDICT_PASS)
+        return fault_set(fault, EXIT_REFUSED, "%s: %s", check.where, check.message);
+    (void)fputs(text, stdout);
+    return EXIT_OK;
 }
 
 int command_conform(int argc, char **argv, struct fault *fault)

@@ -58,6 +58,10 @@ const char *status_name(int32_t status);
 // Fails unless `status` is `wanted`; `text` is what the plugin said.
 int expect_status(struct check *check, int32_t status, int32_t wanted, const char *text);
 
+// Whether a refusal's text holds `wanted`. A text that is empty or has no end is not judged here:
+// rule error-text does.
+int text_says(const char *text, uint64_t capacity, const char *wanted);
+
 // The rules, by theme.
 int rule_entry(struct check *check);
 int rule_negotiation(struct check *check);
@@ -134,7 +138,8 @@ int rule_host_reduces(struct check *check);
 int rule_routing(struct check *check);
 int rule_expand(struct check *check);
 
-// Prints the plan of the base configuration, for rule plan-pure in another process.
-int conform_print_plan(struct check *check);
+#define PLAN_TEXT_BYTES 16384
+// The plan of the base configuration in text, for rule plan-pure in another process.
+int conform_plan(struct check *check, char text[PLAN_TEXT_BYTES]);
 
 #endif

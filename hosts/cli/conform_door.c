@@ -94,7 +94,7 @@ static int negotiate(const struct door *door, const struct offer *offer, struct 
     status = door->get_api(&request, &api, &error);
     TRY(expect_status(check, status, offer->wanted, text));
     if (status == MOXIE_OK && api == NULL) TRY(broken(check, "returned OK and no table"));
-    if (status == MOXIE_E_VERSION && text[0] != '\0' && strstr(text, request.host_build) == NULL)
+    if (status == MOXIE_E_VERSION && !text_says(text, error.text_bytes, request.host_build))
         TRY(broken(check, "the refusal does not name the host's build: \"%.300s\"", text));
 out:
     return st;

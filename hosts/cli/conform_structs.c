@@ -285,7 +285,7 @@ static int check_dirty(struct stage *stage, const struct sized *sized)
                           pass_sized(stage, sized, sized->bytes + GROWN_BYTES, offsets[i]),
                           MOXIE_E_UNSUPPORTED, stage->engine.text));
         (void)snprintf(digits, sizeof digits, "%u", offsets[i]);
-        if (stage->engine.text[0] != '\0' && strstr(stage->engine.text, digits) == NULL)
+        if (!text_says(stage->engine.text, ENGINE_ERROR_BYTES, digits))
             TRY(broken(stage->check, "the text does not say the offset %u: \"%.300s\"", offsets[i],
                        stage->engine.text));
     }
