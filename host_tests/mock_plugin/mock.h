@@ -185,9 +185,9 @@ int key_is_per_rank(enum key key);
 
 __attribute__((format(printf, 4, 5))) void verdict_add(struct verdict *verdict, int32_t code,
                                                        enum key key, const char *format, ...);
-// Fails when the host's getters break their contract; a value nobody can use is a reason instead.
-int32_t config_read(const struct caller *caller, struct value values[KEY_COUNT],
-                    struct verdict *verdict);
+// Every answer that nobody can use is a reason, and one that breaks the getters' contract a line in
+// the host's log too.
+void config_read(const moxie_host *host, struct value values[KEY_COUNT], struct verdict *verdict);
 void value_print(const struct value *value, enum key key, char text[TEXT_BYTES]);
 
 // ---- Verdict and plan --------------------------------------------------------------------------
@@ -371,6 +371,8 @@ extern const moxie_dispatcher_info dispatcher_infos[3];
 extern const moxie_routing_api routing_api;
 extern const moxie_field layout_fields[];
 extern const uint64_t layout_fields_count;
+
+uint64_t layout_digest(void);
 
 int32_t slot_forward(moxie_dispatcher *, moxie_runner *, const moxie_batch *, moxie_error *);
 int32_t slot_open(const moxie_host *, moxie_instance **, moxie_error *);

@@ -213,21 +213,26 @@ static void refuse(struct verdict *verdict, enum key key, struct value *value, c
                     TEXT_BYTES - 1);
 }
 
-// What `get_str` wrote must end where it says, within what it was given.
-static int32_t check_text(const struct caller *caller, const char *key, const char *text,
-                          uint64_t length)
+// How the host's answer breaks its contract, in `breach`; "" when it does not.
+static void find_breach(const moxie_host *host, const struct key_row *row,
+                        const struct value *value, uint64_t length, char breach[REASON_BYTES])
 {
-    uint64_t written = strnlen(text, TEXT_BYTES);
-    uint64_t wanted = length < TEXT_BYTES ? length : TEXT_BYTES - 1;
+    uint64_t written = strnlen(value->text, TEXT_BYTES);
+    char other[TEXT_BYTES] = "";
+    uint64_t other_length = 0;
 
-    if (written == TEXT_BYTES)
-        return fail_with(caller, MOXIE_E_INVALID,
-                         "get_str(%s) wrote no NUL within its capacity of %d", key, TEXT_BYTES);
-    if (written != wanted)
-        return fail_with(caller, MOXIE_E_INVALID,
-                         "get_str(%s) gave the length %" PRIu64 " and wrote %" PRIu64 " bytes", key,
-                         length, written);
-    return MOXIE_OK;
+    breach[0] = '\0';
+    if (row->kind == KEY_I64 || row->kind == KEY_F64) {
+        if (host->get_str(host->ctx, row->name, other, sizeof other, &other_length) ==
+            MOXIE_CONFIG_FOUND)
+            (void)snprintf(breach, REASON_BYTES,
+                           "is a number and a string; a key of another type is WRONG_TYPE");
+    } else if (written == TEXT_BYTES) {
+        (void)snprintf(breach, REASON_BYTES, "has no NUL within the capacity of %d", TEXT_BYTES);
+    } else if (written != (length < TEXT_BYTES ? length : TEXT_BYTES - 1)) {
+        (void)snprintf(breach, REASON_BYTES, "has %" PRIu64 " bytes, and %" PRIu64 " were written",
+                       length, written);
+    }
 }
 
 static int printable(const char *text)
@@ -238,33 +243,13 @@ static int printable(const char *text)
     return 1;
 }
 
-// What the host answers for one key, before it is judged. *code: MOXIE_CONFIG_*.
-static int32_t ask(const struct caller *caller, enum key key, struct value *value, uint64_t *length,
-                   int32_t *code)
+// What the host answers for one key: MOXIE_CONFIG_*.
+static int32_t ask(const moxie_host *host, const struct key_row *row, struct value *value,
+                   uint64_t *length)
 {
-    const moxie_host *host = caller->host;
-    const struct key_row *row = &keys[key];
-    char other[TEXT_BYTES] = "";
-    uint64_t other_length = 0;
-
-    if (row->kind == KEY_I64)
-        *code = host->get_i64(host->ctx, row->name, &value->number);
-    else if (row->kind == KEY_F64)
-        *code = host->get_f64(host->ctx, row->name, &value->real);
-    else
-        *code = host->get_str(host->ctx, row->name, value->text, TEXT_BYTES, length);
-    if (*code < MOXIE_CONFIG_FOUND || *code > MOXIE_CONFIG_WRONG_TYPE)
-        return fail_with(caller, MOXIE_E_INVALID, "the getter answered %d for %s", *code,
-                         row->name);
-    if (*code != MOXIE_CONFIG_FOUND) return MOXIE_OK;
-    if (row->kind == KEY_WORD || row->kind == KEY_TEXT)
-        return check_text(caller, row->name, value->text, *length);
-    if (host->get_str(host->ctx, row->name, other, sizeof other, &other_length) ==
-        MOXIE_CONFIG_FOUND)
-        return fail_with(caller, MOXIE_E_INVALID,
-                         "%s is a number and a string; a key of another type is WRONG_TYPE",
-                         row->name);
-    return MOXIE_OK;
+    if (row->kind == KEY_I64) return host->get_i64(host->ctx, row->name, &value->number);
+    if (row->kind == KEY_F64) return host->get_f64(host->ctx, row->name, &value->real);
+    return host->get_str(host->ctx, row->name, value->text, TEXT_BYTES, length);
 }
 
 static void judge_value(struct verdict *verdict, enum key key, struct value *value, uint64_t length)
@@ -288,39 +273,43 @@ static void judge_value(struct verdict *verdict, enum key key, struct value *val
     }
 }
 
-static int32_t read_key(const struct caller *caller, enum key key, struct value *value,
-                        struct verdict *verdict)
+// A host that misbehaves still opens; the key is refused.
+static void misbehaves(const moxie_host *host, struct verdict *verdict, enum key key,
+                       struct value *value, const char *breach)
 {
-    const struct key_row *row = &keys[key];
-    uint64_t length = 0;
-    int32_t code = MOXIE_CONFIG_ABSENT;
-    int32_t st;
-
-    set_default(value, row);
-    st = ask(caller, key, value, &length, &code);
-    if (st != MOXIE_OK) return st;
-    value->found = code != MOXIE_CONFIG_ABSENT;
-    if (code == MOXIE_CONFIG_FOUND) {
-        judge_value(verdict, key, value, length);
-        value->found = 1;
-        return MOXIE_OK;
-    }
-    set_default(value, row);
-    if (code == MOXIE_CONFIG_WRONG_TYPE && !HAS_FAULT(FAULT_WRONG_TYPE_TAKEN))
-        refuse(verdict, key, value, "has the wrong type");
-    else if (row->required)
-        refuse(verdict, key, value, "is missing");
-    value->found = code != MOXIE_CONFIG_ABSENT;
-    return MOXIE_OK;
+    log_line(host, MOXIE_LOG_HOST_MISBEHAVING, "the configuration's %s %s", keys[key].name, breach);
+    refuse(verdict, key, value, breach);
 }
 
-int32_t config_read(const struct caller *caller, struct value values[KEY_COUNT],
-                    struct verdict *verdict)
+static void read_key(const moxie_host *host, enum key key, struct value *value,
+                     struct verdict *verdict)
 {
-    for (int32_t key = 0; key < KEY_COUNT; key++) {
-        int32_t st = read_key(caller, (enum key)key, &values[key], verdict);
+    const struct key_row *row = &keys[key];
+    char breach[REASON_BYTES] = "";
+    uint64_t length = 0;
+    int32_t code;
 
-        if (st != MOXIE_OK) return st;
+    set_default(value, row);
+    code = ask(host, row, value, &length);
+    if (code == MOXIE_CONFIG_FOUND) find_breach(host, row, value, length, breach);
+    if (code < MOXIE_CONFIG_FOUND || code > MOXIE_CONFIG_WRONG_TYPE)
+        (void)snprintf(breach, sizeof breach, "is answered by its getter with %d", code);
+    if (breach[0] != '\0') {
+        misbehaves(host, verdict, key, value, breach);
+    } else if (code == MOXIE_CONFIG_FOUND) {
+        judge_value(verdict, key, value, length);
+    } else {
+        set_default(value, row);
+        if (code == MOXIE_CONFIG_WRONG_TYPE && !HAS_FAULT(FAULT_WRONG_TYPE_TAKEN))
+            refuse(verdict, key, value, "has the wrong type");
+        else if (row->required)
+            refuse(verdict, key, value, "is missing");
     }
-    return MOXIE_OK;
+    value->found = code != MOXIE_CONFIG_ABSENT;
+}
+
+void config_read(const moxie_host *host, struct value values[KEY_COUNT], struct verdict *verdict)
+{
+    for (int32_t key = 0; key < KEY_COUNT; key++)
+        read_key(host, (enum key)key, &values[key], verdict);
 }

@@ -216,26 +216,27 @@ out:
     return st;
 }
 
+// A little more for each time that any plan was asked for.
 static void grow_plan(struct instance *instance)
 {
+    static atomic_int asked;
+    uint64_t more = instance->buffers[0].align * (uint64_t)atomic_fetch_add(&asked, 1);
+
     if (instance->plan.buffers_count == 0) return;
-    instance->buffers[0].bytes += instance->buffers[0].align;
-    instance->buffers[0].bytes_mapped += instance->buffers[0].align;
-    instance->plan.device_bytes += instance->buffers[0].align;
+    instance->buffers[0].bytes += more;
+    instance->buffers[0].bytes_mapped += more;
+    instance->plan.device_bytes += more;
 }
 
 static int32_t plan(const moxie_instance *handle, const moxie_plan **out, moxie_error *error)
 {
     struct call call = {.caller = {.error = error_begin(error)}};
-    int64_t again = 0;
     int32_t st = MOXIE_OK;
 
     if (out == NULL) return fail_with(&call.caller, MOXIE_E_INVALID, "plan is NULL");
     *out = NULL;
     TRY(call_enter(&call, handle, HANDLE_INSTANCE, THREAD_ANY, error));
     if (HAS_FAULT(FAULT_IMPURE_PLAN)) grow_plan(call.instance);
-    if (HAS_FAULT(FAULT_READS_AGAIN))
-        (void)call.instance->host.get_i64(call.instance->host.ctx, "hidden_size", &again);
     *out = &call.instance->plan;
     TRY(instance_accepted(&call));
 out:
@@ -354,7 +355,8 @@ static void layout(const moxie_field **fields, uint64_t *count, uint32_t *stride
 
 // ---- Entry -------------------------------------------------------------------------------------
 
-static const moxie_build build = {
+// Complete once layout_digest is computed.
+static moxie_build build = {
     .struct_size = sizeof(moxie_build),
     .abi_min = MOXIE_ABI_VERSION,
     .abi_max = MOXIE_ABI_VERSION,
@@ -362,8 +364,13 @@ static const moxie_build build = {
     .source_id = "mock",
     .compiler = "unknown",
     .cuda = "none",
-    .layout_digest = 1,
 };
+static pthread_once_t build_completed = PTHREAD_ONCE_INIT;
+
+static void complete_build(void)
+{
+    build.layout_digest = layout_digest();
+}
 
 static const moxie_api api_table = {
     .struct_size = sizeof(moxie_api),
@@ -392,6 +399,7 @@ int32_t moxie_get_api_v1(const moxie_request *given, const moxie_api **api, moxi
 
     if (api == NULL) return fail_with(&caller, MOXIE_E_INVALID, "api is NULL");
     *api = NULL;
+    (void)pthread_once(&build_completed, complete_build);
     TRY(struct_read(&caller, &shape_request, "request", given, &request));
     if (request.abi_min > request.abi_max)
         TRY(fail_with(&caller, MOXIE_E_INVALID, "request.abi_min is above abi_max"));

@@ -212,13 +212,13 @@ int32_t slot_open(const moxie_host *host, moxie_instance **out, moxie_error *err
     instance = make_instance(&copy);
     if (instance == NULL) return fail_with(&caller, MOXIE_E_MEMORY, "open: no memory");
     caller.host = &instance->host;
-    TRY(config_read(&caller, instance->values, &instance->verdict));
+    config_read(&instance->host, instance->values, &instance->verdict);
     judge(instance);
     set_captured_shape(instance);
     TRY(register_all(&caller));
     instance->handle = handle_make(HANDLE_INSTANCE, instance);
     if (instance->handle == NULL) TRY(fail_with(&caller, MOXIE_E_MEMORY, "open: no memory"));
-    if (HAS_FAULT(FAULT_PRINTS)) (void)printf("moxie mock: open\n");
+    if (HAS_FAULT(FAULT_PRINTS)) (void)fprintf(stderr, "moxie mock: open\n");
     *out = instance->handle;
     instance = NULL;
 out:

@@ -3,6 +3,7 @@
 #include "host_tests/mock_plugin/mock.h"
 
 #include <stddef.h>
+#include <string.h>
 
 #define MOVED(type, name)                                                                          \
     (HAS_FAULT(FAULT_WRONG_LAYOUT) && offsetof(type, name) == offsetof(moxie_batch, stream) ? 8u   \
@@ -167,3 +168,32 @@ const moxie_field layout_fields[] = {
 // clang-format on
 
 const uint64_t layout_fields_count = sizeof layout_fields / sizeof layout_fields[0];
+
+static uint64_t digest_bytes(uint64_t digest, const void *bytes, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        digest = (digest ^ ((const unsigned char *)bytes)[i]) * 0x100000001b3u;
+    return digest;
+}
+
+static uint64_t digest_number(uint64_t digest, uint32_t number)
+{
+    const unsigned char bytes[4] = {(unsigned char)number, (unsigned char)(number >> 8),
+                                    (unsigned char)(number >> 16), (unsigned char)(number >> 24)};
+
+    return digest_bytes(digest, bytes, sizeof bytes);
+}
+
+uint64_t layout_digest(void)
+{
+    uint64_t digest = 0xcbf29ce484222325u;
+
+    for (uint64_t i = 0; i < layout_fields_count; i++) {
+        const moxie_field *row = &layout_fields[i];
+
+        digest = digest_bytes(digest, row->structure, strlen(row->structure) + 1);
+        digest = digest_bytes(digest, row->field, strlen(row->field) + 1);
+        digest = digest_number(digest_number(digest, row->offset), row->size);
+    }
+    return digest;
+}

@@ -104,7 +104,7 @@ static int32_t read_slab(const struct call *call, const struct job *job, const m
 
     TRY(read_payload(call, job, in, slab));
     // Most places of a masked layout are empty, so its capacity is the host's affair.
-    if (!masked && slab->cap > most)
+    if (!masked && slab->cap > most && !HAS_FAULT(FAULT_LOST_ERROR))
         TRY(fail_with(&call->caller, MOXIE_E_CAPACITY,
                       "a slab of %lld rows; the plan holds %lld (%s)", (long long)slab->cap,
                       (long long)most, call->instance->bounds.dominant));
@@ -380,7 +380,8 @@ static int32_t read_job(const struct call *call, const moxie_rows *out, struct j
     }
     if (in->layout == MOXIE_LAYOUT_EXPERT_MASKED)
         job->rows *= call->instance->limits.experts_local;
-    else if (!by_expert(in->layout) && job->rows > call->instance->limits.rows_max)
+    else if (!by_expert(in->layout) && job->rows > call->instance->limits.rows_max &&
+             !HAS_FAULT(FAULT_LOST_ERROR))
         TRY(fail_with(&call->caller, MOXIE_E_CAPACITY, "%lld rows; the plan holds %lld (%s)",
                       (long long)job->rows, (long long)call->instance->limits.rows_max,
                       call->instance->bounds.dominant));

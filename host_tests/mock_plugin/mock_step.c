@@ -161,6 +161,7 @@ static int32_t begin_forward(moxie_dispatcher *handle, const moxie_step *given, 
     struct slot *slot, wanted = {.state = SLOT_BEGUN};
     moxie_step step;
     struct call call;
+    int64_t again = 0;
     int32_t st = MOXIE_OK;
     int local;
 
@@ -181,6 +182,8 @@ static int32_t begin_forward(moxie_dispatcher *handle, const moxie_step *given, 
     wanted.step = step;
     *slot = wanted;
     if (HAS_FAULT(FAULT_EMPTY_STEP_CRASH) && step.tokens == 0) abort();
+    if (HAS_FAULT(FAULT_READS_AGAIN))
+        (void)call.instance->host.get_i64(call.instance->host.ctx, "hidden_size", &again);
 out:
     if (st == MOXIE_E_CAPACITY) call.instance->stats.refused++;
     call_leave(&call);
