@@ -294,15 +294,14 @@ int rule_config_snapshot(struct check *check)
 {
     struct stage stage;
     struct engine *engine = &stage.engine;
+    const moxie_step step = {.struct_size = sizeof step, .tokens = 1};
     moxie_config_entry entry = {.struct_size = sizeof entry};
     uint64_t questions = 0;
     int st = VERDICT_PASS;
 
     TRY(stage_init(&stage, check));
     check_at(check, "open");
-    TRY(expect_status(check,
-                      engine->api->open(&engine->host, &engine->instance, engine_error(engine)),
-                      MOXIE_OK, engine->text));
+    TRY(expect_status(check, engine_open_alone(engine), MOXIE_OK, engine->text));
     questions = engine->questions;
     check_at(check, "config");
     for (uint64_t i = 0; engine->api->config(engine->instance, i, &entry) == MOXIE_OK; i++) {
@@ -324,7 +323,11 @@ int rule_config_snapshot(struct check *check)
                       MOXIE_E_INVALID, ""));
     (void)engine->api->validate(engine->instance, &engine->report, NULL);
     (void)engine->api->plan(engine->instance, &engine->plan, NULL);
-    check_at(check, "validate and plan");
+    TRY(layer_make(&stage.layer, &stage.layer_spec, check));
+    TRY(engine_choose(engine));
+    TRY(engine_create(engine, &stage.layer, 1));
+    TRY(expect_status(check, engine_begin(engine, &step), MOXIE_OK, engine->text));
+    check_at(check, "validate to begin_forward");
     if (engine->questions != questions)
         TRY(broken(check, "the configuration was read again; open reads it once"));
 out:

@@ -224,13 +224,17 @@ void engine_fini(struct engine *engine)
     *engine = (struct engine){0};
 }
 
-int32_t engine_try_open(struct engine *engine)
+int32_t engine_open_alone(struct engine *engine)
 {
-    int32_t status = MOXIE_OK;
-
     engine->runners_count = engine->dispatchers_count = 0;
     engine->closed = 0;
-    status = engine->api->open(&engine->host, &engine->instance, engine_error(engine));
+    return engine->api->open(&engine->host, &engine->instance, engine_error(engine));
+}
+
+int32_t engine_try_open(struct engine *engine)
+{
+    int32_t status = engine_open_alone(engine);
+
     if (status != MOXIE_OK) return status;
     (void)engine->api->validate(engine->instance, &engine->report, NULL);
     (void)engine->api->plan(engine->instance, &engine->plan, NULL);

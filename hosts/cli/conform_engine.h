@@ -96,6 +96,8 @@ int64_t engine_i64(const struct engine *engine, const char *key); // 0 when not 
 // A fresh error for a call.
 moxie_error *engine_error(struct engine *engine);
 
+// open alone, by its status.
+int32_t engine_open_alone(struct engine *engine);
 // open, validate and plan, as they come: the status of open.
 int32_t engine_try_open(struct engine *engine);
 // As engine_try_open; anything but an accepted configuration is broken.

@@ -199,6 +199,12 @@ static int read_verdict(struct child *child, struct check *check)
     return known;
 }
 
+static int ended_well(int status)
+{
+    return WIFEXITED(status) &&
+           (WEXITSTATUS(status) == EXIT_OK || WEXITSTATUS(status) == EXIT_REFUSED);
+}
+
 static void judge_end(struct child *child, int status, int64_t deadline_s, struct check *check)
 {
     const char *before = child->said[0] != '\0' ? "; the last it printed: " : "";
@@ -230,7 +236,7 @@ int walk_rule(const struct walk *walk, const struct rule *rule, struct check *ch
     status = reap(child, deadline_ns);
     // A verdict counts only when the process ended well after it: taking the plugin down is part of
     // the rule.
-    if (!ended || WIFSIGNALED(status) || !read_verdict(child, check))
+    if (!ended || !ended_well(status) || !read_verdict(child, check))
         judge_end(child, status, ended ? 0 : walk->deadline_s, check);
 out:
     free(child);
