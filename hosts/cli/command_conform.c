@@ -211,6 +211,7 @@ static int print_plan(const char *plugin, struct fault *fault)
     int kept = turn_output(fault);
 
     if (kept < 0) return EXIT_TROUBLE;
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
     (void)conform_plan(&check, text);
     turn_back(kept);
     if (check.verdict != VERDICT_PASS)
