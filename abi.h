@@ -469,7 +469,7 @@ typedef struct moxie_build {
     const char *version;         // "0.1.0"
     const char *source_id;       // the commit it was built from, or "unknown"
     const char *compiler, *cuda; // cuda: the toolkit's version, or "none"
-    uint64_t layout_digest;      // of the layout table below
+    uint64_t layout_digest;      // 64-bit FNV-1a of the rows of layout(), as docs/conform.md says
 } moxie_build;
 
 // One field of a public struct as this library was compiled: a foreign-language mirror compares.

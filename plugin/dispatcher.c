@@ -45,7 +45,9 @@ struct moxie_dispatcher {
     int32_t taken; // holds its buffers
     struct exchange_group group;
     struct slot slots[MOXIE_SLOTS_MAX];
-    struct exchange exchanges[MOXIE_SLOTS_MAX];
+    // [MOXIE_SLOTS_MAX]. Apart: with them inside, free() gives a handle's pages back to the system,
+    // and a host that uses a dead handle faults in dispatcher_is_live instead of being refused.
+    struct exchange *exchanges;
     // The sticky failure: texts first, then the code with release order, so that any thread may
     // poll.
     _Atomic int32_t failed;
@@ -136,7 +138,9 @@ int32_t dispatcher_create(moxie_instance *instance, enum dispatcher_kind kind,
 
     *out = NULL;
     dispatcher = calloc(1, sizeof *dispatcher);
-    if (dispatcher == NULL)
+    if (dispatcher != NULL)
+        dispatcher->exchanges = calloc(MOXIE_SLOTS_MAX, sizeof *dispatcher->exchanges);
+    if (dispatcher == NULL || dispatcher->exchanges == NULL)
         TRY(agree(instance,
                   fail_with(error, MOXIE_E_MEMORY, "dispatcher: no memory for the handle"), error));
     dispatcher->instance = instance;
@@ -167,6 +171,7 @@ void dispatcher_destroy(moxie_dispatcher *dispatcher)
         group->ops->destroy(group->transport);
     }
     if (dispatcher->taken) instance_drop(dispatcher->instance, DISPATCHER_BUFFERS);
+    free(dispatcher->exchanges);
     free(dispatcher);
 }
 

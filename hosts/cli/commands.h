@@ -11,6 +11,7 @@ int command_plan(int argc, char **argv, struct fault *fault);
 int command_check(int argc, char **argv, struct fault *fault);
 int command_run(int argc, char **argv, struct fault *fault);
 int command_bench(int argc, char **argv, struct fault *fault);
+int command_conform(int argc, char **argv, struct fault *fault);
 
 // A process that command_run or command_bench started.
 int rank_process(struct fault *fault);

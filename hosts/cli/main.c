@@ -22,16 +22,18 @@ static const struct command commands[] = {
     {"plan", (char[]){"moxie plan"}, command_plan},
     {"run", (char[]){"moxie run"}, command_run},
     {"bench", (char[]){"moxie bench"}, command_bench},
+    {"conform", (char[]){"moxie conform"}, command_conform},
 };
 
 static const char doc[] =
     "Mixture-of-Experts layers through libmoxie.\n"
     "\nCommands:\n"
-    "  info   what this library is and can do here\n"
-    "  check  whether a configuration can work, with every reason if not\n"
-    "  plan   every buffer of a configuration, and the token bounds behind it\n"
-    "  run    one layer of a checkpoint, over R processes, against its reference\n"
-    "  bench  how fast a layer runs, as a share of what this machine allows\n"
+    "  info     what this library is and can do here\n"
+    "  check    whether a configuration can work, with every reason if not\n"
+    "  plan     every buffer of a configuration, and the token bounds behind it\n"
+    "  run      one layer of a checkpoint, over R processes, against its reference\n"
+    "  bench    how fast a layer runs, as a share of what this machine allows\n"
+    "  conform  whether a library keeps the contract, rule by rule\n"
     "\vEvery command has --help. Exit codes: 0 ok, 1 usage or file error, 2 refused, 3 result "
     "outside "
     "--tolerance.";
@@ -51,13 +53,14 @@ static error_t parse(int key, char *text, struct argp_state *state)
         for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++)
             if (strcmp(commands[i].name, text) == 0) choice->command = &commands[i];
         if (choice->command == NULL)
-            argp_error(state, "no command \"%s\"; there are info, check, plan, run and bench",
+            argp_error(state,
+                       "no command \"%s\"; there are info, check, plan, run, bench and conform",
                        text);
         choice->first = state->next - 1;
         state->next = state->argc;
         return 0;
     case ARGP_KEY_NO_ARGS:
-        argp_error(state, "a command is wanted: info, check, plan, run or bench");
+        argp_error(state, "a command is wanted: info, check, plan, run, bench or conform");
         return 0;
     default:
         return ARGP_ERR_UNKNOWN;

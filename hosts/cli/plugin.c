@@ -31,7 +31,7 @@ static int find_near_executable(char *path, size_t capacity, char *folder, size_
     return 0;
 }
 
-static int find(struct plugin *plugin, const char *path, struct fault *fault)
+int plugin_find(struct plugin *plugin, const char *path, struct fault *fault)
 {
     const char *named = path != NULL ? path : getenv("MOXIE_PLUGIN");
     char folder[PATH_MAX];
@@ -58,7 +58,7 @@ int plugin_load(struct plugin *plugin, const char *path, struct fault *fault)
     int st = EXIT_OK;
 
     *plugin = (struct plugin){0};
-    TRY(find(plugin, path, fault));
+    TRY(plugin_find(plugin, path, fault));
     status = moxie_load(plugin->path, HOST_NAME, &plugin->library, library_error(&error));
     if (status != MOXIE_OK)
         TRY(fault_set(fault, EXIT_TROUBLE, "cannot load %s: %s", plugin->path, error.text));

@@ -15,7 +15,10 @@ struct plugin {
     char path[PATH_MAX];
 };
 
-// `path` when given, else $MOXIE_PLUGIN, else beside the executable, else ../lib from there.
+// Fills plugin->path with `path` when given, else $MOXIE_PLUGIN, else what lies beside the
+// executable, else in ../lib from there.
+int plugin_find(struct plugin *plugin, const char *path, struct fault *fault);
+// Finds and loads.
 int plugin_load(struct plugin *plugin, const char *path, struct fault *fault);
 // Accepts a zeroed or unloaded plugin.
 void plugin_unload(struct plugin *plugin);

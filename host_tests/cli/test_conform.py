@@ -1,0 +1,106 @@
+"""moxie conform: whole libraries keep the contract, and each planted fault breaks its rules and no other.
+
+    MOXIE_COMMAND=build/dev/bin/moxie python3 test_conform.py passes PLUGIN [SKIPPED...]
+    MOXIE_COMMAND=build/dev/bin/moxie python3 test_conform.py fault NAME PLUGIN
+    MOXIE_COMMAND=build/dev/bin/moxie python3 test_conform.py usage PLUGIN
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+COMMAND = os.environ["MOXIE_COMMAND"]
+# Of one rule; a rule takes milliseconds, and a fault that hangs takes all of it.
+DEADLINE_S = os.environ.get("MOXIE_DEADLINE_S", "20")
+KEYS = ["name", "verdict", "where", "message"]
+
+# The rules that a fault breaks, and words of the place or message that says where.
+FAULTS = {
+    "null_slot": {"tables": "moxie_api.stats"},
+    "null_dispatcher_slot": {"tables": "moxie_dispatcher_api.poll_error"},
+    "wrong_version": {"version-stamp": "0.9"},
+    "wrong_layout": {"layout-report": "offset"},
+    "no_negotiation": {"negotiation": "host"},
+    "ignored_tail": {"struct-sizes-in": "moxie_host with a newer field at offset"},
+    "short_struct": {"struct-sizes-in": "moxie_host with struct_size", "struct-sizes-out": "moxie_probe with struct_size"},
+    "dead_handle": {"dead-handles": "close of a dead instance"},
+    "close_too_early": {"close-refused": "close, with a runner and a dispatcher"},
+    "any_order": {"call-order": "after begin_forward"},
+    "ignored_thread": {"thread-tags": "on a thread that thread_check refuses"},
+    "garbage_out": {"out-pointers": "open without get_i64"},
+    "lost_error": {"capacity": "begin_forward of 17 tokens"},
+    "empty_text": {"error-text": "the text is empty"},
+    "unterminated_text": {"error-text": "the text has no end"},
+    "text_overrun": {"error-text": "written at byte"},
+    "write_on_refusal": {"bad-tensors": "of y was written", "capacity": "of y was written"},
+    "wrong_type_taken": {"config-wrong-type": "no reason names"},
+    "reads_again": {"config-snapshot": "read again"},
+    "one_reason": {"validate-all-reasons": "no reason names"},
+    "impure_plan": {"plan-pure": "plan of"},
+    "reads_environment": {"plan-pure": "plan in another environment"},
+    "asks_for_more": {"memory-planned": "buffer "},
+    "leak": {"memory-freed": "bytes", "memory-failure": "bytes are held after the failure"},
+    "double_release": {"memory-freed": "released, but not allocated"},
+    "write_past_plan": {"memory-fences": "written at byte"},
+    "allocation_in_forward": {"forward-allocates-nothing": "allocator"},
+    "wrong_sum": {"plain-forward": "token 0 of 5"},
+    "leaking_id": {"no-expert-ids": "id 8"},
+    "negative_id": {"no-expert-ids": "id -1"},
+    "ignored_tokens_valid": {"tokens-valid": "3 of 5 tokens valid"},
+    "wrong_order_of_halves": {"weight-layouts": "up before gate"},
+    "empty_step_crash": {"zero-tokens": "begin_forward", "ranks-idle": "begin_forward"},
+    "hang": {"plain-forward": "hung for"},
+    "prints": {"silence": "printed"},
+}
+
+
+def walk(plugin, *options):
+    done = subprocess.run([COMMAND, "conform", "--plugin", plugin, "--json", *options], capture_output=True, text=True)
+    print(done.stderr)
+    return done.returncode, json.loads(done.stdout)
+
+
+def check(holds, text):
+    if not holds:
+        sys.exit(text)
+
+
+def failures(document):
+    return {rule["name"]: "%(where)s: %(message)s" % rule for rule in document["rules"] if rule["verdict"] == "fail"}
+
+
+def passes(plugin, *skipped):
+    code, document = walk(plugin)
+    check(code == 0 and document["ok"] is True and document["plugin"] == plugin, failures(document))
+    seen = {rule["name"] for rule in document["rules"] if rule["verdict"] == "skip"}
+    check(seen == set(skipped), "skipped: %s, expected %s" % (seen, skipped))
+
+
+def fault(name, plugin):
+    expected = FAULTS[name]
+    code, document = walk(plugin, "--deadline", "5" if name == "hang" else DEADLINE_S)
+    seen = failures(document)
+    check(code == 2 and document["ok"] is False, "exit code %d" % code)
+    check(set(seen) == set(expected), "broken: %s, expected %s" % (seen, list(expected)))
+    for rule, words in expected.items():
+        check(words in seen[rule], "%s says %r, without %r" % (rule, seen[rule], words))
+        print("%s: %s" % (rule, seen[rule]))
+
+
+def usage(plugin):
+    rules = json.loads(subprocess.check_output([COMMAND, "conform", "--list", "--json"]))["rules"]
+    check(len(rules) == len({rule["name"] for rule in rules}) > 30, "names of rules")
+    code, document = walk(plugin, "--rule", "probe")
+    check(code == 0 and [list(rule) for rule in document["rules"]] == [KEYS], document)
+    code, document = walk("/nonexistent.so", "--rule", "entry")
+    check(code == 2 and "dlopen" in failures(document)["entry"], document)
+    code, document = walk("/nonexistent.so")
+    check(list(failures(document)) == ["entry"], failures(document))
+    for wrong in (["--rule", "nothing"], ["--deadline", "0"], ["argument"]):
+        done = subprocess.run([COMMAND, "conform", "--plugin", plugin, *wrong], capture_output=True)
+        check(done.returncode == 1 and done.stdout == b"" and done.stderr != b"", wrong)
+
+
+if __name__ == "__main__":
+    {"passes": passes, "fault": fault, "usage": usage}[sys.argv[1]](*sys.argv[2:])
