@@ -296,7 +296,7 @@ int32_t dispatcher_begin_forward(moxie_dispatcher *dispatcher, const moxie_step 
     TRY(dispatcher_poll_error(dispatcher, error));
     TRY(step_check(dispatcher->instance, is_local(dispatcher), step, &shape, error));
     slot = &dispatcher->slots[step->slot];
-    if (!is_local(dispatcher) && slot->state > SLOT_BEGUN)
+    if (slot->state > SLOT_BEGUN)
         TRY(fail_with(error, MOXIE_E_INVALID,
                       "begin_forward: slot %d is inside a layer; next is %s", step->slot,
                       slot_next[slot->state]));
@@ -350,6 +350,11 @@ int32_t dispatcher_forward_begin(moxie_dispatcher *dispatcher,
     stats->rounds += (uint64_t)*rounds;
 out:
     return st;
+}
+
+void dispatcher_forward_abandon(moxie_dispatcher *dispatcher, int32_t slot)
+{
+    if (is_local(dispatcher)) dispatcher->slots[slot].state = SLOT_BEGUN;
 }
 
 static void capture_round(moxie_dispatcher *dispatcher, const struct slot *slot,

@@ -31,6 +31,9 @@ moxie_instance *dispatcher_instance(const moxie_dispatcher *dispatcher);
 int32_t dispatcher_forward_begin(moxie_dispatcher *dispatcher,
                                  const moxie_instance *runner_instance, const moxie_batch *batch,
                                  int32_t *rounds, moxie_error *error);
+// A forward that failed between its halves: without peers the slot is ready again; with peers, who
+// wait for this rank, only set_active_ranks makes it so.
+void dispatcher_forward_abandon(moxie_dispatcher *dispatcher, int32_t slot);
 // Round `round` of dispatch_send; the batch has been checked.
 int32_t dispatcher_send_round(moxie_dispatcher *dispatcher, const moxie_batch *batch, int32_t round,
                               moxie_error *error);

@@ -168,5 +168,6 @@ int32_t forward_run(moxie_dispatcher *dispatcher, moxie_runner *runner, const mo
         TRY(dispatcher_combine_recv(dispatcher, batch, error));
     }
 out:
+    if (st != MOXIE_OK && rounds > 0) dispatcher_forward_abandon(dispatcher, batch->slot);
     return st;
 }

@@ -8,6 +8,7 @@ import unittest
 
 COMMAND = os.environ["MOXIE_COMMAND"]
 GOLDEN = os.environ["MOXIE_GOLDEN"]
+RUNNER = os.environ.get("MOXIE_RUNNER", "moxie_cpu")
 TIMEOUT_S = 120
 
 LAYERS = sorted(os.listdir(GOLDEN + "/layers"))
@@ -64,7 +65,7 @@ class Case(unittest.TestCase):
         result = self.document("run", *arguments, "--ranks", str(ranks), *chosen)
         self.assertEqual(list(result), RUN_KEYS)
         self.assertEqual(result["ranks"], ranks)
-        self.assertEqual(result["runner"], "moxie_cpu")
+        self.assertEqual(result["runner"], RUNNER)
         if dispatcher:
             self.assertEqual(result["dispatcher"], dispatcher)
         self.assertLessEqual(result["relative_error"], bound)

@@ -3,6 +3,7 @@
 set -euo pipefail
 
 document=docs/conform.md
+# shellcheck disable=SC2016 # the back-quotes are Markdown
 rules=$("$1" conform --list | sed -E 's/^([a-z0-9-]+) +(.*[^ ]) *$/| `\1` | \2 |/')
 begin='| --- | --- |'
 if [ "${2:-}" = --write ]; then

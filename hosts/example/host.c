@@ -64,7 +64,7 @@ static int32_t register_runner(void *ctx, const moxie_runner_info *runner)
 {
     struct engine *engine = ctx;
 
-    if (strcmp(runner->name, "moxie_cpu") == 0) engine->runners = runner->api;
+    if (strcmp(runner->device, "cpu") == 0) engine->runners = runner->api;
     return 0;
 }
 
@@ -72,7 +72,8 @@ static int32_t register_dispatcher(void *ctx, const moxie_dispatcher_info *dispa
 {
     struct engine *engine = ctx;
 
-    if (strcmp(dispatcher->name, "local") == 0) engine->dispatchers = dispatcher->api;
+    if (strcmp(dispatcher->name, "local") == 0 && strcmp(dispatcher->device, "cpu") == 0)
+        engine->dispatchers = dispatcher->api;
     return 0;
 }
 
