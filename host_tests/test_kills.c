@@ -250,7 +250,7 @@ int main(int argc, char **argv)
     tally = mmap(NULL, sizeof *tally, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (tally == MAP_FAILED) return EXIT_FAILURE;
     mortal_init();
-    tcase_set_timeout(tests, 2 * RUN_MS / 1000);
+    tcase_set_timeout(tests, 2e-3 * RUN_MS);
     tcase_add_loop_test(tests, survivors_go_on, 0, runs);
     suite_add_tcase(suite, tests);
     runner = srunner_create(suite);
