@@ -5,6 +5,10 @@
 // Why one copy of each slab is safe: a rank starts dispatch N+1 only after its combine N has seen
 // every peer's flag, so every peer has finished reading its rows of N; a result row of N+1 reaches
 // a rank only after that rank sent dispatch N+1, so after it finished summing N.
+//
+// Who is to blame: when a rank dies between the flags of two peers, one peer goes on and then waits
+// for the dead rank and for the peer that is stuck. So a rank that waits for long says so in
+// WORD_BEAT, and a silent rank that was heard to wait is not the one to blame.
 
 #ifndef MOXIE_PLUGIN_EXCHANGE_H
 #define MOXIE_PLUGIN_EXCHANGE_H
@@ -19,6 +23,8 @@ struct exchange_group {
     struct transport *transport;
     uint64_t generation;                       // set_active_ranks calls so far
     uint64_t active;                           // bit r: rank r takes part
+    struct window *beats;                      // where WORD_BEAT lies: the window of slot 0
+    uint64_t beat;                             // its last value sent
     int64_t expert_first[MOXIE_RANKS_MAX + 1]; // physical ids
     int32_t everywhere;                        // allgather
     int32_t reserved;
