@@ -1,5 +1,5 @@
 // plugin/exchange.c: what travels and what does not. Payload formats, rows that nobody may write,
-// two instances at once, and no allocation in a step.
+// two instances at once, no allocation in a step, and whom a wait names that ends without.
 
 #include "plugin/exchange.h"
 
@@ -12,6 +12,7 @@
 #include "plugin/tensor.h"
 
 #include <string.h>
+#include <time.h>
 
 static void meet(struct crew_member *member)
 {
@@ -298,6 +299,169 @@ START_TEST(two_instances_share_nothing)
 }
 END_TEST
 
+// ---- whom a wait names -------------------------------------------------------------------------
+
+#define PEERS_MASK 0x7u
+
+// Words that a test sets, and peers that only wait.
+struct transport {
+    uint64_t words[WORD_COUNT][3];
+    uint64_t beating; // ranks that are heard whenever this one looks up
+    int32_t beats[3]; // WORD_WAITING signals to each rank
+    const struct window *common;
+};
+
+static uint64_t scripted_read(struct transport *transport, struct window *window, int32_t source,
+                              enum transport_word word)
+{
+    ck_assert((word == WORD_WAITING) == (window == transport->common));
+    return transport->words[word][source];
+}
+
+static void scripted_signal(struct transport *transport, struct window *window, int32_t peer,
+                            enum transport_word word, uint64_t value)
+{
+    ck_assert_ptr_eq(window, transport->common);
+    ck_assert_int_eq(word, WORD_WAITING);
+    transport->beats[peer]++;
+    ck_assert_uint_eq(value, (uint64_t)transport->beats[peer]);
+}
+
+static uint32_t scripted_ticket(struct transport *transport, struct window *window)
+{
+    (void)transport;
+    (void)window;
+    return 0;
+}
+
+static void scripted_wait(struct transport *transport, struct window *window, uint32_t seen,
+                          int64_t deadline_ns)
+{
+    const struct timespec until = {.tv_sec = deadline_ns / 1000000000,
+                                   .tv_nsec = deadline_ns % 1000000000};
+
+    (void)window;
+    (void)seen;
+    (void)clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL);
+    for (int32_t rank = 0; rank < 3; rank++)
+        transport->words[WORD_WAITING][rank] += transport->beating >> rank & 1;
+}
+
+static const struct transport_ops scripted = {.signal = scripted_signal,
+                                              .read = scripted_read,
+                                              .ticket = scripted_ticket,
+                                              .wait = scripted_wait};
+
+// Rank 0 of three waits for rows that nobody sends.
+struct alone {
+    moxie_instance instance;
+    struct transport transport;
+    struct window common, window;
+    struct exchange_group group;
+    struct exchange slot;
+    char text[256];
+    moxie_error error;
+};
+
+static void alone_init(struct alone *alone)
+{
+    memset(alone, 0, sizeof *alone);
+    alone->instance.plan.limits.ranks = 3;
+    alone->instance.plan.limits.timeout_ms = 40;
+    alone->transport.common = &alone->common;
+    alone->group.instance = &alone->instance;
+    alone->group.ops = &scripted;
+    alone->group.transport = &alone->transport;
+    alone->group.common = &alone->common;
+    alone->group.active = PEERS_MASK;
+    alone->slot.window = &alone->window;
+    alone->slot.epoch = 1;
+    alone->error = (moxie_error){
+        .struct_size = sizeof alone->error, .text_bytes = sizeof alone->text, .text = alone->text};
+}
+
+static void assert_names(struct alone *alone, int32_t rank, const char *words)
+{
+    const struct exchange_round round = {.tokens = 0};
+
+    ck_assert_int_eq(exchange_dispatch_recv(&alone->group, &alone->slot, &round, &alone->error),
+                     MOXIE_E_PEER);
+    ck_assert_int_eq(alone->error.rank, rank);
+    ck_assert_msg(strstr(alone->text, words) != NULL, "%s", alone->text);
+}
+
+// Rank 1 waits as this one does: rank 2 is the one that is gone.
+START_TEST(names_the_rank_that_all_wait_for)
+{
+    struct alone alone;
+
+    alone_init(&alone);
+    alone.transport.beating = 1u << 1;
+    assert_names(&alone, 2, "rank 2 sent no rows of epoch 1");
+    ck_assert_int_ge(alone.transport.beats[1], 1);
+    ck_assert_int_eq(alone.transport.beats[1], alone.transport.beats[2]);
+    ck_assert_int_eq(alone.transport.beats[0], 0);
+}
+END_TEST
+
+START_TEST(names_a_rank_that_waits_no_more)
+{
+    struct alone alone;
+
+    alone_init(&alone);
+    alone.transport.words[WORD_WAITING][1] = 5;
+    alone.instance.plan.limits.timeout_ms = 0;
+    assert_names(&alone, 1, "2 ranks are silent");
+    alone.instance.plan.limits.timeout_ms = 40;
+    alone.transport.beating = 1u << 2;
+    assert_names(&alone, 1, "2 ranks are silent");
+}
+END_TEST
+
+START_TEST(names_the_first_when_all_wait)
+{
+    struct alone alone;
+
+    alone_init(&alone);
+    alone.transport.beating = 1u << 1 | 1u << 2;
+    assert_names(&alone, 1, "rank 1 sent no rows");
+}
+END_TEST
+
+START_TEST(tells_no_rank_left_out_that_it_waits)
+{
+    struct alone alone;
+
+    alone_init(&alone);
+    alone.group.active = PEERS_MASK & ~(1u << 1);
+    assert_names(&alone, 2, "1 ranks are silent");
+    ck_assert_int_eq(alone.transport.beats[1], 0);
+}
+END_TEST
+
+// set_active_ranks with the ranks there are, on rank 1 alone: nobody is gone.
+START_TEST(names_nobody_when_nobody_was_left_out)
+{
+    struct alone alone;
+
+    alone_init(&alone);
+    alone.transport.words[WORD_ACTIVE][1] = PEERS_MASK;
+    alone.transport.words[WORD_GENERATION][1] = 1;
+    assert_names(&alone, -1, "left nobody out");
+}
+END_TEST
+
+START_TEST(names_whom_the_others_left_out)
+{
+    struct alone alone;
+
+    alone_init(&alone);
+    alone.transport.words[WORD_ACTIVE][1] = PEERS_MASK & ~(1u << 2);
+    alone.transport.words[WORD_GENERATION][1] = 1;
+    assert_names(&alone, 2, "rank 2 was left out by rank 1");
+}
+END_TEST
+
 static void add(TCase *tests)
 {
     tcase_add_loop_test(tests, payload_formats, 0, (int)(sizeof payloads / sizeof payloads[0]));
@@ -305,6 +469,12 @@ static void add(TCase *tests)
     tcase_add_test(tests, garbage_ids_write_into_nobodys_rows);
     tcase_add_loop_test(tests, forward_allocates_nothing, 0, 3);
     tcase_add_test(tests, two_instances_share_nothing);
+    tcase_add_test(tests, names_the_rank_that_all_wait_for);
+    tcase_add_test(tests, names_a_rank_that_waits_no_more);
+    tcase_add_test(tests, names_the_first_when_all_wait);
+    tcase_add_test(tests, tells_no_rank_left_out_that_it_waits);
+    tcase_add_test(tests, names_nobody_when_nobody_was_left_out);
+    tcase_add_test(tests, names_whom_the_others_left_out);
 }
 
 SUITE_MAIN("exchange", 120, add)

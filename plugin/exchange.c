@@ -43,6 +43,7 @@ int32_t exchange_open(struct exchange_group *group, struct exchange *slots, int3
     for (int32_t i = 0; i < slots_count; i++)
         TRY(group->ops->window_open(group->transport, (uint64_t)group->instance->plan.window.bytes,
                                     &slots[i].window, error));
+    group->common = slots[0].window;
 out:
     return st;
 }
@@ -53,6 +54,7 @@ void exchange_close(struct exchange_group *group, struct exchange *slots, int32_
         if (slots[i].window != NULL) group->ops->window_close(group->transport, slots[i].window);
         slots[i].window = NULL;
     }
+    group->common = NULL;
 }
 
 // ---- waits -------------------------------------------------------------------------------------
@@ -71,7 +73,13 @@ static int32_t moved_on(struct exchange_group *group, struct exchange *slot, int
                          " and left this rank out, which is in generation %" PRIu64
                          "; destroy this dispatcher",
                          rank, generation, group->generation);
-    while (first < limits_of(group)->ranks - 1 && (gone >> first & 1) == 0)
+    if (gone == 0)
+        return fail_rank(error, MOXIE_E_PEER, -1,
+                         "rank %d has moved on to generation %" PRIu64
+                         " and left nobody out, this rank is in %" PRIu64
+                         "; call set_active_ranks with the same ranks (0x%" PRIx64 ")",
+                         rank, generation, group->generation, active);
+    while ((gone >> first & 1) == 0)
         first++;
     return fail_rank(error, MOXIE_E_PEER, first,
                      "rank %d was left out by rank %d, which has moved on to generation %" PRIu64
@@ -93,41 +101,102 @@ int32_t exchange_check_generation(struct exchange_group *group, struct exchange 
     return MOXIE_OK;
 }
 
-static int32_t silent(const struct exchange_group *group, const struct exchange *slot, int32_t rank,
-                      int32_t silent_count, const char *awaited, moxie_error *error)
+// A rank that is stuck behind another one has sent no more than that one has. So each tells its
+// peers that it waits, a few times in a wait, and silent() names one that it has not heard in the
+// second half of its own.
+#define WAIT_BEATS 8
+
+struct vigil {
+    int64_t beat_ns, half_ns, deadline_ns;
+    uint64_t heard[MOXIE_RANKS_MAX]; // WORD_WAITING of each rank, up to half_ns
+};
+
+static uint64_t hear(const struct exchange_group *group, int32_t rank)
 {
-    return fail_rank(error, MOXIE_E_PEER, rank,
+    return group->ops->read(group->transport, group->common, rank, WORD_WAITING);
+}
+
+static void vigil_start(const struct exchange_group *group, struct vigil *vigil)
+{
+    int64_t timeout_ns = (int64_t)limits_of(group)->timeout_ms * 1000000;
+
+    vigil->deadline_ns = clock_ns() + timeout_ns;
+    vigil->half_ns = vigil->deadline_ns - timeout_ns / 2;
+    vigil->beat_ns = vigil->deadline_ns - timeout_ns + timeout_ns / WAIT_BEATS;
+    for (int32_t rank = 0; rank < limits_of(group)->ranks; rank++)
+        vigil->heard[rank] = hear(group, rank);
+}
+
+static void vigil_beat(struct exchange_group *group, struct vigil *vigil, int64_t now_ns)
+{
+    if (now_ns < vigil->beat_ns) return;
+    vigil->beat_ns = now_ns + (int64_t)limits_of(group)->timeout_ms * 1000000 / WAIT_BEATS;
+    group->beats++;
+    for (int32_t rank = 0; rank < limits_of(group)->ranks; rank++) {
+        if (!is_peer(group, rank)) continue;
+        group->ops->signal(group->transport, group->common, rank, WORD_WAITING, group->beats);
+        if (now_ns <= vigil->half_ns) vigil->heard[rank] = hear(group, rank);
+    }
+}
+
+// `awaited` says what of; `missing` has a bit for each rank that has not sent it.
+static int32_t silent(const struct exchange_group *group, const struct exchange *slot,
+                      const struct vigil *vigil, uint64_t missing, const char *awaited,
+                      moxie_error *error)
+{
+    int32_t first = -1, named = -1, count = 0;
+
+    for (int32_t rank = 0; rank < limits_of(group)->ranks; rank++) {
+        if ((missing >> rank & 1) == 0) continue;
+        count++;
+        first = first < 0 ? rank : first;
+        if (named < 0 && hear(group, rank) == vigil->heard[rank]) named = rank;
+    }
+    named = named < 0 ? first : named;
+    return fail_rank(error, MOXIE_E_PEER, named,
                      "rank %d sent no %s of epoch %" PRIu64 ", generation %" PRIu64
                      " within timeout_ms = %d (%d ranks are silent); if it is gone, call "
                      "set_active_ranks without it",
-                     rank, awaited, slot->epoch, group->generation, limits_of(group)->timeout_ms,
-                     silent_count);
+                     named, awaited, slot->epoch, group->generation, limits_of(group)->timeout_ms,
+                     count);
+}
+
+// The ranks that have not yet signalled this epoch, a bit each.
+static uint64_t look(const struct exchange_group *group, const struct exchange *slot,
+                     enum transport_word word)
+{
+    const uint64_t want = stamp(group, slot);
+    uint64_t missing = 0;
+
+    for (int32_t rank = 0; rank < limits_of(group)->ranks; rank++) {
+        uint64_t seen;
+
+        if (!is_peer(group, rank)) continue;
+        seen = group->ops->read(group->transport, slot->window, rank, word);
+        if (seen >> EPOCH_BITS != group->generation || seen < want) missing |= UINT64_C(1) << rank;
+    }
+    return missing;
 }
 
 static int32_t wait_all(struct exchange_group *group, struct exchange *slot,
                         enum transport_word word, const char *awaited, moxie_error *error)
 {
-    const uint64_t want = stamp(group, slot);
-    const int64_t deadline_ns = clock_ns() + (int64_t)limits_of(group)->timeout_ms * 1000000;
+    struct vigil vigil;
     int32_t st = MOXIE_OK;
 
+    vigil_start(group, &vigil);
     for (;;) {
         uint32_t ticket = group->ops->ticket(group->transport, slot->window);
-        int32_t first = -1, count = 0;
+        uint64_t missing = look(group, slot, word);
+        int64_t now_ns;
 
-        for (int32_t rank = 0; rank < limits_of(group)->ranks; rank++) {
-            uint64_t seen;
-
-            if (!is_peer(group, rank)) continue;
-            seen = group->ops->read(group->transport, slot->window, rank, word);
-            if (seen >> EPOCH_BITS == group->generation && seen >= want) continue;
-            first = first < 0 ? rank : first;
-            count++;
-        }
-        if (count == 0) break;
+        if (missing == 0) break;
         TRY(exchange_check_generation(group, slot, error));
-        if (clock_ns() >= deadline_ns) TRY(silent(group, slot, first, count, awaited, error));
-        group->ops->wait(group->transport, slot->window, ticket, deadline_ns);
+        now_ns = clock_ns();
+        if (now_ns >= vigil.deadline_ns) TRY(silent(group, slot, &vigil, missing, awaited, error));
+        vigil_beat(group, &vigil, now_ns);
+        group->ops->wait(group->transport, slot->window, ticket,
+                         vigil.beat_ns < vigil.deadline_ns ? vigil.beat_ns : vigil.deadline_ns);
     }
 out:
     return st;

@@ -17,7 +17,9 @@ struct exchange_group {
     moxie_instance *instance;
     const struct transport_ops *ops;
     struct transport *transport;
+    struct window *common;                     // the first slot's, for words of no slot
     uint64_t generation;                       // set_active_ranks calls so far
+    uint64_t beats;                            // what this rank's WORD_WAITING says
     uint64_t active;                           // bit r: rank r takes part
     int64_t expert_first[MOXIE_RANKS_MAX + 1]; // physical ids
     int32_t everywhere;                        // allgather

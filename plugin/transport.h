@@ -18,6 +18,7 @@ enum transport_word {
     WORD_COMBINE,    // its result rows of that generation and epoch are in my slab
     WORD_ACTIVE,     // the ranks it goes on with, a bit each; told before the generation
     WORD_GENERATION, // the generation it has moved on to (told to ranks it leaves out, too)
+    WORD_WAITING,    // counts up while it waits itself, in the window of the first slot
     WORD_COUNT
 };
 
