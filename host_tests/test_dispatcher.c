@@ -456,7 +456,8 @@ static void ahead_scenario(struct crew_member *member)
         crew_begin(member);
         expect(member, forward_run(dispatcher, member->rank.runner, &member->batch.batch, error),
                MOXIE_E_PEER, "has moved on to generation 1 with the same ranks");
-        ck_assert_int_eq(error->rank, member->rank.mock.text[strlen("rank ")] - '0');
+        // Nobody is gone: none may be named that a host would leave out.
+        ck_assert_int_eq(error->rank, -1);
     }
     expect(member, dispatcher_set_active_ranks(dispatcher, active, error), MOXIE_OK, NULL);
     crew_forward(member);

@@ -12,7 +12,7 @@
 
 #include "plugin/status.h"
 
-// What a source tells a destination, one 64-bit value each; exchange.c says what the values are.
+// What a source tells a destination, one 64-bit value each; exchange_flags.c says what they are.
 enum transport_word {
     WORD_DISPATCH,   // its rows of that generation and epoch are in my slab
     WORD_COMBINE,    // its result rows of that generation and epoch are in my slab
