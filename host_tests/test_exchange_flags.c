@@ -204,6 +204,27 @@ START_TEST(names_whom_the_others_left_out)
 }
 END_TEST
 
+// Whatever generation the two are in: hosts that disagree may have counted differently. Told of the
+// ranks but not yet of the generation is as good.
+START_TEST(a_rank_left_out_hears_it_in_any_generation)
+{
+    struct alone alone;
+
+    alone_init(&alone);
+    alone.group.generation = 2;
+    alone.transport.words[WORD_ACTIVE][1] = PEERS_MASK;
+    alone.transport.words[WORD_GENERATION][1] = 2;
+    alone.transport.words[WORD_ACTIVE][2] = PEERS_MASK & ~1u;
+    alone.transport.words[WORD_GENERATION][2] = (uint64_t)_i;
+    expect(&alone, exchange_check_peers(&alone.group, &alone.slot, &alone.error), MOXIE_E_PEER, 2,
+           "rank 2 has left this rank out");
+    expect_wait(&alone, MOXIE_E_PEER, 2, "goes on with the ranks 0x6");
+    // What a rank says that is left out itself does not matter.
+    alone.group.active = PEERS_MASK & ~(1u << 2);
+    ck_assert_int_eq(exchange_check_peers(&alone.group, &alone.slot, &alone.error), MOXIE_OK);
+}
+END_TEST
+
 static void add(TCase *tests)
 {
     tcase_add_test(tests, names_the_rank_that_all_wait_for);
@@ -213,6 +234,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, listens_on_after_it_was_stopped);
     tcase_add_test(tests, names_nobody_when_nobody_was_left_out);
     tcase_add_test(tests, names_whom_the_others_left_out);
+    tcase_add_loop_test(tests, a_rank_left_out_hears_it_in_any_generation, 0, 4);
 }
 
 SUITE_MAIN("exchange_flags", 60, add)

@@ -85,14 +85,13 @@ int32_t exchange_check_peers(struct exchange_group *group, struct exchange *slot
         generation = group->ops->read(group->transport, slot->window, rank, WORD_GENERATION);
         // Told before the generation, so at least as new.
         active = group->ops->read(group->transport, slot->window, rank, WORD_ACTIVE);
-        if (generation <= group->generation) continue;
-        if ((active >> limits_of(group)->rank & 1) == 0)
+        // No mask grows, so one without this rank is final in whatever generation; 0 is none yet.
+        if (active != 0 && (active >> limits_of(group)->rank & 1) == 0)
             return fail_rank(error, MOXIE_E_PEER, rank,
-                             "rank %d has moved on to generation %" PRIu64
-                             " and left this rank out, which is in generation %" PRIu64
-                             "; destroy this dispatcher",
-                             rank, generation, group->generation);
-        return moved_on(group, rank, generation, active, error);
+                             "rank %d has left this rank out, which is in generation %" PRIu64
+                             ", and goes on with the ranks 0x%" PRIx64 "; destroy this dispatcher",
+                             rank, group->generation, active);
+        if (generation > group->generation) return moved_on(group, rank, generation, active, error);
     }
     return MOXIE_OK;
 }

@@ -22,7 +22,7 @@ void exchange_signal(struct exchange_group *group, struct exchange *slot, enum t
 int32_t exchange_wait(struct exchange_group *group, struct exchange *slot, enum transport_word word,
                       moxie_error *error);
 
-// MOXIE_E_PEER when a peer has left this rank out, or is in a later generation.
+// MOXIE_E_PEER when a peer has left this rank out, in whatever generation, or is in a later one.
 int32_t exchange_check_peers(struct exchange_group *group, struct exchange *slot,
                              moxie_error *error);
 

@@ -78,6 +78,7 @@ if [ "${1-}" = --long ]; then
     holds exchange -DR=3 -DSTEPS=4 -DFAILURES=0 -DWAKES=0
     holds exchange -DR=3 -DSTEPS=3 -DIDLE=0
     holds exchange -DR=3 -DIDLE=0 -DFAILURES=2 -DWAKES=0
+    holds exchange -DR=3 -DSTEPS=1 -DIDLE=0 -DFAILURES=2
     holds exchange -DR=3 -DSTEPS=1
     holds exchange -DR=3 -DSTEPS=1 -DSLOTS=2 -DIDLE=0
     exit $failed
@@ -94,6 +95,7 @@ for rule in NO_DISPATCH_WAIT NO_COMBINE_WAIT ANY_GENERATION NO_CHECK_AT_SEND NO_
     breaks exchange -DR=3 -DIDLE=0 -D$rule
 done
 breaks exchange -DR=3 -DIDLE=1 -DSILENT_WHEN_IDLE
+breaks exchange -DR=2 -DIDLE=0 -DFAILURES=2 -DLEFT_OUT_LATER_ONLY
 breaks exchange -DR=2 -DSLOTS=2 -DIDLE=0 -DONE_WINDOW
 
 reaches_all bell

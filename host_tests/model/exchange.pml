@@ -31,6 +31,7 @@
 // NO_DISPATCH_WAIT NO_COMBINE_WAIT ANY_GENERATION NO_CHECK_AT_SEND NO_CHECK_IN_WAIT
 // GENERATION_BEFORE_ACTIVE FLAG_BEFORE_ROWS FLAG_BEFORE_RESULTS READ_MASKED SUM_MASKED ONE_SLAB
 // ONE_WINDOW KEEP_EPOCH SILENT_WHEN_IDLE TELL_PEERS_ONLY NAME_FIRST_SILENT
+// LEFT_OUT_LATER_ONLY
 
 #define ALL       ((1 << R) - 1)
 #define BIT(r)    (1 << (r))
@@ -103,11 +104,20 @@ byte failures, wakes;
 #define SILENT(p) (IS_PEER(p) && !REACHED(p))
 #endif
 
-#define MOVED_ON(p) (IS_PEER(p) && WORD(WORD_GENERATION, me, p) > generation)
+// What exchange_check_peers looks for.
+#define WITHOUT_ME(p) \
+    (IS_PEER(p) && WORD(WORD_ACTIVE, me, p) != 0 && !HAS(WORD(WORD_ACTIVE, me, p), me))
+#define LATER(p) (IS_PEER(p) && WORD(WORD_GENERATION, me, p) > generation)
+#ifdef LEFT_OUT_LATER_ONLY
+#define MOVED_ON(p) LATER(p)
+#else
+#define MOVED_ON(p) (LATER(p) || WITHOUT_ME(p))
+#endif
 
 // What is assumed of time: timeout_ms is longer than a step and than the host takes between calls.
-// So a deadline passes when a rank that is awaited is gone, and none that is awaited is busy.
-#define LOST(p) (SILENT(p) && HAS(gone, p))
+// So a deadline passes when a rank that is awaited is gone or has left, and none that is awaited is
+// busy.
+#define LOST(p) (SILENT(p) && HAS(gone | left_out, p))
 #define BUSY(p) (SILENT(p) && !HAS(ever_gone, p) && !HAS(waits, p))
 // Silent, and not heard to wait: give_up.
 #ifdef NAME_FIRST_SILENT
@@ -204,6 +214,7 @@ inline wait_peer(p)
         :: SILENT(p) && SOME_PEER(LOST) && !SOME_PEER(BUSY) ->
 #else
         :: SILENT(p) && SOME_PEER(LOST) && !SOME_PEER(BUSY) && !SOME_PEER(MOVED_ON) ->
+            assert(!SOME_PEER(WITHOUT_ME));
 #endif
             named = LOWEST(PEERS_THAT(MUTE));
             waits = waits & ~BIT(me);
