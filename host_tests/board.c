@@ -50,6 +50,7 @@ int32_t board_take(struct board *board, int32_t rank, void *recv, uint64_t bytes
     uint64_t rounds = board->seats[rank].rounds;
     int64_t deadline_ns = clock_ns() + (int64_t)board->timeout_ms * 1000000;
 
+    if (board->broken) return -1;
     for (int32_t r = 0; r < board->ranks; r++) {
         while (board->seats[r].rounds < rounds) {
             // Looked at in this order: what a rank gave before it died counts.

@@ -70,6 +70,22 @@ static struct fate second_fate(uint64_t *state, const struct ordeal *ordeal)
     return fate;
 }
 
+// Rank 2 of 3 tells rank 0 but not rank 1, which begins to wait late: rank 0 runs out of time
+// first, and both others are silent to it.
+static void tell_one(uint64_t *state, struct ordeal *ordeal)
+{
+    static const int32_t countdowns[] = {1, 2, 5, 6};
+
+    ordeal->ranks = 3;
+    ordeal->slots = 1;
+    ordeal->lag_rank = 1;
+    ordeal->lag_ms = pick(state, 10, TIMEOUT_MS / 4);
+    ordeal->fates[0].rank = 2;
+    ordeal->fates[0].instant = AT_SIGNAL;
+    ordeal->fates[0].countdown = countdowns[pick(state, 0, 3)];
+    ordeal->lag_combine = ordeal->fates[0].countdown > 4;
+}
+
 static struct fate fate_in_create(uint64_t *state, struct ordeal *ordeal)
 {
     int32_t gathers = 2 + 3 * ordeal->slots;
@@ -103,6 +119,7 @@ void ordeal_from(uint64_t seed, struct ordeal *ordeal)
                               .threads = pick(&state, 1, 2),
                               .timeout_ms = TIMEOUT_MS,
                               .gather_timeout_ms = 20000,
+                              .lag_rank = -1,
                               .forwards = 6,
                               .fates_count = kind >= 5 && kind <= 6 ? 2 : 1};
     if (ordeal->slots > 1) ordeal->rounds = 1;
@@ -110,7 +127,13 @@ void ordeal_from(uint64_t seed, struct ordeal *ordeal)
         ordeal->fates[0] = fate_in_create(&state, ordeal);
         return;
     }
+    if (pick(&state, 0, 2) == 0) {
+        ordeal->lag_rank = pick(&state, 0, ordeal->ranks - 1);
+        ordeal->lag_ms = pick(&state, 1, TIMEOUT_MS / 4);
+        ordeal->lag_combine = pick(&state, 0, 1);
+    }
     ordeal->fates[0] = fate_in_forward(&state, ordeal);
+    if (kind == 1) tell_one(&state, ordeal);
     if (kind == 2 || kind == 3 || (kind == 5 && pick(&state, 0, 1)))
         stop_instead(&state, ordeal, &ordeal->fates[0]);
     if (ordeal->fates_count == 2) ordeal->fates[1] = second_fate(&state, ordeal);
@@ -140,9 +163,10 @@ void ordeal_text(const struct ordeal *ordeal, char *text, uint64_t capacity)
                                         [WAKE_LATE] = "late",
                                         [WAKE_HARMLESS] = "harmless"};
     int length =
-        snprintf(text, capacity, "--seed %llu --runs 1: %s, %d ranks, %s, slots %d, rounds %d",
+        snprintf(text, capacity,
+                 "--seed %llu --runs 1: %s, %d ranks, %s, slots %d, rounds %d, rank %d lags %d ms",
                  (unsigned long long)ordeal->seed, ordeal->dispatcher, ordeal->ranks, ordeal->layer,
-                 ordeal->slots, ordeal->rounds);
+                 ordeal->slots, ordeal->rounds, ordeal->lag_rank, ordeal->lag_ms);
 
     for (int32_t i = 0; i < ordeal->fates_count; i++) {
         const struct fate *fate = &ordeal->fates[i];

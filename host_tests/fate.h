@@ -50,7 +50,10 @@ struct ordeal {
     int32_t threads;
     int32_t timeout_ms;
     int32_t gather_timeout_ms;
-    int32_t forwards; // in a row, after every change of the ranks
+    int32_t lag_rank; // this one begins a wait late, or -1
+    int32_t lag_ms;
+    int32_t lag_combine; // 1: the wait for results, 0: the one for rows
+    int32_t forwards;    // in a row, after every change of the ranks
     int32_t fates_count;
     struct fate fates[FATES_MAX];
 };

@@ -40,6 +40,7 @@ struct life {
     int32_t index;
     int32_t done; // forwards of this generation
     int32_t armed, countdown;
+    int32_t lagging; // its next wait begins late
     void (*log)(void *ctx, int32_t severity, const char *component, const char *text,
                 uint64_t length);
 };
@@ -114,6 +115,19 @@ struct transport_ops __wrap_transport_shm;
 int __real_shm_open(const char *name, int flags, mode_t mode);
 int __wrap_shm_open(const char *name, int flags, mode_t mode);
 
+// After the last flag of a step, before the wait for those of others.
+static void lag(int32_t peer, enum transport_word word)
+{
+    struct life *life = self;
+    int32_t last;
+
+    if (life == NULL || !life->lagging) return;
+    last = life->ordeal->ranks - 1 - (life->index == life->ordeal->ranks - 1);
+    if (peer != last || word != (life->ordeal->lag_combine ? WORD_COMBINE : WORD_DISPATCH)) return;
+    life->lagging = 0;
+    (void)usleep((useconds_t)life->ordeal->lag_ms * 1000);
+}
+
 static void fated_signal(struct transport *transport, struct window *window, int32_t peer,
                          enum transport_word word, uint64_t value)
 {
@@ -122,6 +136,7 @@ static void fated_signal(struct transport *transport, struct window *window, int
     instant(kind);
     __real_transport_shm.signal(transport, window, peer, word, value);
     instant(kind);
+    lag(peer, word);
 }
 
 static uint32_t fated_ticket(struct transport *transport, struct window *window)
@@ -426,6 +441,8 @@ static int step(struct life *life)
 
     arm(life, AT_SIGNAL, AT_TIME);
     arm(life, AT_LOG, AT_LOG);
+    life->lagging =
+        life->ordeal->lag_rank == life->index && life->ordeal->fates[0].forward == life->done;
     answer = forward(life, &failed);
     disarm(life);
     if (answer == MOXIE_OK) {

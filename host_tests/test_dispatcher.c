@@ -382,6 +382,100 @@ START_TEST(survivors_go_on_without_a_silent_rank)
 }
 END_TEST
 
+// ---- nobody is gone ----------------------------------------------------------------------------
+
+static void crossed_keys(struct crew_member *member)
+{
+    flight_keys(member);
+    mock_set_i64(&member->rank.mock, "timeout_ms", 1000);
+}
+
+static void expect_zero(struct crew_member *member, int32_t answer, int32_t code)
+{
+    expect(member, answer, code, NULL);
+    for (int64_t i = 0; i < member->tokens * member->crew->layer.hidden; i++)
+        ck_assert_float_eq(member->y[i], 0.0f);
+    memset(member->y, 0xff,
+           (size_t)(member->tokens * member->crew->layer.hidden) * sizeof *member->y);
+}
+
+// Each rank waits in another slot than its peer: both live, and nobody can be blamed.
+static void crossed_scenario(struct crew_member *member)
+{
+    moxie_dispatcher *dispatcher = member->rank.dispatcher;
+    moxie_error *error = &member->rank.mock.error;
+    moxie_batch *batch = &member->batch.batch;
+    uint8_t active[] = {1, 1};
+    const moxie_rows *in, *out;
+    moxie_host *host = &member->rank.mock.host;
+
+    member->step.slot = batch->slot = member->index;
+    crew_begin(member);
+    expect(member, dispatcher_dispatch_send(dispatcher, batch, error), MOXIE_OK, NULL);
+    expect_zero(member, dispatcher_dispatch_recv(dispatcher, batch, &in, &out, error),
+                MOXIE_E_TIMEOUT);
+    // Whoever goes on at once tells its peer before that has run out of time.
+    ck_assert_int_eq(host->barrier(host->ctx), 0);
+    ck_assert_int_eq(error->rank, -1);
+    ck_assert_ptr_nonnull(strstr(member->rank.mock.text, "the same calls in the same order"));
+    // The failure is of both slots, and leaves every y zero that could have been written.
+    batch->slot = 1 - member->index;
+    expect_zero(member, dispatcher_combine_recv(dispatcher, batch, error), MOXIE_E_TIMEOUT);
+    expect_zero(member, forward_run(dispatcher, member->rank.runner, batch, error),
+                MOXIE_E_TIMEOUT);
+    batch->y.shape = NULL;
+    expect(member, dispatcher_combine_send(dispatcher, batch, error), MOXIE_E_TIMEOUT, NULL);
+    batch->y.shape = member->batch.dims[3];
+    expect(member, dispatcher_set_active_ranks(dispatcher, active, error), MOXIE_OK, NULL);
+    member->step.slot = batch->slot = 0;
+    crew_forward(member);
+}
+
+START_TEST(ranks_that_wait_for_each_other_are_not_blamed)
+{
+    struct crew crew = {.layer_name = "mixtral_a",
+                        .ranks = 2,
+                        .dispatcher = "alltoall",
+                        .configure = crossed_keys,
+                        .scenario = crossed_scenario};
+
+    crew_run(&crew);
+    ck_assert_double_le(golden_error(crew.y, &crew.layer.want), 2e-6);
+    crew_fini(&crew);
+}
+END_TEST
+
+// Rank 1 starts a new generation with everybody; the others hear of it, and follow.
+static void ahead_scenario(struct crew_member *member)
+{
+    moxie_dispatcher *dispatcher = member->rank.dispatcher;
+    moxie_error *error = &member->rank.mock.error;
+    uint8_t active[] = {1, 1, 1};
+
+    if (member->index != 1) {
+        crew_begin(member);
+        expect(member, forward_run(dispatcher, member->rank.runner, &member->batch.batch, error),
+               MOXIE_E_PEER, "has moved on to generation 1 with the same ranks");
+        // Nobody is gone: none may be named that a host would leave out.
+        ck_assert_int_eq(error->rank, -1);
+    }
+    expect(member, dispatcher_set_active_ranks(dispatcher, active, error), MOXIE_OK, NULL);
+    crew_forward(member);
+}
+
+START_TEST(a_rank_ahead_is_followed)
+{
+    struct crew crew = {.layer_name = "mixtral_a",
+                        .ranks = 3,
+                        .dispatcher = "allgather",
+                        .scenario = ahead_scenario};
+
+    crew_run(&crew);
+    ck_assert_double_le(golden_error(crew.y, &crew.layer.want), 2e-6);
+    crew_fini(&crew);
+}
+END_TEST
+
 // ---- create ------------------------------------------------------------------------------------
 
 static void wrong_kind_scenario(struct crew_member *member)
@@ -415,6 +509,8 @@ static void add(TCase *tests)
     tcase_add_loop_test(tests, ids_without_an_expert_contribute_zero, 0, 3);
     tcase_add_loop_test(tests, tokens_valid_is_read_every_time, 0, 2);
     tcase_add_loop_test(tests, survivors_go_on_without_a_silent_rank, 0, 2);
+    tcase_add_test(tests, ranks_that_wait_for_each_other_are_not_blamed);
+    tcase_add_test(tests, a_rank_ahead_is_followed);
     tcase_add_test(tests, the_configured_dispatcher_is_the_one);
 }
 

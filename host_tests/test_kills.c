@@ -182,6 +182,7 @@ static void supervise(struct run *run)
 static void check_run(struct run *run)
 {
     const struct fate *fate = &run->world.ordeal.fates[0];
+    int32_t struck = 0;
     char text[512];
 
     ordeal_text(&run->world.ordeal, text, sizeof text);
@@ -189,7 +190,9 @@ static void check_run(struct run *run)
         ck_assert_msg(!mortal_is_left_behind(run->world.board->names[i]),
                       "%s\n    %s was left behind", text, run->world.board->names[i]);
     if (ordeal_in_create(&run->world.ordeal)) atomic_fetch_add(&tally->in_create, 1);
-    ck_assert_msg(run->world.board->seats[fate->rank].struck, "%s\n    nothing happened", text);
+    for (int32_t rank = 0; rank < run->world.ordeal.ranks; rank++)
+        struck += run->world.board->seats[rank].struck;
+    ck_assert_msg(struck > 0, "%s\n    nothing happened", text);
     if (fate->wake == WAKE_HARMLESS)
         for (int32_t rank = 0; run->world.ordeal.fates_count == 1 && rank < run->world.ordeal.ranks;
              rank++)
@@ -247,7 +250,7 @@ int main(int argc, char **argv)
     tally = mmap(NULL, sizeof *tally, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (tally == MAP_FAILED) return EXIT_FAILURE;
     mortal_init();
-    tcase_set_timeout(tests, 2 * RUN_MS / 1000);
+    tcase_set_timeout(tests, 2e-3 * RUN_MS);
     tcase_add_loop_test(tests, survivors_go_on, 0, runs);
     suite_add_tcase(suite, tests);
     runner = srunner_create(suite);

@@ -4,7 +4,7 @@
 
 #include "plugin/capture.h"
 #include "plugin/digest.h"
-#include "plugin/exchange.h"
+#include "plugin/exchange_flags.h"
 #include "plugin/log.h"
 #include "plugin/step.h"
 #include "plugin/tensor.h"

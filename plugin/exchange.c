@@ -1,29 +1,15 @@
-// The push protocol of one slot.
+// Rows and result rows of the push protocol.
 
 #include "plugin/exchange.h"
 
+#include "plugin/exchange_flags.h"
 #include "plugin/tensor.h"
 
-#include <inttypes.h>
 #include <stdatomic.h>
-#include <string.h>
-
-// A flag's value. 40 bits of epochs outlast any server; the generation decides before the epoch.
-#define EPOCH_BITS 40
-
-static uint64_t stamp(const struct exchange_group *group, const struct exchange *slot)
-{
-    return group->generation << EPOCH_BITS | slot->epoch;
-}
 
 static const struct limits *limits_of(const struct exchange_group *group)
 {
     return &group->instance->plan.limits;
-}
-
-static int is_peer(const struct exchange_group *group, int32_t rank)
-{
-    return rank != limits_of(group)->rank && (group->active >> rank & 1) != 0;
 }
 
 // The piece of `source` in a section of `destination`'s window.
@@ -43,6 +29,7 @@ int32_t exchange_open(struct exchange_group *group, struct exchange *slots, int3
     for (int32_t i = 0; i < slots_count; i++)
         TRY(group->ops->window_open(group->transport, (uint64_t)group->instance->plan.window.bytes,
                                     &slots[i].window, error));
+    group->beat_window = slots[0].window;
 out:
     return st;
 }
@@ -53,93 +40,7 @@ void exchange_close(struct exchange_group *group, struct exchange *slots, int32_
         if (slots[i].window != NULL) group->ops->window_close(group->transport, slots[i].window);
         slots[i].window = NULL;
     }
-}
-
-// ---- waits -------------------------------------------------------------------------------------
-
-// Rank `rank` has gone on without this one, or without others that this one still waits for.
-static int32_t moved_on(struct exchange_group *group, struct exchange *slot, int32_t rank,
-                        uint64_t generation, moxie_error *error)
-{
-    uint64_t active = group->ops->read(group->transport, slot->window, rank, WORD_ACTIVE);
-    uint64_t gone = group->active & ~active;
-    int32_t first = 0;
-
-    if ((active >> limits_of(group)->rank & 1) == 0)
-        return fail_rank(error, MOXIE_E_PEER, rank,
-                         "rank %d has moved on to generation %" PRIu64
-                         " and left this rank out, which is in generation %" PRIu64
-                         "; destroy this dispatcher",
-                         rank, generation, group->generation);
-    while (first < limits_of(group)->ranks - 1 && (gone >> first & 1) == 0)
-        first++;
-    return fail_rank(error, MOXIE_E_PEER, first,
-                     "rank %d was left out by rank %d, which has moved on to generation %" PRIu64
-                     ", this rank is in %" PRIu64
-                     "; call set_active_ranks with the same ranks (0x%" PRIx64 ")",
-                     first, rank, generation, group->generation, active);
-}
-
-int32_t exchange_check_generation(struct exchange_group *group, struct exchange *slot,
-                                  moxie_error *error)
-{
-    for (int32_t rank = 0; rank < limits_of(group)->ranks; rank++) {
-        uint64_t seen;
-
-        if (!is_peer(group, rank)) continue;
-        seen = group->ops->read(group->transport, slot->window, rank, WORD_GENERATION);
-        if (seen > group->generation) return moved_on(group, slot, rank, seen, error);
-    }
-    return MOXIE_OK;
-}
-
-static int32_t silent(const struct exchange_group *group, const struct exchange *slot, int32_t rank,
-                      int32_t silent_count, const char *awaited, moxie_error *error)
-{
-    return fail_rank(error, MOXIE_E_PEER, rank,
-                     "rank %d sent no %s of epoch %" PRIu64 ", generation %" PRIu64
-                     " within timeout_ms = %d (%d ranks are silent); if it is gone, call "
-                     "set_active_ranks without it",
-                     rank, awaited, slot->epoch, group->generation, limits_of(group)->timeout_ms,
-                     silent_count);
-}
-
-static int32_t wait_all(struct exchange_group *group, struct exchange *slot,
-                        enum transport_word word, const char *awaited, moxie_error *error)
-{
-    const uint64_t want = stamp(group, slot);
-    const int64_t deadline_ns = clock_ns() + (int64_t)limits_of(group)->timeout_ms * 1000000;
-    int32_t st = MOXIE_OK;
-
-    for (;;) {
-        uint32_t ticket = group->ops->ticket(group->transport, slot->window);
-        int32_t first = -1, count = 0;
-
-        for (int32_t rank = 0; rank < limits_of(group)->ranks; rank++) {
-            uint64_t seen;
-
-            if (!is_peer(group, rank)) continue;
-            seen = group->ops->read(group->transport, slot->window, rank, word);
-            if (seen >> EPOCH_BITS == group->generation && seen >= want) continue;
-            first = first < 0 ? rank : first;
-            count++;
-        }
-        if (count == 0) break;
-        TRY(exchange_check_generation(group, slot, error));
-        if (clock_ns() >= deadline_ns) TRY(silent(group, slot, first, count, awaited, error));
-        group->ops->wait(group->transport, slot->window, ticket, deadline_ns);
-    }
-out:
-    return st;
-}
-
-static void signal_all(struct exchange_group *group, struct exchange *slot,
-                       enum transport_word word)
-{
-    for (int32_t rank = 0; rank < limits_of(group)->ranks; rank++) {
-        if (is_peer(group, rank))
-            group->ops->signal(group->transport, slot->window, rank, word, stamp(group, slot));
-    }
+    group->beat_window = NULL;
 }
 
 // ---- dispatch ----------------------------------------------------------------------------------
@@ -157,7 +58,7 @@ static struct push_slab push_to(const struct exchange_group *group, const struct
             .ids = memory_slot(memory, BUFFER_OWN_IDS, round->slot),
             .weights = memory_slot(memory, BUFFER_OWN_WEIGHTS, round->slot),
         };
-    if (!is_peer(group, to)) return (struct push_slab){0};
+    if (!exchange_is_peer(group, to)) return (struct push_slab){0};
     return (struct push_slab){
         .rows = piece(base, w->rows, w->rows_slab_bytes, me, to),
         .scales = piece(base, w->scales, w->scales_slab_bytes, me, to),
@@ -218,7 +119,7 @@ int32_t exchange_dispatch_send(struct exchange_group *group, struct exchange *sl
     struct dispatch_args args = dispatch_stage(group, round);
     int32_t st = MOXIE_OK;
 
-    TRY(exchange_check_generation(group, slot, error));
+    TRY(exchange_check_peers(group, slot, error));
     for (int32_t rank = 0; rank < limits_of(group)->ranks; rank++)
         to[rank] = push_to(group, slot, round, rank);
     args.to = to;
@@ -229,7 +130,7 @@ int32_t exchange_dispatch_send(struct exchange_group *group, struct exchange *sl
         "dispatch", error));
     for (int32_t rank = 0; rank < limits_of(group)->ranks; rank++)
         instance->stats.rows_sent += to[rank].rows != NULL ? (uint64_t)*to[rank].count : 0;
-    signal_all(group, slot, WORD_DISPATCH);
+    exchange_signal(group, slot, WORD_DISPATCH);
 out:
     return st;
 }
@@ -323,7 +224,8 @@ static void describe_peer(const struct exchange_group *group, struct exchange *s
     unsigned char *base = slot->window->base;
     const _Atomic int32_t *count =
         (const _Atomic int32_t *)(void *)piece(base, w->counts, 64, from, limits->rank);
-    int32_t rows = is_peer(group, from) ? atomic_load_explicit(count, memory_order_relaxed) : 0;
+    int32_t rows =
+        exchange_is_peer(group, from) ? atomic_load_explicit(count, memory_order_relaxed) : 0;
 
     *in = (moxie_slab){.struct_size = sizeof *in};
     *out = (moxie_slab){.struct_size = sizeof *out};
@@ -358,7 +260,7 @@ int32_t exchange_dispatch_recv(struct exchange_group *group, struct exchange *sl
     moxie_stats *stats = &group->instance->stats;
     int32_t st = MOXIE_OK;
 
-    TRY(wait_all(group, slot, WORD_DISPATCH, "rows", error));
+    TRY(exchange_wait(group, slot, WORD_DISPATCH, error));
     slot->in = describe_rows(limits, slot->in_slabs);
     slot->out = describe_rows(limits, slot->out_slabs);
     for (int32_t rank = 0; rank < limits->ranks; rank++) {
@@ -380,7 +282,7 @@ out:
 
 void exchange_combine_send(struct exchange_group *group, struct exchange *slot)
 {
-    signal_all(group, slot, WORD_COMBINE);
+    exchange_signal(group, slot, WORD_COMBINE);
 }
 
 int32_t exchange_combine_recv(struct exchange_group *group, struct exchange *slot,
@@ -406,7 +308,7 @@ int32_t exchange_combine_recv(struct exchange_group *group, struct exchange *slo
     };
     int32_t st = MOXIE_OK;
 
-    TRY(wait_all(group, slot, WORD_COMBINE, "results", error));
+    TRY(exchange_wait(group, slot, WORD_COMBINE, error));
     for (int32_t rank = 0; rank < limits->ranks; rank++) {
         if (rank != limits->rank)
             parts[rank] =
@@ -418,22 +320,4 @@ int32_t exchange_combine_recv(struct exchange_group *group, struct exchange *slo
         "sum", error));
 out:
     return st;
-}
-
-// ---- generations -------------------------------------------------------------------------------
-
-void exchange_regroup(struct exchange_group *group, struct exchange *slots, int32_t slots_count,
-                      uint64_t active)
-{
-    group->active = active;
-    group->generation++;
-    for (int32_t i = 0; i < slots_count; i++) {
-        slots[i].epoch = 0;
-        for (int32_t rank = 0; rank < limits_of(group)->ranks; rank++) {
-            if (rank == limits_of(group)->rank) continue;
-            group->ops->signal(group->transport, slots[i].window, rank, WORD_ACTIVE, active);
-            group->ops->signal(group->transport, slots[i].window, rank, WORD_GENERATION,
-                               group->generation);
-        }
-    }
 }

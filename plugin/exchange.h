@@ -1,6 +1,6 @@
-// The push protocol of one slot: rows and result rows into the peers' windows, flags with
-// generation and epoch, waits with a deadline. One code for alltoall and allgather, for processes
-// and for threads; only `everywhere` differs.
+// The push protocol of one slot: rows and result rows into the peers' windows, and the flags of
+// exchange_flags.h. One code for alltoall and allgather, for processes and for threads; only
+// `everywhere` differs.
 //
 // Why one copy of each slab is safe: a rank starts dispatch N+1 only after its combine N has seen
 // every peer's flag, so every peer has finished reading its rows of N; a result row of N+1 reaches
@@ -19,6 +19,8 @@ struct exchange_group {
     struct transport *transport;
     uint64_t generation;                       // set_active_ranks calls so far
     uint64_t active;                           // bit r: rank r takes part
+    struct window *beat_window;                // slot 0's: WORD_BEAT lies there for all slots
+    uint64_t beats;                            // sent so far: the last value of WORD_BEAT
     int64_t expert_first[MOXIE_RANKS_MAX + 1]; // physical ids
     int32_t everywhere;                        // allgather
     int32_t reserved;
@@ -71,13 +73,5 @@ void exchange_combine_send(struct exchange_group *group, struct exchange *slot);
 // Waits for every active peer and sums into the batch's y.
 int32_t exchange_combine_recv(struct exchange_group *group, struct exchange *slot,
                               const struct exchange_round *round, moxie_error *error);
-
-// Starts the next generation with these ranks and tells all ranks, those left out too.
-void exchange_regroup(struct exchange_group *group, struct exchange *slots, int32_t slots_count,
-                      uint64_t active);
-
-// MOXIE_E_PEER when a rank has moved on to a later generation than this one.
-int32_t exchange_check_generation(struct exchange_group *group, struct exchange *slot,
-                                  moxie_error *error);
 
 #endif

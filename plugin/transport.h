@@ -12,12 +12,13 @@
 
 #include "plugin/status.h"
 
-// What a source tells a destination, one 64-bit value each; exchange.c says what the values are.
+// What a source tells a destination, one 64-bit value each; exchange_flags.c says what they are.
 enum transport_word {
     WORD_DISPATCH,   // its rows of that generation and epoch are in my slab
     WORD_COMBINE,    // its result rows of that generation and epoch are in my slab
     WORD_ACTIVE,     // the ranks it goes on with, a bit each; told before the generation
     WORD_GENERATION, // the generation it has moved on to (told to ranks it leaves out, too)
+    WORD_BEAT,       // changes while it waits: it is alive, others are late
     WORD_COUNT
 };
 

@@ -37,6 +37,7 @@ test_needs=(
     "binutils have nm"
     "abigail-tools have abidiff"
     "pmccabe have pmccabe"
+    "spin have spin"
 )
 # Tests that want these are skipped without them; installed along with the others where the release has them.
 optional_needs=(

@@ -1,0 +1,240 @@
+// plugin/exchange_flags.c: whom a wait names that ends without its flags. The transport and the
+// clock are scripted, so no test takes time.
+
+#include "plugin/exchange_flags.h"
+
+#include "host_tests/suite.h"
+
+#include <string.h>
+
+#define RANKS      3
+#define PEERS_MASK 0x7u
+#define TIMEOUT_MS 40
+
+// Words that a test sets, and peers that only wait.
+struct transport {
+    uint64_t words[WORD_COUNT][RANKS];
+    uint64_t beating;     // ranks that are heard whenever this one wakes
+    int32_t beats[RANKS]; // WORD_BEAT signals to each rank
+    int64_t stopped_ns;   // how much too late the first wait ends, with nobody heard
+    const struct window *beat_window;
+};
+
+static int64_t now_ns;
+
+int64_t __wrap_clock_ns(void);
+int64_t __wrap_clock_ns(void)
+{
+    return now_ns;
+}
+
+static uint64_t scripted_read(struct transport *transport, struct window *window, int32_t source,
+                              enum transport_word word)
+{
+    ck_assert((word == WORD_BEAT) == (window == transport->beat_window));
+    return transport->words[word][source];
+}
+
+static void scripted_signal(struct transport *transport, struct window *window, int32_t peer,
+                            enum transport_word word, uint64_t value)
+{
+    ck_assert_ptr_eq(window, transport->beat_window);
+    ck_assert_int_eq(word, WORD_BEAT);
+    transport->beats[peer]++;
+    ck_assert_uint_eq(value, (uint64_t)transport->beats[peer]);
+}
+
+static uint32_t scripted_ticket(struct transport *transport, struct window *window)
+{
+    (void)transport;
+    (void)window;
+    return 0;
+}
+
+static void scripted_wait(struct transport *transport, struct window *window, uint32_t ticket,
+                          int64_t deadline_ns)
+{
+    (void)window;
+    (void)ticket;
+    ck_assert_int_gt(deadline_ns, now_ns);
+    now_ns = deadline_ns + transport->stopped_ns;
+    for (int32_t rank = 0; transport->stopped_ns == 0 && rank < RANKS; rank++)
+        transport->words[WORD_BEAT][rank] += transport->beating >> rank & 1;
+    transport->stopped_ns = 0;
+}
+
+static const struct transport_ops scripted = {.signal = scripted_signal,
+                                              .read = scripted_read,
+                                              .ticket = scripted_ticket,
+                                              .wait = scripted_wait};
+
+// Rank 0 of three waits for rows that nobody sends.
+struct alone {
+    moxie_instance instance;
+    struct transport transport;
+    struct window beat_window, window;
+    struct exchange_group group;
+    struct exchange slot;
+    char text[512];
+    moxie_error error;
+};
+
+static void alone_init(struct alone *alone)
+{
+    memset(alone, 0, sizeof *alone);
+    alone->instance.plan.limits.ranks = RANKS;
+    alone->instance.plan.limits.timeout_ms = TIMEOUT_MS;
+    alone->transport.beat_window = &alone->beat_window;
+    alone->group.instance = &alone->instance;
+    alone->group.ops = &scripted;
+    alone->group.transport = &alone->transport;
+    alone->group.beat_window = &alone->beat_window;
+    alone->group.active = PEERS_MASK;
+    alone->slot.window = &alone->window;
+    alone->slot.epoch = 1;
+    alone->error = (moxie_error){
+        .struct_size = sizeof alone->error, .text_bytes = sizeof alone->text, .text = alone->text};
+}
+
+static void expect(struct alone *alone, int32_t answer, int32_t code, int32_t rank,
+                   const char *words)
+{
+    ck_assert_int_eq(answer, code);
+    ck_assert_int_eq(alone->error.rank, rank);
+    ck_assert_msg(strstr(alone->text, words) != NULL, "%s", alone->text);
+}
+
+static void expect_wait(struct alone *alone, int32_t code, int32_t rank, const char *words)
+{
+    expect(alone, exchange_wait(&alone->group, &alone->slot, WORD_DISPATCH, &alone->error), code,
+           rank, words);
+}
+
+// ---- silence -----------------------------------------------------------------------------------
+
+// Rank 1 waits as this one does: rank 2 is the one that is gone.
+START_TEST(names_the_rank_that_all_wait_for)
+{
+    struct alone alone;
+
+    alone_init(&alone);
+    alone.transport.beating = 1u << 1;
+    expect_wait(&alone, MOXIE_E_PEER, 2, "rank 2 sent no rows of epoch 1");
+    ck_assert_int_ge(alone.transport.beats[1], 4);
+    ck_assert_int_eq(alone.transport.beats[1], alone.transport.beats[2]);
+    ck_assert_int_eq(alone.transport.beats[0], 0);
+}
+END_TEST
+
+// Heard in an earlier wait, not in this one.
+START_TEST(names_a_rank_that_waits_no_more)
+{
+    struct alone alone;
+
+    alone_init(&alone);
+    alone.transport.words[WORD_BEAT][1] = 5;
+    alone.instance.plan.limits.timeout_ms = 0;
+    expect_wait(&alone, MOXIE_E_PEER, 1, "silent in all: 2");
+    alone.instance.plan.limits.timeout_ms = TIMEOUT_MS;
+    alone.transport.beating = 1u << 2;
+    expect_wait(&alone, MOXIE_E_PEER, 1, "silent in all: 2");
+}
+END_TEST
+
+START_TEST(names_nobody_when_all_wait)
+{
+    struct alone alone;
+
+    alone_init(&alone);
+    alone.transport.beating = 1u << 1 | 1u << 2;
+    expect_wait(&alone, MOXIE_E_TIMEOUT, -1, "the ranks 0x6 sent no rows");
+}
+END_TEST
+
+START_TEST(tells_no_rank_left_out_that_it_waits)
+{
+    struct alone alone;
+
+    alone_init(&alone);
+    alone.group.active = PEERS_MASK & ~(1u << 1);
+    expect_wait(&alone, MOXIE_E_PEER, 2, "silent in all: 1");
+    ck_assert_int_eq(alone.transport.beats[1], 0);
+    ck_assert_int_ge(alone.transport.beats[2], 4);
+}
+END_TEST
+
+// Stopped from its first sleep until long after its time: rank 1, which waits as well, is heard
+// only now.
+START_TEST(listens_on_after_it_was_stopped)
+{
+    struct alone alone;
+    int64_t began_ns = now_ns;
+
+    alone_init(&alone);
+    alone.transport.beating = 1u << 1;
+    alone.transport.stopped_ns = 10 * TIMEOUT_MS * INT64_C(1000000);
+    expect_wait(&alone, MOXIE_E_PEER, 2, "rank 2 sent no rows of epoch 1");
+    ck_assert_int_le(now_ns - began_ns, 11 * TIMEOUT_MS * INT64_C(1000000));
+}
+END_TEST
+
+// ---- generations -------------------------------------------------------------------------------
+
+// set_active_ranks with the ranks there are, on rank 1 alone: nobody is gone.
+START_TEST(names_nobody_when_nobody_was_left_out)
+{
+    struct alone alone;
+
+    alone_init(&alone);
+    alone.transport.words[WORD_ACTIVE][1] = PEERS_MASK;
+    alone.transport.words[WORD_GENERATION][1] = 1;
+    expect_wait(&alone, MOXIE_E_PEER, -1, "rank 1 has moved on to generation 1 with the same");
+    ck_assert_int_eq(alone.transport.beats[1], 0);
+}
+END_TEST
+
+START_TEST(names_whom_the_others_left_out)
+{
+    struct alone alone;
+
+    alone_init(&alone);
+    alone.transport.words[WORD_ACTIVE][1] = PEERS_MASK & ~(1u << 2);
+    alone.transport.words[WORD_GENERATION][1] = 1;
+    expect_wait(&alone, MOXIE_E_PEER, 2, "rank 2 was left out by rank 1");
+}
+END_TEST
+
+// Whatever generation the two are in: hosts that disagree may have counted differently. Told of the
+// ranks but not yet of the generation is as good.
+START_TEST(a_rank_left_out_hears_it_in_any_generation)
+{
+    struct alone alone;
+
+    alone_init(&alone);
+    alone.group.generation = 2;
+    alone.transport.words[WORD_ACTIVE][1] = PEERS_MASK;
+    alone.transport.words[WORD_GENERATION][1] = 2;
+    alone.transport.words[WORD_ACTIVE][2] = PEERS_MASK & ~1u;
+    alone.transport.words[WORD_GENERATION][2] = (uint64_t)_i;
+    expect(&alone, exchange_check_peers(&alone.group, &alone.slot, &alone.error), MOXIE_E_PEER, 2,
+           "rank 2 has left this rank out");
+    expect_wait(&alone, MOXIE_E_PEER, 2, "goes on with the ranks 0x6");
+    // What a rank says that is left out itself does not matter.
+    alone.group.active = PEERS_MASK & ~(1u << 2);
+    ck_assert_int_eq(exchange_check_peers(&alone.group, &alone.slot, &alone.error), MOXIE_OK);
+}
+END_TEST
+
+static void add(TCase *tests)
+{
+    tcase_add_test(tests, names_the_rank_that_all_wait_for);
+    tcase_add_test(tests, names_a_rank_that_waits_no_more);
+    tcase_add_test(tests, names_nobody_when_all_wait);
+    tcase_add_test(tests, tells_no_rank_left_out_that_it_waits);
+    tcase_add_test(tests, listens_on_after_it_was_stopped);
+    tcase_add_test(tests, names_nobody_when_nobody_was_left_out);
+    tcase_add_test(tests, names_whom_the_others_left_out);
+    tcase_add_loop_test(tests, a_rank_left_out_hears_it_in_any_generation, 0, 4);
+}
+
+SUITE_MAIN("exchange_flags", 60, add)
