@@ -107,6 +107,16 @@ int64_t fuzz_i64(struct fuzz_input *input)
     return (int64_t)fuzz_u64(input);
 }
 
+uint64_t fuzz_add(uint64_t a, uint64_t b)
+{
+    return a > UINT64_MAX - b ? UINT64_MAX : a + b;
+}
+
+uint64_t fuzz_mul(uint64_t a, uint64_t b)
+{
+    return b != 0 && a > UINT64_MAX / b ? UINT64_MAX : a * b;
+}
+
 // ---- Memory ------------------------------------------------------------------------------------
 
 void fuzz_reset(void)

@@ -25,6 +25,10 @@ uint32_t fuzz_below(struct fuzz_input *input, uint32_t count);
 // Mostly small; now and then an edge of a type, or any number at all.
 int64_t fuzz_i64(struct fuzz_input *input);
 
+// The sum and the product, or UINT64_MAX where they pass it: more than any memory.
+uint64_t fuzz_add(uint64_t a, uint64_t b);
+uint64_t fuzz_mul(uint64_t a, uint64_t b);
+
 // ---- Memory ------------------------------------------------------------------------------------
 // Pieces of one arena, each between bytes that may not be touched: under AddressSanitizer a read or
 // write beside a piece ends the program. No allocation, so that an input costs little.

@@ -9,7 +9,7 @@
 #include "plugin/runner.h"
 
 #include "host_tests/fake/rooms.h"
-#include "host_tests/fuzz/fuzz.h"
+#include "host_tests/fuzz/structs.h"
 
 #include <string.h>
 
@@ -24,49 +24,6 @@ struct attempt {
 };
 
 // ---- What a host passes ------------------------------------------------------------------------
-
-// A struct as some host might pass it: the right one, an older or newer one, a garbled one, and
-// nowhere near its alignment. At most struct_size bytes of it are there. NULL now and then.
-static void *take_struct(struct fuzz_input *input, uint32_t bytes)
-{
-    uint8_t form = fuzz_u8(input);
-    uint32_t declared = bytes, there = sizeof declared;
-    unsigned char *at;
-
-    if (form == 0xff) return NULL;
-    if ((form & 3) == 1) declared = bytes + fuzz_u8(input);
-    if ((form & 3) == 2) declared = bytes - fuzz_below(input, bytes);
-    if ((form & 3) == 3) declared = fuzz_u32(input);
-    if (declared >= sizeof declared && declared <= DECODE_BYTES_MAX) there = declared;
-    at = fuzz_place(there, form >> 2 & 7);
-    memset(at, 0, there);
-    fuzz_bytes(input, at, there < bytes ? there : bytes);
-    if ((form & 0x20) != 0) at[there - 1] = fuzz_u8(input);
-    memcpy(at, &declared, sizeof declared);
-    return at;
-}
-
-// Replaces the pointer at `offset` when the struct is long enough to have it.
-static void patch(void *at, size_t offset, const void *pointer)
-{
-    uint32_t declared;
-
-    if (at == NULL) return;
-    memcpy(&declared, at, sizeof declared);
-    if (declared > DECODE_BYTES_MAX || declared < offset + sizeof pointer) return;
-    memcpy((unsigned char *)at + offset, &pointer, sizeof pointer);
-}
-
-// Puts what the library wants where the input says so, because no one guesses eight bytes.
-static void set_i32(void *at, size_t offset, int32_t value)
-{
-    uint32_t declared;
-
-    if (at == NULL) return;
-    memcpy(&declared, at, sizeof declared);
-    if (declared > DECODE_BYTES_MAX || declared < offset + sizeof value) return;
-    memcpy((unsigned char *)at + offset, &value, sizeof value);
-}
 
 static moxie_instance *take_instance(struct fuzz_input *input)
 {
@@ -114,60 +71,6 @@ static moxie_error *take_error(struct attempt *attempt)
         attempt->text = fuzz_place(attempt->text_bytes, 0);
     error->text = attempt->text;
     return error;
-}
-
-static moxie_rows *take_rows(struct fuzz_input *input)
-{
-    moxie_rows *rows = take_struct(input, sizeof(moxie_rows));
-    uint8_t form = fuzz_u8(input);
-    uint32_t count = form & 0x3f, stride = sizeof(moxie_slab);
-    unsigned char *slabs;
-
-    if ((form & 0x40) != 0) stride = V1_moxie_slab + fuzz_u8(input);
-    if (count > 6) count = 1; // an input is too short for many slabs
-    slabs = fuzz_place((size_t)count * stride, fuzz_u8(input) & 7);
-    for (uint32_t i = 0; i < count; i++) {
-        uint32_t declared = stride;
-
-        memset(slabs + (size_t)i * stride, 0, stride);
-        fuzz_bytes(input, slabs + (size_t)i * stride, sizeof(moxie_slab) / 4);
-        if ((fuzz_u8(input) & 7) == 7) declared = fuzz_u32(input);
-        memcpy(slabs + (size_t)i * stride, &declared, sizeof declared);
-    }
-    if ((form & 0x80) == 0) {
-        set_i32(rows, offsetof(moxie_rows, layout), (int32_t)(fuzz_below(input, 6)));
-        set_i32(rows, offsetof(moxie_rows, id_space), (int32_t)(fuzz_below(input, 5)));
-        set_i32(rows, offsetof(moxie_rows, reserved0), 0);
-    }
-    // What is not there cannot be promised: the count is true, or refused for what it is.
-    set_i32(rows, offsetof(moxie_rows, slabs_count), form == 0x3f ? 65 : (int32_t)count);
-    set_i32(rows, offsetof(moxie_rows, slab_stride), (int32_t)stride);
-    patch(rows, offsetof(moxie_rows, slabs), form == 0xbf ? NULL : slabs);
-    return rows;
-}
-
-static moxie_call *take_call(struct fuzz_input *input)
-{
-    moxie_call *call = take_struct(input, sizeof(moxie_call));
-
-    if (fuzz_u8(input) < 192) {
-        set_i32(call, offsetof(moxie_call, slot), (int32_t)fuzz_below(input, 5));
-        set_i32(call, offsetof(moxie_call, layer), (int32_t)fuzz_below(input, 64));
-        set_i32(call, offsetof(moxie_call, reserved0), 0);
-    }
-    return call;
-}
-
-static moxie_batch *take_batch(struct fuzz_input *input)
-{
-    moxie_batch *batch = take_struct(input, sizeof(moxie_batch));
-
-    if (fuzz_u8(input) < 192) {
-        set_i32(batch, offsetof(moxie_batch, slot), (int32_t)fuzz_below(input, 5));
-        set_i32(batch, offsetof(moxie_batch, layer), (int32_t)fuzz_below(input, 64));
-        set_i32(batch, offsetof(moxie_batch, id_space), (int32_t)fuzz_below(input, 5));
-    }
-    return batch;
 }
 
 // ---- What must come back -----------------------------------------------------------------------

@@ -45,17 +45,17 @@ static void check_tensor(const struct safetensors *file, const uint8_t *bytes, s
 {
     static uint8_t read[FILE_BYTES_MAX];
     struct fault fault = {.text = ""};
-    unsigned __int128 elements = 1;
+    uint64_t elements = 1;
     char text[24];
 
     PROPERTY(tensor->name != NULL && tensor->ndim <= SAFETENSORS_DIMS_MAX);
     PROPERTY(tensor->offset <= count && tensor->bytes <= count - tensor->offset);
     for (uint32_t i = 0; i < tensor->ndim; i++) {
         PROPERTY(tensor->shape[i] >= 0);
-        elements *= (unsigned __int128)tensor->shape[i];
+        elements = fuzz_mul(elements, (uint64_t)tensor->shape[i]);
     }
     if (tensor->word != WORD_UNKNOWN)
-        PROPERTY(elements * word_bytes(tensor->word) == tensor->bytes);
+        PROPERTY(fuzz_mul(elements, word_bytes(tensor->word)) == tensor->bytes);
     PROPERTY(safetensors_find(file, tensor->name) == tensor);
     PROPERTY(safetensors_read(file, tensor, 0, tensor->bytes, read, &fault) == EXIT_OK);
     PROPERTY(memcmp(read, bytes + tensor->offset, tensor->bytes) == 0);

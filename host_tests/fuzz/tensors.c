@@ -14,29 +14,25 @@ static const moxie_dtype types[TYPES_COUNT] = {
 };
 
 // Bytes from the first element to past the last; 0 for none, and for what cannot be.
-static unsigned __int128 span_of(const moxie_tensor *tensor)
+static uint64_t span_of(const moxie_tensor *tensor)
 {
-    unsigned __int128 last = 0, step = 1;
+    uint64_t last = 0, step = 1;
 
     if (tensor->shape == NULL || tensor->ndim < 1 || tensor->ndim > 8) return 0;
     for (int32_t i = tensor->ndim - 1; i >= 0; i--) {
         int64_t extent = tensor->shape[i];
-        int64_t stride = tensor->strides != NULL ? tensor->strides[i] : 0;
 
-        if (extent <= 0 || stride < 0) return 0;
-        if (tensor->strides != NULL) step = (unsigned __int128)stride;
-        // More than any memory is enough.
-        if (step > UINT64_MAX) step = UINT64_MAX;
-        last += (unsigned __int128)(extent - 1) * step;
-        if (last > UINT64_MAX) last = UINT64_MAX;
-        if (tensor->strides == NULL) step *= (unsigned __int128)extent;
+        if (extent <= 0 || (tensor->strides != NULL && tensor->strides[i] < 0)) return 0;
+        if (tensor->strides != NULL) step = (uint64_t)tensor->strides[i];
+        last = fuzz_add(last, fuzz_mul((uint64_t)extent - 1, step));
+        if (tensor->strides == NULL) step = fuzz_mul(step, (uint64_t)extent);
     }
-    return (last + 1) * (tensor->dtype.bits / 8);
+    return fuzz_mul(fuzz_add(last, 1), tensor->dtype.bits / 8);
 }
 
 static void back(struct maker *maker, moxie_tensor *tensor, uint8_t form)
 {
-    unsigned __int128 span = span_of(tensor);
+    uint64_t span = span_of(tensor);
     size_t offset, bytes, known;
     unsigned char *data;
 
