@@ -57,11 +57,13 @@ moxie_rows *take_rows(struct fuzz_input *input)
     if (count > 6) count = 1; // an input is too short for many slabs
     slabs = fuzz_place((size_t)count * stride, fuzz_u8(input) & 7);
     for (uint32_t i = 0; i < count; i++) {
-        uint32_t declared = stride;
+        uint32_t declared = stride, lie;
 
         memset(slabs + (size_t)i * stride, 0, stride);
         fuzz_bytes(input, slabs + (size_t)i * stride, sizeof(moxie_slab) / 4);
-        if ((fuzz_u8(input) & 7) == 7) declared = fuzz_u32(input);
+        lie = fuzz_u8(input) & 7;
+        if (lie == 6) declared = stride + fuzz_u8(input);
+        if (lie == 7) declared = fuzz_u32(input);
         memcpy(slabs + (size_t)i * stride, &declared, sizeof declared);
     }
     if ((form & 0x80) == 0) {

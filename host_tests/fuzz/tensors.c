@@ -45,11 +45,11 @@ static void back(struct maker *maker, moxie_tensor *tensor, uint8_t form)
     bytes = (size_t)span;
     // Now and then where no element of its type may lie.
     data = fuzz_place(bytes, (form & 0x30) == 0x30 ? 1u << (form & 3) : 0);
-    known = bytes < 128 ? bytes : 128;
-    if (bytes > 0) {
-        fuzz_bytes(maker->input, data, known);
-        memset(data + known, 0x3c, bytes - known);
-    }
+    // Not all from the input, so that it stays short.
+    known = bytes < 32 ? bytes : 32;
+    if (known > 0) fuzz_bytes(maker->input, data, known);
+    for (size_t i = known; i < bytes; i++)
+        data[i] = data[i - known];
     tensor->data = data - offset;
 }
 
@@ -58,7 +58,8 @@ static int64_t take_extent(struct fuzz_input *input, int64_t right)
     uint8_t form = fuzz_u8(input);
 
     if (form < 128) return right;
-    if (form < 160 && right >= 0 && right < INT32_MAX) return right + (form & 3) - 1;
+    if (form < 144) return 0;
+    if (form < 168 && right >= 0 && right < INT32_MAX) return right + (form & 3) - 1;
     return fuzz_i64(input);
 }
 
