@@ -6,6 +6,7 @@
 
 #include "host_tests/fuzz/fuzz.h"
 
+#include <stdio.h>
 #include <string.h>
 
 enum form { FORM_ABSENT, FORM_I64, FORM_F64, FORM_STR };
@@ -121,7 +122,8 @@ static void take_words(struct fuzz_input *input, enum config_key key, struct val
     if (config_words(key)[0] != '\0')
         config_word_text(key, (int32_t)fuzz_below(input, FORMAT_COUNT), value->text);
     else
-        (void)strcpy(value->text, names[fuzz_below(input, sizeof names / sizeof names[0])]);
+        (void)snprintf(value->text, sizeof value->text, "%s",
+                       names[fuzz_below(input, sizeof names / sizeof names[0])]);
     value->length = strlen(value->text);
 }
 

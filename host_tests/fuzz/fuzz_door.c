@@ -142,8 +142,8 @@ static int32_t try_request(struct attempt *attempt)
     const moxie_api *api = (const moxie_api *)(const void *)fake_instances;
     int32_t st;
 
-    patch(request, offsetof(moxie_request, host_build),
-          (form & 1) != 0 ? fuzz_text(input, 255) : NULL);
+    set_pointer(request, offsetof(moxie_request, host_build),
+                (form & 1) != 0 ? fuzz_text(input, 255) : NULL);
     if ((form & 2) != 0)
         set_i32(request, offsetof(moxie_request, abi_min), (int32_t)MOXIE_ABI_VERSION);
     if ((form & 4) != 0)
@@ -222,30 +222,29 @@ static int32_t take_dispatcher_info(void *ctx, const moxie_dispatcher_info *info
     return 0;
 }
 
-// The functions are never called by the door but the five; those that the input names are missing.
+// Of the functions a host must have, those that the input names are missing.
 static int32_t try_open(struct attempt *attempt)
 {
+    static const moxie_host right = {.get_i64 = found_i64,
+                                     .get_f64 = found_f64,
+                                     .get_str = found_str,
+                                     .register_runner = take_runner_info,
+                                     .register_dispatcher = take_dispatcher_info};
+    static const moxie_host nothing;
+    static const size_t functions[] = {
+        offsetof(moxie_host, get_i64), offsetof(moxie_host, get_f64), offsetof(moxie_host, get_str),
+        offsetof(moxie_host, register_runner), offsetof(moxie_host, register_dispatcher)};
     struct fuzz_input *input = attempt->input;
     moxie_host *host = take_struct(input, sizeof(moxie_host));
     uint8_t missing = fuzz_u8(input);
     moxie_instance *out = fuzz_place(0, 0);
-    void *pointer;
     int32_t st;
 
-#define PATCH(bit, field, function)                                                                \
-    memcpy(&pointer, &(field##_fn){function}, sizeof pointer);                                     \
-    patch(host, offsetof(moxie_host, field), (missing & (bit)) != 0 ? NULL : pointer)
-    typedef int32_t (*get_i64_fn)(void *, const char *, int64_t *);
-    typedef int32_t (*get_f64_fn)(void *, const char *, double *);
-    typedef int32_t (*get_str_fn)(void *, const char *, char *, uint64_t, uint64_t *);
-    typedef int32_t (*register_runner_fn)(void *, const moxie_runner_info *);
-    typedef int32_t (*register_dispatcher_fn)(void *, const moxie_dispatcher_info *);
-    PATCH(1, get_i64, found_i64);
-    PATCH(2, get_f64, found_f64);
-    PATCH(4, get_str, found_str);
-    PATCH(8, register_runner, take_runner_info);
-    PATCH(16, register_dispatcher, take_dispatcher_info);
-#undef PATCH
+    for (unsigned i = 0; i < sizeof functions / sizeof functions[0]; i++) {
+        const moxie_host *from = (missing >> i & 1) != 0 ? &nothing : &right;
+
+        set_field(host, functions[i], (const unsigned char *)from + functions[i], sizeof(void *));
+    }
     if ((missing & 32) == 0)
         set_i32(host, offsetof(moxie_host, abi_version), (int32_t)MOXIE_ABI_VERSION);
     st = table()->open(host, (missing & 64) != 0 ? NULL : &out, attempt->error);
@@ -357,8 +356,8 @@ static int32_t try_runner_create(struct attempt *attempt)
         set_i32(w1, offsetof(moxie_matrix, reserved0), 0);
         set_i32(w2, offsetof(moxie_matrix, reserved0), 0);
     }
-    patch(weights, offsetof(moxie_weights, w1), w1);
-    patch(weights, offsetof(moxie_weights, w2), w2);
+    set_pointer(weights, offsetof(moxie_weights, w1), w1);
+    set_pointer(weights, offsetof(moxie_weights, w2), w2);
     st = runner_infos[0].api->create(take_instance(input), (int32_t)fuzz_u32(input), weights, &out,
                                      attempt->error);
     PROPERTY((st == MOXIE_OK) == (out != NULL));

@@ -26,7 +26,7 @@ void *take_struct(struct fuzz_input *input, uint32_t bytes)
     return at;
 }
 
-static void put(void *at, size_t offset, const void *value, size_t bytes)
+void set_field(void *at, size_t offset, const void *value, size_t bytes)
 {
     uint32_t declared;
 
@@ -36,14 +36,14 @@ static void put(void *at, size_t offset, const void *value, size_t bytes)
     memcpy((unsigned char *)at + offset, value, bytes);
 }
 
-void patch(void *at, size_t offset, const void *pointer)
+void set_pointer(void *at, size_t offset, const void *pointer)
 {
-    put(at, offset, &pointer, sizeof pointer);
+    set_field(at, offset, &pointer, sizeof pointer);
 }
 
 void set_i32(void *at, size_t offset, int32_t value)
 {
-    put(at, offset, &value, sizeof value);
+    set_field(at, offset, &value, sizeof value);
 }
 
 moxie_rows *take_rows(struct fuzz_input *input)
@@ -74,7 +74,7 @@ moxie_rows *take_rows(struct fuzz_input *input)
     // What is not there cannot be promised: the count is true, or refused for what it is.
     set_i32(rows, offsetof(moxie_rows, slabs_count), form == 0x3f ? 65 : (int32_t)count);
     set_i32(rows, offsetof(moxie_rows, slab_stride), (int32_t)stride);
-    patch(rows, offsetof(moxie_rows, slabs), form == 0xbf ? NULL : slabs);
+    set_pointer(rows, offsetof(moxie_rows, slabs), form == 0xbf ? NULL : slabs);
     return rows;
 }
 

@@ -11,9 +11,10 @@
 // nowhere near its alignment. At most struct_size bytes of it are there. NULL now and then.
 void *take_struct(struct fuzz_input *input, uint32_t bytes);
 
-// Put a pointer, or a number that no one guesses, at `offset` of such a struct when it is long
-// enough to have it.
-void patch(void *at, size_t offset, const void *pointer);
+// Put a field, a pointer, or a number that no one guesses, at `offset` of such a struct when it is
+// long enough to have it.
+void set_field(void *at, size_t offset, const void *value, size_t bytes);
+void set_pointer(void *at, size_t offset, const void *pointer);
 void set_i32(void *at, size_t offset, int32_t value);
 
 // Each in range more often than not; pointers inside lead to what their counts promise.
