@@ -213,6 +213,32 @@ START_TEST(equal_configurations_plan_alike)
 }
 END_TEST
 
+// Both limits of a call hold: a capacity above any forward's tokens is no promise.
+START_TEST(a_call_may_bring_no_more_than_a_forward)
+{
+    static const struct {
+        int64_t cap, rounds, dispatch_tokens;
+    } rows[] = {{0, 1, 512}, {0, 4, 128}, {200, 4, 200}, {2000, 1, 512}};
+    struct mock_host mock;
+    moxie_instance *instance;
+    const moxie_plan *plan;
+
+    mock_host_init(&mock);
+    mock_set_i64(&mock, "max_prefill_tokens", 512);
+    mock_set_i64(&mock, "dp_size", 2);
+    mock_set_i64(&mock, "tp_size", 2);
+    mock_set_i64(&mock, "ep_size", 2);
+    mock_set_str(&mock, "dispatcher", "alltoall");
+    mock_set_i64(&mock, "max_dispatch_tokens_per_rank", rows[_i].cap);
+    mock_set_i64(&mock, "dispatch_rounds_max", rows[_i].rounds);
+    instance = open_instance(&mock);
+    ck_assert_int_eq(instance_plan(instance, &plan, &mock.error), MOXIE_OK);
+    ck_assert_int_eq(plan->bounds->dispatch_call_tokens_max, rows[_i].dispatch_tokens);
+    ck_assert_int_eq(plan->bounds->forward_call_tokens_max, 512);
+    close_instance(&mock, instance);
+}
+END_TEST
+
 START_TEST(every_reason_at_once)
 {
     static const char *const keys[] = {"hidden_size", "top_k", "activation", "dp_size", "runner"};
@@ -537,6 +563,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, the_snapshot_reads_back);
     tcase_add_test(tests, the_configuration_is_read_once);
     tcase_add_test(tests, equal_configurations_plan_alike);
+    tcase_add_loop_test(tests, a_call_may_bring_no_more_than_a_forward, 0, 4);
     tcase_add_test(tests, every_reason_at_once);
     tcase_add_test(tests, a_text_of_many_reasons_is_cut);
     tcase_add_test(tests, the_plan_is_what_is_taken);

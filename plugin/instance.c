@@ -14,6 +14,13 @@
 
 // ---- open --------------------------------------------------------------------------------------
 
+// A round may hold more than any forward brings: then begin_forward() is what refuses.
+static int64_t dispatch_call_tokens(const struct limits *limits)
+{
+    return limits->tokens_max < limits->forward_tokens_max ? limits->tokens_max
+                                                           : limits->forward_tokens_max;
+}
+
 static void publish_bounds(moxie_instance *instance)
 {
     const struct bounds *bounds = &instance->bounds;
@@ -31,7 +38,7 @@ static void publish_bounds(moxie_instance *instance)
         .allgather_rows = bounds->allgather_rows,
         .alltoall_rows = bounds->alltoall_rows,
         .capture_rows = bounds->capture_rows,
-        .dispatch_call_tokens_max = planned ? limits->tokens_max : -1,
+        .dispatch_call_tokens_max = planned ? dispatch_call_tokens(limits) : -1,
         .forward_call_tokens_max = planned ? limits->forward_tokens_max : -1,
         .physical_experts = bounds->physical_experts,
         .expert_first = planned ? limits->experts_first : -1,

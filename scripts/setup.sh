@@ -20,6 +20,22 @@ have_library() {
     pkg-config --exists "$1" 2>/dev/null
 }
 
+# Prints the name of a clang that can build fuzzers; fails when there is none.
+fuzz_compiler() {
+    local compiler probe
+    probe=$(mktemp)
+    for compiler in clang clang-{21..14}; do
+        have "$compiler" || continue
+        echo 'int LLVMFuzzerTestOneInput(const char *d, unsigned long n) { return d == 0 && n > 0; }' |
+            "$compiler" -fsanitize=fuzzer,address,undefined -x c - -o "$probe" 2>/dev/null || continue
+        rm -f "$probe"
+        echo "$compiler"
+        return
+    done
+    rm -f "$probe"
+    return 1
+}
+
 # Debian's package, and the command that succeeds when what it brings is there.
 build_needs=(
     "cmake have_cmake"
@@ -42,6 +58,9 @@ test_needs=(
 # Tests that want these are skipped without them; installed along with the others where the release has them.
 optional_needs=(
     "libdlpack-dev have_header dlpack/dlpack.h"
+    "clang have clang"
+    "libclang-rt-dev fuzz_compiler"
+    "libclang-rt-18-dev fuzz_compiler"
 )
 
 # missing_of NEED...: the packages whose command fails.
@@ -49,7 +68,7 @@ missing_of() {
     local need words
     for need in "$@"; do
         read -ra words <<<"$need"
-        "${words[@]:1}" || printf '%s\n' "${words[0]}"
+        "${words[@]:1}" >/dev/null || printf '%s\n' "${words[0]}"
     done
 }
 

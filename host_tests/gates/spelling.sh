@@ -10,4 +10,4 @@ folders=()
 for folder in abi plugin kernels hosts host_tests bench cmake docs scripts; do
     [ -d "$folder" ] && folders+=("$folder")
 done
-codespell --skip '*.safetensors,*.json,*.abi,*.pyc' abi.h CMakeLists.txt README.md CHANGELOG.md "${folders[@]}"
+codespell --skip '*.safetensors,*.json,*.abi,*.pyc,*.dict,*/fuzz/corpus/*' abi.h CMakeLists.txt README.md CHANGELOG.md "${folders[@]}"

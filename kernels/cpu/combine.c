@@ -39,10 +39,11 @@ static void combine_row(const struct combine_args *args, int64_t flat)
 {
     const struct out_slab *slab = &args->slabs[flat / args->rows_cap];
     int64_t row = flat % args->rows_cap;
-    unsigned char *values = (unsigned char *)slab->rows + row * slab->row_stride_bytes;
+    unsigned char *values;
     float sum[ROW_PIECE];
 
     if (slab->rows == NULL || row >= count_read(slab->count, slab->cap)) return;
+    values = (unsigned char *)slab->rows + row * slab->row_stride_bytes;
     for (int64_t first = 0; first < args->hidden; first += ROW_PIECE) {
         int64_t count = min64(args->hidden - first, ROW_PIECE);
 
@@ -56,10 +57,11 @@ static void combine_pair(const struct combine_args *args, int32_t pair)
 {
     const struct out_slab *slab = &args->slabs[0];
     int32_t row = args->pair_row[pair];
-    unsigned char *values = (unsigned char *)slab->rows + row * slab->row_stride_bytes;
+    unsigned char *values;
     float sum[ROW_PIECE];
 
     if (row < 0 || row >= slab->cap) return;
+    values = (unsigned char *)slab->rows + row * slab->row_stride_bytes;
     for (int64_t first = 0; first < args->hidden; first += ROW_PIECE) {
         int64_t count = min64(args->hidden - first, ROW_PIECE);
 
