@@ -305,8 +305,8 @@ typedef struct moxie_plan {  // owned by the instance
 
 // One projection of every expert this rank owns: N outputs, K inputs. w1: N = 2I (I without a
 // gate), K = H; w2: N = H, K = I. Scales by format: fp8_tensor [E] or [E, 2]; fp8_channel [E, N];
-// fp8_block128 [E, rows, ceil(K/128)] where rows = ceil(N/128), and for a gated w1 ceil(I/128) rows
-// of the first half, then as many of the second; int4_g32, mxfp4 [E, N, K/32]; nvfp4 [E, N, K/16].
+// fp8_block128 [E, rows, ceil(K/128)], rows = ceil(N/128), of a gated w1 ceil(I/128) for each half,
+// I counted with block_offset (w1 rows, w2 K); int4_g32, mxfp4 [E, N, K/32]; nvfp4 [E, N, K/16].
 // The last dimension is compact; the others may be strided.
 typedef struct moxie_matrix {
     uint32_t struct_size;
