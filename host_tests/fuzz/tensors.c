@@ -89,14 +89,17 @@ moxie_tensor take_tensor(struct maker *maker, const int64_t *right, int32_t ndim
 {
     struct fuzz_input *input = maker->input;
     uint8_t form = fuzz_u8(input);
+    int plain = maker->made < 32 && (maker->plain >> maker->made & 1u) != 0;
     moxie_tensor tensor = {.device = {MOXIE_DEVICE_CPU, 0}, .ndim = ndim, .dtype = types[type]};
 
-    if (form < 96) {
+    maker->made++;
+    if (form < 96 || plain) {
         tensor.shape = fuzz_place((size_t)ndim * sizeof *tensor.shape, 0);
         memcpy(tensor.shape, right, (size_t)ndim * sizeof *tensor.shape);
         back(maker, &tensor, 0);
         return tensor;
     }
+    maker->odd++;
     if (form == 0xff) return tensor;
     if ((form & 4) != 0) tensor.dtype = types[fuzz_below(input, TYPES_COUNT)];
     if ((form & 8) != 0 && fuzz_u8(input) > 192) {

@@ -13,6 +13,9 @@ struct maker {
     // 1: some tensor claims more bytes than an input can have. They are not there, and nothing may
     // follow its data.
     int absent;
+    uint32_t plain; // bit i: the i-th tensor is the right one, whatever the input says
+    int32_t made;   // tensors so far
+    int32_t odd;    // those of them that need not be right
 };
 
 enum type { F32, BF16, F16, E4M3, U8, I32, I64, TYPES_COUNT };
