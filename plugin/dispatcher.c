@@ -334,16 +334,12 @@ static int32_t rounds_of(const moxie_dispatcher *dispatcher, const struct slot *
     return rounds < 1 ? 1 : (int32_t)rounds;
 }
 
-int32_t dispatcher_forward_begin(moxie_dispatcher *dispatcher,
-                                 const moxie_instance *runner_instance, const moxie_batch *batch,
+int32_t dispatcher_forward_begin(moxie_dispatcher *dispatcher, const moxie_batch *batch,
                                  int32_t *rounds, moxie_error *error)
 {
     moxie_stats *stats = &dispatcher->instance->stats;
     int32_t st = MOXIE_OK;
 
-    if (runner_instance != dispatcher->instance)
-        TRY(fail_with(error, MOXIE_E_INVALID,
-                      "forward: runner and dispatcher are of different instances"));
     TRY(check_batch(dispatcher, batch, SLOT_BEGUN, error));
     *rounds = rounds_of(dispatcher, &dispatcher->slots[batch->slot]);
     stats->forwards++;
