@@ -29,8 +29,8 @@ void work_run(struct work *work, const struct cpu_stream *stream, int64_t bytes)
     atomic_init(&work->next, 0);
     work->scratch = stream->scratch;
     if (workers <= 0) return;
-    if (workers == 1 || bytes < INLINE_BYTES)
-        work_task(work, 0);
-    else
+    if (workers > 1 && bytes >= INLINE_BYTES)
         stream->parallel_for(stream->ctx, (uint64_t)workers, work_task, work);
+    // Also when parallel_for, which cannot answer, has run no task at all.
+    if (atomic_load_explicit(&work->next, memory_order_relaxed) < work->items) work_task(work, 0);
 }
