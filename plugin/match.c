@@ -162,7 +162,9 @@ static void check_multiple(const struct config *config, const struct backend *ru
 {
     int64_t size = config_i64(config, key), multiple = runner->size_multiple;
 
-    if (multiple == 0 || !config_ok(config, key) || size % multiple == 0) return;
+    // Sizes past 32 bits are refused for that.
+    if (multiple == 0 || !config_ok(config, key) || size > INT32_MAX || size % multiple == 0)
+        return;
     report_reason(report, MOXIE_E_UNSUPPORTED, key,
                   "%s on %s takes a %s that is a multiple of %" PRId64
                   " (pad the weights with zeros), and it is %" PRId64 ": set %s to %" PRId64,
