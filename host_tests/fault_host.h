@@ -1,0 +1,139 @@
+// A host that breaks its word at one place, once: the nth allocation, the nth callback; and the
+// whole life of a rank on it, call by call, through the tables of the ABI.
+//
+// The program is linked with --wrap for malloc, calloc, realloc and strdup, and with the library's
+// objects: `armed` is the host whose calls may fail, per thread.
+
+#ifndef MOXIE_HOST_TESTS_FAULT_HOST_H
+#define MOXIE_HOST_TESTS_FAULT_HOST_H
+
+#include "host_tests/layer.h"
+#include "host_tests/mock_host.h"
+
+// Which calls are counted.
+enum fault_place {
+    FAULT_NONE,
+    FAULT_LIBC,         // malloc and its family, inside the library
+    FAULT_ALLOCATE,     // the host's allocator
+    FAULT_GETTER,       // get_i64, get_f64 and get_str together
+    FAULT_REGISTER,     // register_runner and register_dispatcher together
+    FAULT_ALL_GATHER,   //
+    FAULT_BARRIER,      //
+    FAULT_PARALLEL_FOR, // set when it is the place
+    FAULT_THREAD_CHECK, // set when it is the place
+    FAULT_PLACES
+};
+
+// What happens instead. FAILS answers the failure that the contract knows; the others lie.
+enum fault_way {
+    FAULT_FAILS,
+    GETTER_WRONG_TYPE,
+    GETTER_NO_CODE,          // an answer that is none of MOXIE_CONFIG_*
+    GETTER_UNWRITTEN,        // FOUND, and nothing is written
+    GETTER_LOWEST,           // INT64_MIN, -inf, a text that ends before its length
+    GETTER_HIGHEST,          // INT64_MAX, inf, a text without an end of length UINT64_MAX
+    GETTER_ODD,              // 0, NaN, a text without an end of length 3
+    ALLOCATE_NULL,           // 0, and no memory
+    ALLOCATE_JUNK,           // non-zero, and an address that is nobody's
+    ALLOCATE_ASKEW,          // 0, and memory one byte off its alignment
+    ALL_GATHER_AFTER,        // every rank has everything, and this one fails all the same
+    ALL_GATHER_LATE,         // comes `late_ms` late
+    PARALLEL_FOR_NO_TASK,    // returns at once
+    PARALLEL_FOR_ONE_TASK,   // runs the last task alone
+    PARALLEL_FOR_EVERY_TWICE // runs all of them, again
+};
+
+struct fault {
+    int32_t place, way; // enum fault_place, enum fault_way
+    uint64_t call;      // 1: the first at that place
+    int32_t late_ms;
+};
+
+struct fault_host {
+    struct mock_host mock; // the first member: ctx of all callbacks
+    moxie_host honest;     // the mock's callbacks
+    struct fault fault;
+    uint64_t calls; // at that place
+    int32_t struck; // it has happened
+    int32_t inside; // a callback: what it allocates is the test's own
+    void *askew;    // memory that was handed out one byte off
+};
+
+void fault_host_init(struct fault_host *host, const struct fault *fault);
+// Before open and after the mock has got all its callbacks: puts the faulty ones in front.
+void fault_host_arm(struct fault_host *host);
+// From here on allocations of this thread are those of the library on `host`; NULL: the test's own.
+void fault_libc_arm(struct fault_host *host);
+
+// ---- A life ------------------------------------------------------------------------------------
+
+enum life_step {
+    LIFE_OPEN,
+    LIFE_VALIDATE,
+    LIFE_PLAN,
+    LIFE_RUNNER,
+    LIFE_DISPATCHER,
+    LIFE_BEGIN,
+    LIFE_FORWARD,
+    LIFE_BEGIN_HALVES,
+    LIFE_DISPATCH_SEND,
+    LIFE_DISPATCH_RECV,
+    LIFE_RUN,
+    LIFE_COMBINE_SEND,
+    LIFE_COMBINE_RECV,
+    LIFE_ACTIVE_RANKS, // not on dispatcher local
+    LIFE_BEGIN_AGAIN,
+    LIFE_FORWARD_AGAIN, // the last that needs the other ranks
+    LIFE_CAPTURED,
+    LIFE_STATS,
+    LIFE_CLOSE, // destroys first
+    LIFE_STEPS  // it went through
+};
+
+struct life {
+    struct fault_host host;
+    const struct layer *layer;
+    int32_t ranks, index;
+    int64_t parts[MOXIE_RANKS_MAX], first;
+    float *y; // [parts[index], hidden]
+    int64_t y_bytes;
+
+    const moxie_api *api;
+    moxie_instance *instance;
+    moxie_runner *runner;
+    moxie_dispatcher *dispatcher;
+    const moxie_runner_api *runner_api;
+    const moxie_dispatcher_api *dispatcher_api;
+    const moxie_plan *plan;
+    const moxie_rows *in, *out; // between LIFE_DISPATCH_RECV and LIFE_COMBINE_RECV
+    // What the calls are given. A test may spoil them, and mend them again.
+    struct layer_weights_view view;
+    struct layer_batch batch;
+    moxie_step step;
+    moxie_call call;
+    moxie_rows rows_in, rows_out; // copies of *in and *out
+    moxie_slab slabs_in[MOXIE_RANKS_MAX];
+    moxie_captured captured;
+    moxie_stats stats;
+
+    int32_t stopped_at, code; // the first step that failed, LIFE_STEPS when none did
+    int32_t blamed;           // error.rank of that
+    char text[sizeof((struct mock_host *)0)->text];
+};
+
+// One rank. The host is ready for further keys, and to join ranks; call fault_host_arm after.
+void life_init(struct life *life, const struct layer *layer, const char *dispatcher,
+               const struct fault *fault);
+void life_join(struct life *life, struct mock_group *group, int32_t ranks, int32_t index);
+
+// One step. Rows are checked, and so is a failure: a text in words, its code, out pointers NULL.
+int32_t life_step(struct life *life, enum life_step step);
+const char *life_step_name(enum life_step step);
+// Steps from `first` on, until one fails; notes which.
+void life_go(struct life *life, enum life_step first);
+// Destroys and closes what there is, as often as the host's thread_check wants it, and fails the
+// test when anything is left.
+void life_end(struct life *life);
+const moxie_api *life_api(void);
+
+#endif
