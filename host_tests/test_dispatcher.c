@@ -29,7 +29,9 @@ static void order_scenario(struct crew_member *member)
     moxie_error *error = &member->rank.mock.error;
     moxie_call call = {.struct_size = sizeof call};
     const moxie_rows *in, *out;
+    moxie_batch other = *batch;
 
+    other.y.data = (unsigned char *)member->y + 64;
     expect(member, dispatcher_dispatch_send(dispatcher, batch, error), MOXIE_E_INVALID,
            "next is begin_forward");
     crew_begin(member);
@@ -45,6 +47,8 @@ static void order_scenario(struct crew_member *member)
     expect(member, dispatcher_dispatch_recv(dispatcher, batch, &in, &out, error), MOXIE_OK, NULL);
     expect(member, dispatcher_combine_recv(dispatcher, batch, error), MOXIE_E_INVALID,
            "next is combine or combine_send");
+    expect(member, dispatcher_combine_send(dispatcher, &other, error), MOXIE_E_INVALID,
+           "not the y of this layer");
     expect(member, runner_run(member->rank.runner, &call, in, out, error), MOXIE_OK, NULL);
     expect(member, dispatcher_combine_send(dispatcher, batch, error), MOXIE_OK, NULL);
     expect(member, dispatcher_combine_send(dispatcher, batch, error), MOXIE_E_INVALID,
@@ -478,6 +482,27 @@ END_TEST
 
 // ---- create ------------------------------------------------------------------------------------
 
+static void alone_scenario(struct crew_member *member)
+{
+    const uint8_t active[] = {1};
+
+    expect(member,
+           dispatcher_set_active_ranks(member->rank.dispatcher, active, &member->rank.mock.error),
+           MOXIE_E_UNSUPPORTED, "no peers");
+    crew_forward(member);
+}
+
+START_TEST(local_has_no_peers_to_leave_out)
+{
+    struct crew crew = {
+        .layer_name = "qwen3_moe_a", .ranks = 1, .dispatcher = "local", .scenario = alone_scenario};
+
+    crew_run(&crew);
+    ck_assert_double_le(golden_error(crew.y, &crew.layer.want), 2e-6);
+    crew_fini(&crew);
+}
+END_TEST
+
 static void wrong_kind_scenario(struct crew_member *member)
 {
     moxie_dispatcher *other = NULL;
@@ -511,6 +536,7 @@ static void add(TCase *tests)
     tcase_add_loop_test(tests, survivors_go_on_without_a_silent_rank, 0, 2);
     tcase_add_test(tests, ranks_that_wait_for_each_other_are_not_blamed);
     tcase_add_test(tests, a_rank_ahead_is_followed);
+    tcase_add_test(tests, local_has_no_peers_to_leave_out);
     tcase_add_test(tests, the_configured_dispatcher_is_the_one);
 }
 

@@ -90,6 +90,22 @@ START_TEST(a_host_may_refuse_a_backend)
 }
 END_TEST
 
+#ifndef MOXIE_HAS_CUDA
+START_TEST(a_device_without_kernels_is_planned_for_and_not_run)
+{
+    struct mock_host mock;
+    moxie_instance *instance;
+
+    mock_host_init(&mock);
+    mock_set_str(&mock, "device", "sm_90");
+    instance = open_instance(&mock);
+    ck_assert_int_eq(instance_device(instance, &mock.error), MOXIE_E_UNAVAILABLE);
+    ck_assert_ptr_nonnull(strstr(mock.text, "built without sm_90 kernels"));
+    close_instance(&mock, instance);
+}
+END_TEST
+#endif
+
 START_TEST(hosts_have_any_name)
 {
     struct mock_host mock;
@@ -572,6 +588,9 @@ static void add(TCase *tests)
     tcase_add_test(tests, two_instances_share_nothing);
     tcase_add_test(tests, tasks_run_on_own_threads_or_the_hosts);
     tcase_add_test(tests, threads_are_checked);
+#ifndef MOXIE_HAS_CUDA
+    tcase_add_test(tests, a_device_without_kernels_is_planned_for_and_not_run);
+#endif
     tcase_add_test(tests, ranks_need_a_bootstrap);
     tcase_add_test(tests, a_kernels_answer_is_told);
 }

@@ -362,6 +362,35 @@ START_TEST(expanded_rows_must_hold_the_worst_case)
 }
 END_TEST
 
+START_TEST(expanded_rows_are_of_the_format_and_the_index_is_compact)
+{
+    struct bench bench;
+    struct expanded e;
+    int64_t strides[2];
+    moxie_error *error;
+
+    bench_open(&bench, "qwen2_moe_a");
+    error = &bench.rank.mock.error;
+    expanded_make(&e, &bench, MOXIE_LAYOUT_EXPERT_CONTIGUOUS);
+    e.in_slab.rows = tensor_make(e.rows, 2, e.dims[0], NULL, 1u << MOXIE_FORMAT_F16);
+    ck_assert_int_eq(
+        runner_expand(bench.rank.runner, &bench.call, &bench.in, &e.in, &e.row_index, error),
+        MOXIE_E_INVALID);
+    ck_assert_ptr_nonnull(strstr(bench.rank.mock.text, "into rows of format"));
+    e.in_slab.rows = tensor_make(e.rows, 2, e.dims[0], NULL, 1u << MOXIE_FORMAT_BF16);
+    strides[0] = e.index_dims[1] + 1;
+    strides[1] = 1;
+    e.row_index = tensor_make(e.index, 2, e.index_dims, strides, TENSOR_INT32);
+    ck_assert_int_eq(
+        runner_expand(bench.rank.runner, &bench.call, &bench.in, &e.in, &e.row_index, error),
+        MOXIE_E_UNSUPPORTED);
+    ck_assert_ptr_nonnull(strstr(bench.rank.mock.text, "row_index: strided"));
+    ck_assert_int_eq(e.index[0], -1);
+    expanded_free(&e);
+    bench_close(&bench);
+}
+END_TEST
+
 START_TEST(layers_and_updates_are_checked)
 {
     struct bench bench;
@@ -397,6 +426,7 @@ static void add(TCase *tests)
     tcase_add_loop_test(tests, expert_maps, 0, 3);
     tcase_add_test(tests, what_does_not_fit_is_refused_before_a_write);
     tcase_add_test(tests, expanded_rows_must_hold_the_worst_case);
+    tcase_add_test(tests, expanded_rows_are_of_the_format_and_the_index_is_compact);
     tcase_add_test(tests, layers_and_updates_are_checked);
 }
 

@@ -26,8 +26,7 @@ void dispatcher_destroy(moxie_dispatcher *dispatcher);
 int dispatcher_is_live(const moxie_dispatcher *dispatcher);
 moxie_instance *dispatcher_instance(const moxie_dispatcher *dispatcher);
 
-// For forward.c. Checks that the batch can run now, and says in how many
-// rounds.
+// For forward.c. Checks that the batch can run now, and says in how many rounds.
 int32_t dispatcher_forward_begin(moxie_dispatcher *dispatcher, const moxie_batch *batch,
                                  int32_t *rounds, moxie_error *error);
 // A forward that failed between its halves: without peers the slot is ready again; with peers, who

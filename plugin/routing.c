@@ -13,15 +13,6 @@ _Static_assert((int)SCORING_SOFTMAX == MOXIE_SCORING_SOFTMAX &&
                    (int)SCORING_SIGMOID == MOXIE_SCORING_SIGMOID,
                "kernels and ABI number scorings alike");
 
-// Routing has no instance, so no threads of its own: the caller's does all.
-static void run_inline(void *ctx, uint64_t tasks, void (*task)(void *arg, uint64_t index),
-                       void *arg)
-{
-    (void)ctx;
-    for (uint64_t i = 0; i < tasks; i++)
-        task(arg, i);
-}
-
 static int32_t check_routing(const moxie_routing *routing, int64_t experts, int64_t top_k,
                              moxie_error *error)
 {
@@ -93,8 +84,8 @@ int32_t routing_route(const moxie_routing *routing, const moxie_tensor *logits,
                       const moxie_tensor *ids, const moxie_tensor *weights, void *stream,
                       moxie_error *error)
 {
-    struct cpu_stream cpu = {
-        .parallel_for = run_inline, .workers = 1, .isa = (int32_t)cpu_isa_best()};
+    // Routing has no instance, so no threads of its own: the caller's does all.
+    struct cpu_stream cpu = {.workers = 1, .isa = (int32_t)cpu_isa_best()};
     struct router_args args;
     int32_t st = MOXIE_OK;
 
