@@ -10,12 +10,10 @@
 struct combine_args {
     const void *pair_out; // [pairs, hidden] of pair_format
     int64_t pair_stride_bytes;
-    int64_t pairs; // rows of pair_out; an index outside is "none"
-    const int32_t
-        *row_pair; // [slabs_count * rows_cap, top_k]; -1: none. NULL: a pair is a row of its own
-    const int32_t *pair_row; // without row_pair: flat row of each pair [*pairs_count]; other rows
-                             // stay as they are
-    const int32_t *pairs_count;   // device, without row_pair: pairs in use
+    int64_t pairs;                // rows of pair_out; an index outside is "none"
+    const int32_t *row_pair;      // [slabs_count * rows_cap, top_k], -1: none; NULL: by pair_row
+    const int32_t *pair_row;      // flat row of each pair [*pairs_count]; other rows stay
+    const int32_t *pairs_count;   // device, with pair_row: pairs in use
     const float *pair_weight;     // [pairs]; NULL: 1
     const struct out_slab *slabs; // [slabs_count], host array; one without rows is left out
     int32_t pair_format;          // F32, BF16 or F16
@@ -27,15 +25,14 @@ struct combine_args {
 };
 
 struct sum_args {
-    void *y; // [tokens, hidden] of `format`; on entry this rank's own result rows when own_in_y
+    void *y; // [tokens, hidden] of `format`; on entry this rank's own result rows
     int64_t y_stride_bytes;
-    const void *const
-        *parts; // host array [ranks]: the rows that rank r returned, [cap, hidden] of `format`
+    const void *const *parts; // host array [ranks]: rows that rank r returned, [cap, hidden]
     int64_t part_stride_bytes;
-    const int32_t
-        *send_slot;  // [tokens, ranks]: row of parts[r] that holds the token's sum; -1: none
-    uint64_t active; // bit r: rank r takes part
-    int32_t format;  // F32, BF16 or F16
+    const int32_t *send_slot; // [tokens, ranks]: the token's row of parts[r], -1: none; the own
+                              // rank's is not read
+    uint64_t active;          // bit r: rank r takes part
+    int32_t format;           // F32, BF16 or F16
     int32_t tokens;
     int32_t hidden;
     int32_t ranks;

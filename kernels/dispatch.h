@@ -27,21 +27,18 @@ struct dispatch_args {
     int64_t token_first;         // of this round, in the forward's tokens
     const int32_t *expert_map;   // device [map_count]: id -> physical id; NULL: the identity
     const struct push_slab *to;  // [ranks], host array
-    const int64_t
-        *expert_first; // [ranks + 1], host array: rank r owns physical ids expert_first[r]..[r+1]-1
-    int32_t *send_slot; // out [tokens, ranks]: row in the destination's slab, -1: none
+    const int64_t *expert_first; // [ranks + 1], host array: first physical id of each rank
+    int32_t *send_slot; // out [tokens, ranks]: row in the destination's slab; -1: none, own rank
     int64_t x_stride_bytes, id_stride_bytes, weight_stride_bytes;
     int64_t row_stride_bytes, scale_stride_bytes; // of the destination slabs
     int64_t map_count;
     int32_t x_format, wire_format;
     int32_t id_bytes, weight_format;
     int32_t tokens, hidden, top_k;
-    int32_t rows_cap; // rows of a destination slab; tokens <= rows_cap
+    int32_t rows_cap; // rows of a destination slab; tokens past it are not sent
     int32_t ranks, rank;
-    int32_t
-        everywhere; // 1: every row goes to every rank (allgather), 0: to the owners of its experts
-    int32_t
-        pad_rows; // everywhere: rows reported per slab, those past `tokens` with ids -1; 0: tokens
+    int32_t everywhere; // 1: every row to every rank (allgather), 0: to the owners of its experts
+    int32_t pad_rows;   // everywhere: rows reported at least, those past `tokens` with ids -1
 };
 
 int32_t dispatch_cpu(const struct dispatch_args *args, void *stream);

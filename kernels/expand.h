@@ -13,11 +13,10 @@ struct expand_args {
     const float *pair_weight;     // [pairs]
     const int32_t *row_pair;      // [slabs_count * rows_cap, top_k]
     void *rows; // out [rows, hidden], or [experts, rows_per_expert, hidden]; `format` of the slabs
-    void *scales;    // out, as row_slab.scales; NULL when the slabs have none
-    float *weights;  // out, one per row
-    int32_t *counts; // out: prefix sums [experts + 1], or counts [experts]
-    int32_t
-        *row_index; // out [slabs_count * rows_cap, top_k]: expanded row of each position, -1: none
+    void *scales;       // out, as row_slab.scales; NULL when the slabs have none
+    float *weights;     // out, one per row
+    int32_t *counts;    // out: prefix sums [experts + 1], or counts [experts]
+    int32_t *row_index; // out [slabs_count * rows_cap, top_k]: expanded row, -1: none
     int64_t row_stride_bytes, scale_stride_bytes;
     int32_t experts;
     int32_t slabs_count;

@@ -1,6 +1,8 @@
 // gate_up and down: the two grouped GEMMs over ragged experts. gate_up gathers its rows by index,
 // adds the bias and applies the activation in its epilogue; down writes one row per pair. No
-// atomics: a pair's bits do not depend on its batch mates.
+// atomics: a pair's bits do not depend on its batch mates. An operand_format other than F32 rounds
+// the input rows, after the router weight on input; rows that arrive in that format already are not
+// rounded again.
 
 #ifndef MOXIE_KERNELS_GEMM_H
 #define MOXIE_KERNELS_GEMM_H
@@ -16,7 +18,7 @@ struct gate_up_args {
     struct weight_view w1; // n = 2 * intermediate, or intermediate with ORDER_PLAIN; k = hidden
     void *mid; // out [pairs, intermediate] of mid_format, rows pitched to mid_stride_bytes
     int64_t mid_stride_bytes;
-    int32_t mid_format; // CPU: F32
+    int32_t mid_format; // F32, BF16 or F16; CUDA: that of the weights
     int32_t experts;
     int32_t slabs_count;
     int32_t rows_cap;
@@ -37,7 +39,7 @@ struct down_args {
     int64_t pair_stride_bytes;
     int64_t pairs_max; // rows of mid
     int32_t mid_format;
-    int32_t pair_format; // CPU: F32
+    int32_t pair_format; // F32, BF16 or F16; CUDA: that of the weights
     int32_t experts;
     int32_t operand_format;
 };

@@ -1,6 +1,7 @@
 // quantise: rows to fp8 (e4m3, f32 scale = amax / 448 per 1 x 128) or nvfp4 (e2m1, e4m3 scale per
-// 16, f32 scale = amax / (6 * 448) per row). Round to nearest even, saturating; a zero block has
-// scale 0... and values 0.
+// 16, f32 scale = amax / (6 * 448) per row). Round to nearest even, saturating. A block without a
+// scale, all zero or too small for one, has scale 0 and values 0; one that holds an infinity or a
+// NaN decodes to NaNs, and so does a whole nvfp4 row.
 
 #ifndef MOXIE_KERNELS_QUANTISE_H
 #define MOXIE_KERNELS_QUANTISE_H
