@@ -1,8 +1,7 @@
 // A host that fails once, at every place and every time in the life of a rank: it hears of it in
 // words, nothing is held, the same call made again works, and ranks beside it leave in time.
 
-#include "host_tests/fault_host.h"
-#include "host_tests/said.h"
+#include "host_tests/life.h"
 #include "host_tests/suite.h"
 
 #include <stddef.h>
@@ -422,7 +421,7 @@ static void try_ranks(struct trial *trial)
     char text[1024] = "";
     size_t used = 0;
 
-    trial->timeout_ms = 200;
+    trial->timeout_ms = 120;
     run_ranks(trial);
     if (explained(trial)) return;
     forget_ranks(trial);
