@@ -67,16 +67,21 @@ static int is_local(const moxie_dispatcher *dispatcher)
 
 // ---- create and destroy ------------------------------------------------------------------------
 
+// From the configuration, which stands whether or not there is a plan.
+static struct bootstrap bootstrap_of(const moxie_instance *instance)
+{
+    return (struct bootstrap){.all_gather = instance->host.all_gather,
+                              .barrier = instance->host.barrier,
+                              .ctx = instance->host.ctx,
+                              .rank = (int32_t)config_i64(&instance->config, KEY_EP_RANK),
+                              .ranks = (int32_t)config_i64(&instance->config, KEY_EP_SIZE)};
+}
+
 static int32_t join_peers(moxie_dispatcher *dispatcher, moxie_error *error)
 {
-    const moxie_host *host = &dispatcher->instance->host;
+    const struct bootstrap bootstrap = bootstrap_of(dispatcher->instance);
     const struct limits *limits = limits_of(dispatcher);
     struct exchange_group *group = &dispatcher->group;
-    struct bootstrap bootstrap = {.all_gather = host->all_gather,
-                                  .barrier = host->barrier,
-                                  .ctx = host->ctx,
-                                  .rank = limits->rank,
-                                  .ranks = limits->ranks};
     int32_t st = MOXIE_OK;
 
     group->instance = dispatcher->instance;
@@ -96,15 +101,10 @@ out:
 // Every rank takes part with its status, so that one that fails takes all with it, in words.
 static int32_t agree(const moxie_instance *instance, int32_t status, moxie_error *error)
 {
-    const moxie_host *host = &instance->host;
-    struct bootstrap bootstrap = {.all_gather = host->all_gather,
-                                  .barrier = host->barrier,
-                                  .ctx = host->ctx,
-                                  .rank = (int32_t)config_i64(&instance->config, KEY_EP_RANK),
-                                  .ranks = (int32_t)config_i64(&instance->config, KEY_EP_SIZE)};
+    const struct bootstrap bootstrap = bootstrap_of(instance);
 
     if (bootstrap.ranks <= 1) return status;
-    if (host->all_gather == NULL)
+    if (bootstrap.all_gather == NULL)
         return fail_with(error, MOXIE_E_INVALID,
                          "create: ep_size is %d, but the host has no all_gather and barrier",
                          bootstrap.ranks);

@@ -128,18 +128,27 @@ static struct combine_args combine_stage(const struct experts_job *job,
     };
 }
 
+int32_t forward_route(const struct experts_job *job, struct route_args *route, moxie_error *error)
+{
+    const struct experts_buffers buffers = buffers_of(job);
+
+    *route = route_stage(job, &buffers);
+    return instance_launched(
+        job->instance, job->instance->device->kernels->route(route, job->stream), "route", error);
+}
+
 int32_t forward_experts(const struct experts_job *job, moxie_error *error)
 {
     const struct kernels *kernels = job->instance->device->kernels;
     const struct experts_buffers buffers = buffers_of(job);
-    const struct route_args route = route_stage(job, &buffers);
     const struct gate_up_args gate_up = gate_up_stage(job, &buffers);
     const struct down_args down = down_stage(job, &buffers);
     const struct combine_args combine = combine_stage(job, &buffers);
     moxie_instance *instance = job->instance;
+    struct route_args route;
     int32_t st = MOXIE_OK;
 
-    TRY(instance_launched(instance, kernels->route(&route, job->stream), "route", error));
+    TRY(forward_route(job, &route, error));
     TRY(instance_launched(instance, kernels->gate_up(&gate_up, job->stream), "gate_up", error));
     TRY(instance_launched(instance, kernels->down(&down, job->stream), "down", error));
     TRY(instance_launched(instance, kernels->combine(&combine, job->stream), "combine", error));

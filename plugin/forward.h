@@ -19,6 +19,10 @@ struct experts_job {
     void *stream; // the kernels'
 };
 
+// Which rows each local expert gets, in the slot's buffers; `route` says where they are. Reads
+// `instance`, `in`, `slot` and `stream` of the job.
+int32_t forward_route(const struct experts_job *job, struct route_args *route, moxie_error *error);
+
 // route, gate_up, down, combine.
 int32_t forward_experts(const struct experts_job *job, moxie_error *error);
 

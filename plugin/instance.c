@@ -100,22 +100,20 @@ static int32_t register_backends(const moxie_instance *instance, const struct re
     const moxie_host *host = &instance->host;
 
     for (uint32_t i = 0; i < registry->runners_count; i++) {
-        int32_t answer = 0;
+        int32_t answer;
 
         if (device_find(registry->runners[i].device) == NULL) continue;
         answer = host->register_runner(host->ctx, &registry->runners[i]);
-
         if (answer != 0)
             return fail_with(error, MOXIE_E_UNAVAILABLE,
                              "the host's register_runner refused %s: %d", registry->runners[i].name,
                              answer);
     }
     for (uint32_t i = 0; i < registry->dispatchers_count; i++) {
-        int32_t answer = 0;
+        int32_t answer;
 
         if (device_find(registry->dispatchers[i].device) == NULL) continue;
         answer = host->register_dispatcher(host->ctx, &registry->dispatchers[i]);
-
         if (answer != 0)
             return fail_with(error, MOXIE_E_UNAVAILABLE,
                              "the host's register_dispatcher refused %s: %d",

@@ -122,22 +122,6 @@ static void refuse_name(const struct config *config, enum config_key key, enum b
                   config_name(key), config_str(config, key), device, names, config_name(key));
 }
 
-// 0 when nothing at all runs on the device; then that is the only reason worth giving.
-static int check_device(const struct config *config, struct report *report)
-{
-    const char *device = config_str(config, KEY_DEVICE);
-    char names[NAMES_BYTES];
-
-    names_list(BACKEND_RUNNER, device, names);
-    if (names[0] != '\0') return 1;
-    names_list(BACKEND_RUNNER, "cpu", names);
-    report_reason(report, MOXIE_E_UNSUPPORTED, KEY_DEVICE,
-                  "this library has no runner for device %s (runner '%s'), and for cpu %s: set "
-                  "device to cpu and runner to auto",
-                  device, config_str(config, KEY_RUNNER), names);
-    return 0;
-}
-
 // A push dispatcher reduces over the EP ranks only; with one, the partial sums of the other tp
 // ranks would be lost.
 static void check_group(const struct config *config, const struct backend *dispatcher,
@@ -210,7 +194,6 @@ static void check_runner(const struct config *config, const struct backend *runn
 void validate_backends(const struct config *config, const struct backend *runner,
                        const struct backend *dispatcher, struct report *report)
 {
-    if ((runner == NULL || dispatcher == NULL) && !check_device(config, report)) return;
     if (runner == NULL && config_ok(config, KEY_RUNNER))
         refuse_name(config, KEY_RUNNER, BACKEND_RUNNER, report);
     if (dispatcher == NULL && config_ok(config, KEY_DISPATCHER))

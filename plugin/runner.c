@@ -161,35 +161,6 @@ out:
     return st;
 }
 
-// The routing part of run, shared with expand.
-static int32_t route_rows(const moxie_runner *runner, const moxie_call *call,
-                          const struct rows_view *view, struct route_args *route,
-                          moxie_error *error)
-{
-    moxie_instance *instance = runner->instance;
-    const struct memory *memory = &instance->memory;
-
-    *route = (struct route_args){
-        .slabs = view->slabs,
-        .expert_map = view->expert_map,
-        .expert_offset = memory_slot(memory, BUFFER_EXPERT_OFFSET, call->slot),
-        .pair_row = memory_slot(memory, BUFFER_PAIR_ROW, call->slot),
-        .pair_weight = memory_slot(memory, BUFFER_PAIR_WEIGHT, call->slot),
-        .row_pair = memory_slot(memory, BUFFER_ROW_PAIR, call->slot),
-        .pairs_max = view->pairs_max,
-        .map_count = view->map_count,
-        .expert_first = view->expert_first,
-        .experts = instance->plan.limits.experts_local,
-        .slabs_count = view->slabs_count,
-        .rows_cap = view->rows_cap,
-        .top_k = view->top_k,
-        .by = view->by,
-    };
-    return instance_launched(
-        instance, instance->device->kernels->route(route, instance_stream(instance, call->stream)),
-        "route", error);
-}
-
 // `to` must hold the worst case: every place of every row has a local expert, or for EXPERT_MASKED
 // all rows choose the same one with every place.
 static int32_t check_expanded(const struct rows_view *from, const struct rows_view *to,
@@ -221,6 +192,10 @@ int32_t runner_expand(moxie_runner *runner, const moxie_call *call, const moxie_
 {
     moxie_instance *instance = runner->instance;
     struct rows_view from, to;
+    struct experts_job job = {.instance = instance,
+                              .in = &from,
+                              .slot = call->slot,
+                              .stream = instance_stream(instance, call->stream)};
     struct route_args route;
     struct expand_args args;
     int32_t st = MOXIE_OK;
@@ -232,7 +207,7 @@ int32_t runner_expand(moxie_runner *runner, const moxie_call *call, const moxie_
     TRY(read_rows(runner, call, out, &to, error));
     TRY(check_expanded(&from, &to, error));
     TRY(check_index(runner, row_index, (int64_t)from.slabs_count * from.rows_cap, error));
-    TRY(route_rows(runner, call, &from, &route, error));
+    TRY(forward_route(&job, &route, error));
     args = (struct expand_args){
         .slabs = from.slabs,
         .expert_offset = route.expert_offset,
@@ -253,9 +228,8 @@ int32_t runner_expand(moxie_runner *runner, const moxie_call *call, const moxie_
         .hidden = instance->plan.limits.hidden,
         .top_k = from.top_k,
     };
-    TRY(instance_launched(
-        instance, instance->device->kernels->expand(&args, instance_stream(instance, call->stream)),
-        "expand", error));
+    TRY(instance_launched(instance, instance->device->kernels->expand(&args, job.stream), "expand",
+                          error));
 out:
     return st;
 }
