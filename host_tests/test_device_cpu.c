@@ -1,4 +1,4 @@
-// plugin/device_cpu.c: memory of the asked alignment, no streams, nothing to capture.
+// plugin/device_cpu.c: memory of the asked alignment, no streams, no graphs.
 
 #include "plugin/device.h"
 
@@ -38,12 +38,14 @@ END_TEST
 
 START_TEST(it_is_the_cpu)
 {
-    int stream = 0;
+    unsigned char bytes[3] = {1, 1, 1};
 
     ck_assert_str_eq(device_cpu.name, "cpu");
     ck_assert_int_eq(device_cpu.tensor_device, MOXIE_DEVICE_CPU);
-    ck_assert_int_eq(device_cpu.capturing(&stream), 0);
-    ck_assert_int_eq(device_cpu.capturing(NULL), 0);
+    ck_assert_int_eq(device_cpu.ordinal(), 0);
+    ck_assert_int_eq(device_cpu.fill(bytes, 0xff, 2), 0);
+    ck_assert(bytes[0] == 0xff && bytes[1] == 0xff && bytes[2] == 1);
+    ck_assert_int_eq(device_cpu.is_capture_error(900), 0);
     ck_assert_str_ne(device_cpu.error_text(1), "");
     ck_assert_ptr_eq(device_cpu.kernels, &kernels_cpu);
 }
@@ -53,7 +55,8 @@ START_TEST(every_kernel_is_there)
 {
     const struct kernels *kernels = device_cpu.kernels;
 
-    ck_assert(kernels->route != NULL && kernels->dispatch != NULL && kernels->combine != NULL);
+    ck_assert(kernels->record != NULL && kernels->route != NULL);
+    ck_assert(kernels->dispatch != NULL && kernels->combine != NULL);
     ck_assert(kernels->gate_up != NULL && kernels->down != NULL && kernels->sum != NULL);
     ck_assert(kernels->expand != NULL && kernels->quantise != NULL && kernels->router != NULL);
     ck_assert_ptr_nonnull(kernels->name);

@@ -13,8 +13,6 @@ struct device {
     // Memory for hosts without an allocator of their own. `align` is a power of two.
     int32_t (*allocate)(const moxie_allocation *request, void **memory);
     void (*release)(const moxie_allocation *request, void *memory);
-    // 1 while `stream` is being captured into a graph.
-    int (*capturing)(void *stream);
     // The current device among those of tensor_device, for tensors that a host gets.
     int32_t (*ordinal)(void);
     // Every byte of device memory, before it returns; not while a stream is captured.
@@ -26,8 +24,10 @@ struct device {
     int32_t (*prepare)(moxie_error *error);
     // As device_probe.
     int32_t (*probe)(char reason[160]);
-    // Words for a kernel launcher's non-zero answer.
+    // Words for the non-zero answer of a kernel launcher or of an op above.
     const char *(*error_text)(int32_t code);
+    // 1 for the answer of what must not be called while a graph is captured.
+    int (*is_capture_error)(int32_t code);
 };
 
 extern const struct device device_cpu;

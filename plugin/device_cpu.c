@@ -19,12 +19,6 @@ static void cpu_release(const moxie_allocation *request, void *memory)
     free(memory);
 }
 
-static int cpu_capturing(void *stream)
-{
-    (void)stream;
-    return 0;
-}
-
 static int32_t cpu_ordinal(void)
 {
     return 0;
@@ -60,17 +54,23 @@ static const char *cpu_error_text(int32_t code)
     return "a CPU kernel refused its arguments";
 }
 
+static int cpu_is_capture_error(int32_t code)
+{
+    (void)code;
+    return 0;
+}
+
 const struct device device_cpu = {
     .name = "cpu",
     .tensor_device = MOXIE_DEVICE_CPU,
     .kernels = &kernels_cpu,
     .allocate = cpu_allocate,
     .release = cpu_release,
-    .capturing = cpu_capturing,
     .ordinal = cpu_ordinal,
     .fill = cpu_fill,
     .zero = cpu_zero,
     .prepare = cpu_prepare,
     .probe = cpu_probe,
     .error_text = cpu_error_text,
+    .is_capture_error = cpu_is_capture_error,
 };

@@ -30,14 +30,6 @@ static void cuda_release(const moxie_allocation *request, void *memory)
         free(memory);
 }
 
-static int cuda_capturing(void *stream)
-{
-    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-
-    return cudaStreamIsCapturing(stream, &status) == cudaSuccess &&
-           status != cudaStreamCaptureStatusNone;
-}
-
 static int32_t cuda_ordinal(void)
 {
     int device = 0;
@@ -101,17 +93,22 @@ static const char *cuda_error_text(int32_t code)
     return cudaGetErrorString((cudaError_t)code);
 }
 
+static int cuda_is_capture_error(int32_t code)
+{
+    return code >= cudaErrorStreamCaptureUnsupported && code <= cudaErrorCapturedEvent;
+}
+
 const struct device device_cuda = {
     .name = "sm_90",
     .tensor_device = MOXIE_DEVICE_CUDA,
     .kernels = &kernels_cuda,
     .allocate = cuda_allocate,
     .release = cuda_release,
-    .capturing = cuda_capturing,
     .ordinal = cuda_ordinal,
     .fill = cuda_fill,
     .zero = cuda_zero,
     .prepare = cuda_prepare,
     .probe = cuda_probe,
     .error_text = cuda_error_text,
+    .is_capture_error = cuda_is_capture_error,
 };

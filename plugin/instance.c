@@ -328,6 +328,7 @@ int32_t instance_launched(const moxie_instance *instance, int32_t answer, const 
                           moxie_error *error)
 {
     if (answer == 0) return MOXIE_OK;
-    return fail_with(error, MOXIE_E_DEVICE, "%s: %s (%d)", kernel,
-                     instance->device->error_text(answer), answer);
+    return fail_with(
+        error, instance->device->is_capture_error(answer) ? MOXIE_E_CAPTURING : MOXIE_E_DEVICE,
+        "%s: %s (%d)", kernel, instance->device->error_text(answer), answer);
 }

@@ -30,6 +30,11 @@ static int32_t allocate(struct memory *memory, enum buffer_id id, moxie_error *e
         answer = memory->host->allocate(memory->host->ctx, request, &base);
     else
         answer = memory->device->allocate(request, &base);
+    if (memory->host->allocate == NULL && memory->device->is_capture_error(answer))
+        return fail_with(error, MOXIE_E_CAPTURING,
+                         "%s: no memory can be taken while a graph is captured; create runners "
+                         "and dispatchers before",
+                         buffer->name);
     if (answer != 0 || base == NULL)
         return fail_with(error, MOXIE_E_MEMORY,
                          "%s: the %s could not give %" PRIu64 " bytes (answer %d)", buffer->name,

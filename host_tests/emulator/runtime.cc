@@ -235,13 +235,6 @@ cudaError_t cudaStreamSynchronize(cudaStream_t)
     return check_eager();
 }
 
-cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus *status)
-{
-    *status = stream != nullptr && stream->captured != nullptr ? cudaStreamCaptureStatusActive
-                                                               : cudaStreamCaptureStatusNone;
-    return cudaSuccess;
-}
-
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode)
 {
     if (stream == nullptr || stream->captured != nullptr) return cudaErrorInvalidValue;

@@ -3,6 +3,7 @@
 #include "host_tests/suite.h"
 #include "plugin/tensor.h"
 
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -35,7 +36,9 @@ void gpu_upload(moxie_tensor *tensor)
 
 static int32_t mock_allocate(void *ctx, const moxie_allocation *request, void **memory)
 {
-    (void)ctx;
+    struct gpu_layer *gpu = (struct gpu_layer *)((char *)ctx - offsetof(struct gpu_layer, mock));
+
+    gpu->allocate_calls++;
     if (request->kind == MOXIE_MEMORY_DEVICE) {
         must(cudaMalloc(memory, request->bytes));
         must(cudaMemset(*memory, 0xff, request->bytes));

@@ -28,6 +28,7 @@ struct gpu_layer {
     float *y; // host
     size_t y_bytes;
     cudaStream_t stream;
+    uint64_t allocate_calls; // of the host's allocator
 };
 
 void must(cudaError_t st);

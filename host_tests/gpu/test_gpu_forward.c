@@ -58,6 +58,92 @@ START_TEST(batch_mates_change_nothing)
 }
 END_TEST
 
+START_TEST(no_tokens_are_a_forward)
+{
+    struct gpu_layer gpu;
+
+    gpu_layer_open(&gpu, "mixtral_a", 0);
+    gpu.step.tokens = 0;
+    for (int32_t i = 0; i < 4; i++)
+        gpu.batch.dims[i][0] = 0;
+    gpu_forward(&gpu);
+    ck_assert(gpu.y[0] != gpu.y[0]);
+    gpu_layer_close(&gpu);
+}
+END_TEST
+
+// Two instances on one stream, captured in turns, each graph's forwards among the other's.
+START_TEST(graphs_of_two_instances_interleave)
+{
+    static const char *const names[2] = {"qwen3_moe_a", "gpt_oss_a"};
+    struct gpu_layer gpus[2];
+    cudaGraphExec_t execs[2];
+    cudaStream_t own;
+
+    for (int32_t i = 0; i < 2; i++)
+        gpu_layer_open(&gpus[i], names[i], 0);
+    own = gpus[1].stream;
+    gpus[1].stream = gpus[0].stream;
+    gpus[1].batch.batch.stream = gpus[0].stream;
+    for (int32_t i = 0; i < 2; i++) {
+        cudaGraph_t graph;
+
+        // Nothing unsafe is called in a forward, by any thread: the mode forbids it.
+        must(cudaStreamBeginCapture(gpus[i].stream, cudaStreamCaptureModeGlobal));
+        gpu_launch(&gpus[i]);
+        gpu_launch(&gpus[1 - i]);
+        must(cudaStreamEndCapture(gpus[i].stream, &graph));
+        must(cudaGraphInstantiate(&execs[i], graph, 0));
+        must(cudaGraphDestroy(graph));
+    }
+    for (int32_t i = 0; i < 4; i++) {
+        gpu_poison(&gpus[0]);
+        gpu_poison(&gpus[1]);
+        must(cudaGraphLaunch(execs[i % 2], gpus[0].stream));
+        for (int32_t k = 0; k < 2; k++) {
+            gpu_fetch(&gpus[k]);
+            ck_assert_double_le(golden_error(gpus[k].y, &gpus[k].layer.want), 5e-3);
+        }
+    }
+    gpus[1].stream = own;
+    for (int32_t i = 0; i < 2; i++) {
+        must(cudaGraphExecDestroy(execs[i]));
+        gpu_layer_close(&gpus[i]);
+    }
+}
+END_TEST
+
+// A forward asks nobody for memory, and what needs some says so while a graph is captured.
+START_TEST(memory_is_taken_before_a_capture)
+{
+    struct gpu_layer gpu;
+    moxie_runner *runner = NULL;
+    moxie_instance *other = NULL;
+    static const struct registry none;
+    cudaGraph_t graph;
+    uint64_t calls;
+
+    gpu_layer_open(&gpu, "qwen3_moe_a", 0);
+    calls = gpu.allocate_calls;
+    gpu_forward(&gpu);
+    ck_assert_uint_eq(gpu.allocate_calls, calls);
+    gpu.mock.host.allocate = NULL;
+    gpu.mock.host.release = NULL;
+    gpu_accept(&gpu, instance_open(&gpu.mock.host, &none, &other, &gpu.mock.error));
+    must(cudaStreamBeginCapture(gpu.stream, cudaStreamCaptureModeGlobal));
+    ck_assert_int_eq(runner_create(other, 0, &gpu.weights.weights, &runner, &gpu.mock.error),
+                     MOXIE_E_CAPTURING);
+    ck_assert(strstr(gpu.mock.text, "create runners and dispatchers before") != NULL);
+    ck_assert_ptr_null(runner);
+    (void)cudaStreamEndCapture(gpu.stream, &graph); // a real driver calls it invalid now
+    (void)cudaGetLastError();
+    gpu_accept(&gpu, runner_create(other, 0, &gpu.weights.weights, &runner, &gpu.mock.error));
+    runner_destroy(runner);
+    gpu_accept(&gpu, instance_close(other, &gpu.mock.error));
+    gpu_layer_close(&gpu);
+}
+END_TEST
+
 // Captured once; replayed with other ids and another count of valid tokens.
 START_TEST(graphs_replay_with_other_counts)
 {
@@ -154,7 +240,10 @@ static void add(TCase *tests)
 {
     tcase_add_loop_test(tests, golden_layers, 0, GPU_LAYERS);
     tcase_add_test(tests, batch_mates_change_nothing);
+    tcase_add_test(tests, no_tokens_are_a_forward);
     tcase_add_test(tests, graphs_replay_with_other_counts);
+    tcase_add_test(tests, graphs_of_two_instances_interleave);
+    tcase_add_test(tests, memory_is_taken_before_a_capture);
     tcase_add_test(tests, routed_experts_are_captured);
     tcase_add_test(tests, tensors_that_lie_wrongly_are_refused);
 }
