@@ -20,5 +20,5 @@ while IFS= read -r -d '' file; do
     "$formatter" --dry-run -Werror "$file" >/dev/null 2>&1 && continue
     echo "$file: run $formatter -i $file"
     failed=1
-done < <(find abi plugin kernels hosts host_tests bench docs -name '*.[ch]' -print0 2>/dev/null | sort -z)
+done < <(find abi plugin kernels hosts host_tests bench docs \( -name '*.[ch]' -o -name '*.cc' \) -print0 2>/dev/null | sort -z)
 exit $failed

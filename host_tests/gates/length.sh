@@ -6,7 +6,7 @@ status=0
 files=()
 while IFS= read -r -d '' file; do
     files+=("${file#./}")
-done < <(find . \( -path ./build -o -path ./.git \) -prune -o -type f \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' \) -print0)
+done < <(find . \( -path ./build -o -path ./.git \) -prune -o -type f \( -name '*.[ch]' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh' \) -print0)
 
 for file in "${files[@]}"; do
     lines=$(wc -l <"$file")

@@ -221,7 +221,7 @@ static void buffers_for(const layer_case &c, size_t sizes[6])
 
 struct gpu_layer {
     stages s;
-    void *memory[12];
+    void *memory[13];
     float *y;
 };
 
@@ -239,19 +239,19 @@ static void upload_layer(gpu_layer &g, const layer &l)
     g.memory[8] = upload(l.weights);
     g.memory[9] = upload(l.w1);
     g.memory[10] = upload(l.w2);
-    g.memory[11] = NULL;
+    g.memory[11] = c.bias ? upload(l.b1) : NULL;
+    g.memory[12] = c.bias ? upload(l.b2) : NULL;
     g.y = poison<float>((size_t)c.tokens * c.hidden);
-    const void *b1 = c.bias ? upload(l.b1) : NULL, *b2 = c.bias ? upload(l.b2) : NULL;
-    make_stages(g.s, c, g.memory[6], g.memory[7], g.memory[8], view_of(g.memory[9], b1, rows, c.hidden, c.order),
-                view_of(g.memory[10], b2, c.hidden, c.intermediate, ORDER_PLAIN), FORMAT_BF16, buffers, g.y);
+    make_stages(g.s, c, g.memory[6], g.memory[7], g.memory[8], view_of(g.memory[9], g.memory[11], rows, c.hidden, c.order),
+                view_of(g.memory[10], g.memory[12], c.hidden, c.intermediate, ORDER_PLAIN), FORMAT_BF16, buffers, g.y);
     g.s.route.slabs = g.s.gate_up.slabs = &g.s.slab;
     g.s.combine.slabs = &g.s.out;
 }
 
 static void free_layer(gpu_layer &g)
 {
-    for (int i = 0; i < 12; i++)
-        cudaFree(g.memory[i]);
+    for (void *memory : g.memory)
+        cudaFree(memory);
     cudaFree(g.y);
 }
 

@@ -19,6 +19,10 @@ static const char *const layers[] = {"deepseek_v3_a", "mixtral_a",          "qwe
                                      "qwen3_moe_a",   "qwen3_moe_norenorm", "qwen3_moe_t1"};
 #define LAYERS ((int)(sizeof layers / sizeof layers[0]))
 
+#ifndef REPEATS
+#define REPEATS 100 // of a forward that must give the same bits
+#endif
+
 struct bench {
     struct layer layer;
     struct mock_host mock;
@@ -163,7 +167,7 @@ START_TEST(golden_layers)
     ck_assert_double_le(golden_error(bench.y, &bench.layer.want), 5e-3);
     again = malloc(bench.y_bytes);
     ck_assert_ptr_nonnull(again);
-    for (int32_t i = 0; i < 100; i++) {
+    for (int32_t i = 0; i < REPEATS; i++) {
         memcpy(again, bench.y, bench.y_bytes);
         poison(&bench);
         forward(&bench);

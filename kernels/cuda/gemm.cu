@@ -430,8 +430,7 @@ __device__ __forceinline__ void consumer_loop(const gemm_args &args, gemm_smem &
 template <bool is_bf16, bool is_gate_up>
 __global__ void __launch_bounds__(kThreads, 1) gemm_kernel(const __grid_constant__ gemm_args args)
 {
-    extern __shared__ unsigned char memory[];
-    gemm_smem &smem = *reinterpret_cast<gemm_smem *>((reinterpret_cast<uintptr_t>(memory) + 1023) & ~uintptr_t{1023});
+    gemm_smem &smem = *dynamic_smem<gemm_smem>();
     int32_t warpgroup = threadIdx.x / 128;
 
     if (threadIdx.x == 0) {
@@ -479,7 +478,7 @@ int32_t sm_count()
     return count;
 }
 
-constexpr size_t kSmemBytes = sizeof(gemm_smem) + 1024;
+constexpr size_t kSmemBytes = sizeof(gemm_smem);
 
 template <bool is_gate_up> cudaError_t launch(const gemm_args &args, bool is_bf16, void *stream)
 {

@@ -9,6 +9,14 @@
 
 // ---- Shared memory addresses and barriers ------------------------------------------------------
 
+// The block's dynamic shared memory.
+template <class T> __device__ __forceinline__ T *dynamic_smem()
+{
+    extern __shared__ __align__(1024) unsigned char dynamic_smem_bytes[];
+
+    return reinterpret_cast<T *>(dynamic_smem_bytes);
+}
+
 __device__ __forceinline__ uint32_t smem_address(const void *pointer)
 {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));

@@ -240,7 +240,7 @@ __device__ void route_by_expert(const args &a, int32_t *warps)
 
 __global__ void __launch_bounds__(kThreads, 1) route_kernel(const __grid_constant__ args a)
 {
-    extern __shared__ int32_t counts[]; // [kWarps, experts]
+    int32_t *counts = dynamic_smem<int32_t>(); // [kWarps, experts]
     __shared__ int32_t warps[kWarps], valid[KERNEL_RANKS_MAX];
 
     griddepcontrol_wait();
@@ -264,6 +264,7 @@ extern "C" int32_t route_cuda_load(void)
 
 extern "C" int32_t route_cuda(const struct route_args *from, void *stream)
 {
+    cudaLaunchConfig_t config = {};
     args to = {};
 
     if (from->experts > kExpertsMax) return cudaErrorInvalidValue;
@@ -289,6 +290,9 @@ extern "C" int32_t route_cuda(const struct route_args *from, void *stream)
     to.top_k = from->top_k;
     to.by = from->by;
     to.valid_slab = from->valid_slab;
-    route_kernel<<<1, kThreads, kWarps * from->experts * sizeof(int32_t), static_cast<cudaStream_t>(stream)>>>(to);
-    return cudaGetLastError();
+    config.gridDim = dim3(1);
+    config.blockDim = dim3(kThreads);
+    config.dynamicSmemBytes = kWarps * from->experts * sizeof(int32_t);
+    config.stream = static_cast<cudaStream_t>(stream);
+    return cudaLaunchKernelEx(&config, route_kernel, to);
 }

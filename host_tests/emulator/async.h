@@ -1,0 +1,63 @@
+// What happens in a block beside its threads: barriers in shared memory, copies in flight, wgmma. A
+// copy lands at a moment drawn from the seed, at the latest when somebody can only wait for it, and
+// reads its source then. wgmma runs when its result is waited for. So a stage that is reused too
+// early, or read too soon, gives wrong numbers here too.
+//
+// Shared memory written by cp.async is the generic proxy's: wgmma may read it only after
+// fence.proxy.async of the thread that wrote it (once its copies have landed) or of all those that
+// read it.
+
+#ifndef MOXIE_EMULATOR_ASYNC_H
+#define MOXIE_EMULATOR_ASYNC_H
+
+#include <cuda.h>
+
+#include <cstdint>
+
+namespace emulator
+{
+
+void async_begin(unsigned threads);
+// Lets some copies land, at least one if `must`; false when there was none.
+bool async_advance(bool must);
+// Dies when something is still in flight.
+void async_end();
+
+void mbarrier_init(uint64_t *barrier, uint32_t arrivals);
+void mbarrier_arrive(uint64_t *barrier, uint32_t expected_bytes);
+void mbarrier_wait(uint64_t *barrier, uint32_t parity);
+
+void copy_tensor(void *smem, const CUtensorMap *map, uint64_t *barrier, const int32_t *coordinates,
+                 unsigned rank);
+void copy_16(uint32_t smem, const void *global, uint32_t bytes);
+void copy_commit();
+void copy_wait(unsigned pending);
+// Arrives once this thread's copies so far have landed; the phase's count does not change.
+void copy_arrive_noinc(uint64_t *barrier);
+void fence_proxy_async();
+
+// c[64 x n] += a . b^T; `c` is the thread's n / 2 sums.
+struct wgmma_operands {
+    uint64_t a, b;
+    int n;
+    bool is_bf16, a_rows_in; // a_rows_in: a lies with its 64 rows contiguous
+
+    bool operator==(const wgmma_operands &o) const
+    {
+        return a == o.a && b == o.b && n == o.n && is_bf16 == o.is_bf16 && a_rows_in == o.a_rows_in;
+    }
+};
+void wgmma_fence();
+void wgmma_issue(const wgmma_operands &operands, float *c);
+void wgmma_commit();
+void wgmma_wait(unsigned pending);
+
+// For wgmma: 16 bytes at an address that this thread's warpgroup may read.
+const unsigned char *read_16(uint32_t address);
+
+void wgmma_begin();
+void wgmma_end();
+
+} // namespace emulator
+
+#endif

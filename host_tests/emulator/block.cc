@@ -1,0 +1,333 @@
+#include "host_tests/emulator/block.h"
+
+#include "host_tests/emulator/async.h"
+
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include <sys/mman.h>
+#include <ucontext.h>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#define ASAN(call) call
+#else
+#define ASAN(call)
+#endif
+
+namespace emulator
+{
+
+position here;
+
+namespace
+{
+
+constexpr size_t kStackBytes = 256 << 10;
+constexpr unsigned kWarps = kThreadsMax / kWarpThreads;
+constexpr unsigned kBarriers = 16;
+
+struct fiber {
+    ucontext_t context;
+    bool (*ready)(const void *); // NULL: can run
+    const void *ready_ctx;
+    const char *what;
+    bool done;
+};
+
+struct warp {
+    uint64_t values[2][kWarpThreads];
+    const char *what;
+    unsigned arrived, phase;
+};
+
+struct meeting {
+    unsigned arrived, threads, generation;
+};
+
+// One block at a time, under the lock of run().
+struct machine {
+    std::mutex lock;
+    fiber fibers[kThreadsMax];
+    warp warps[kWarps];
+    meeting barriers[kBarriers];
+    ucontext_t scheduler;
+    void *scheduler_stack_fake;
+    const void *scheduler_stack;
+    size_t scheduler_stack_bytes;
+    unsigned char *stacks;
+    const launch *running;
+    unsigned current, threads;
+    uint64_t random;
+    std::map<const void *, int> smem_limits;
+    alignas(1024) unsigned char smem[kSmemBytesMax];
+};
+
+machine &m()
+{
+    static machine *one = [] {
+        machine *made = new machine();
+        const char *seed = getenv("MOXIE_EMULATOR_SEED");
+
+        made->random = seed != nullptr ? strtoull(seed, nullptr, 10) * 2 + 1 : 1;
+        made->stacks = static_cast<unsigned char *>(
+            mmap(nullptr, kStackBytes * kThreadsMax, PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+        if (made->stacks == MAP_FAILED) abort();
+        return made;
+    }();
+
+    return *one;
+}
+
+void enter(unsigned index)
+{
+    fiber &to = m().fibers[index];
+    void *fake = nullptr;
+
+    m().current = index;
+    here.thread = dim3(index, 0, 0);
+    (void)fake;
+    ASAN(__sanitizer_start_switch_fiber(&fake, m().stacks + index * kStackBytes, kStackBytes));
+    swapcontext(&m().scheduler, &to.context);
+    ASAN(__sanitizer_finish_switch_fiber(fake, nullptr, nullptr));
+}
+
+// Back to the scheduler; `last` when this fiber will not come again.
+void leave(bool last)
+{
+    void *fake = nullptr;
+
+    (void)fake;
+    (void)last;
+    ASAN(__sanitizer_start_switch_fiber(last ? nullptr : &fake, m().scheduler_stack,
+                                        m().scheduler_stack_bytes));
+    swapcontext(&m().fibers[m().current].context, &m().scheduler);
+    ASAN(__sanitizer_finish_switch_fiber(fake, &m().scheduler_stack, &m().scheduler_stack_bytes));
+}
+
+void fiber_main()
+{
+    ASAN(
+        __sanitizer_finish_switch_fiber(nullptr, &m().scheduler_stack, &m().scheduler_stack_bytes));
+    m().running->thread();
+    m().fibers[m().current].done = true;
+    leave(true);
+    abort();
+}
+
+[[noreturn]] void die_of_deadlock()
+{
+    std::map<std::string, std::string> waiting;
+
+    for (unsigned i = 0; i < m().threads; i++)
+        if (!m().fibers[i].done) waiting[m().fibers[i].what] += " " + std::to_string(i);
+    for (const auto &group : waiting)
+        fprintf(stderr, "emulator: waits for %s: threads%s\n", group.first.c_str(),
+                group.second.c_str());
+    die("deadlock");
+}
+
+// One round over the threads from a random one on; false when none could run.
+bool run_round()
+{
+    unsigned first = draw(m().threads);
+    bool ran = false;
+
+    for (unsigned i = 0; i < m().threads; i++) {
+        unsigned index = (first + i) % m().threads;
+        fiber &f = m().fibers[index];
+
+        if (f.done || (f.ready != nullptr && !f.ready(f.ready_ctx))) continue;
+        f.ready = nullptr;
+        enter(index);
+        ran = true;
+    }
+    return ran;
+}
+
+bool all_done()
+{
+    for (unsigned i = 0; i < m().threads; i++)
+        if (!m().fibers[i].done) return false;
+    return true;
+}
+
+void begin_block(unsigned index)
+{
+    const launch &launch = *m().running;
+
+    here.block = dim3(index, 0, 0);
+    here.block_dim = launch.block;
+    here.grid_dim = launch.grid;
+    std::memset(m().warps, 0, sizeof m().warps);
+    std::memset(m().barriers, 0, sizeof m().barriers);
+    ASAN(__asan_unpoison_memory_region(m().smem, sizeof m().smem));
+    std::memset(m().smem, 0xff, sizeof m().smem);
+    ASAN(__asan_poison_memory_region(m().smem + launch.smem_bytes,
+                                     sizeof m().smem - launch.smem_bytes));
+    async_begin(m().threads);
+    for (unsigned i = 0; i < m().threads; i++) {
+        fiber &f = m().fibers[i];
+
+        f.ready = nullptr;
+        f.done = false;
+        getcontext(&f.context);
+        f.context.uc_stack.ss_sp = m().stacks + i * kStackBytes;
+        f.context.uc_stack.ss_size = kStackBytes;
+        f.context.uc_link = nullptr;
+        makecontext(&f.context, fiber_main, 0);
+    }
+}
+
+void run_block(unsigned index)
+{
+    begin_block(index);
+    while (!all_done())
+        if (!run_round() && !async_advance(true))
+            die_of_deadlock();
+        else
+            async_advance(false);
+    async_end();
+}
+
+} // namespace
+
+void die(const char *format, ...)
+{
+    va_list list;
+
+    fprintf(stderr, "emulator: block %u of %u, thread %u: ", here.block.x, here.grid_dim.x,
+            here.thread.x);
+    va_start(list, format);
+    vfprintf(stderr, format, list);
+    va_end(list);
+    fprintf(stderr, "\n");
+    abort();
+}
+
+uint32_t draw(uint32_t limit)
+{
+    m().random = m().random * 6364136223846793005u + 1442695040888963407u;
+    return static_cast<uint32_t>((m().random >> 33) % limit);
+}
+
+void suspend(bool (*ready)(const void *), const void *ctx, const char *what)
+{
+    fiber &f = m().fibers[m().current];
+
+    f.ready = ready;
+    f.ready_ctx = ctx;
+    f.what = what;
+    leave(false);
+}
+
+void barrier(unsigned index, unsigned threads)
+{
+    meeting &at = m().barriers[index];
+    unsigned generation = at.generation;
+
+    if (index >= kBarriers || threads % kWarpThreads != 0)
+        die("barrier %u of %u threads", index, threads);
+    if (at.arrived == 0) at.threads = threads;
+    if (at.threads != threads)
+        die("barrier %u: %u threads here, %u elsewhere", index, threads, at.threads);
+    if (++at.arrived == threads) {
+        at.arrived = 0;
+        at.generation++;
+    }
+    wait_until([&] { return at.generation != generation; }, "a barrier");
+}
+
+const uint64_t *warp_exchange(const char *what, uint64_t value)
+{
+    warp &w = m().warps[here.thread.x / kWarpThreads];
+    unsigned phase = w.phase;
+
+    if (w.arrived == 0) w.what = what;
+    if (std::strcmp(w.what, what) != 0)
+        die("%s, while lanes of the same warp are at %s", what, w.what);
+    w.values[phase & 1][lane()] = value;
+    if (++w.arrived == kWarpThreads) {
+        w.arrived = 0;
+        w.phase++;
+    }
+    wait_until([&] { return w.phase != phase; }, what);
+    return w.values[phase & 1];
+}
+
+void check_mask(uint32_t mask)
+{
+    if (mask != ~0u) die("a mask of %08x; the emulator knows whole warps", mask);
+}
+
+uint32_t warp_match(uint32_t mask, uint32_t value)
+{
+    const uint64_t *values;
+    uint32_t same = 0;
+
+    check_mask(mask);
+    values = warp_exchange("__match_any_sync", value);
+    for (unsigned i = 0; i < kWarpThreads; i++)
+        if (values[i] == value) same |= 1u << i;
+    return same;
+}
+
+unsigned char *dynamic_smem()
+{
+    return m().smem;
+}
+
+uint32_t smem_address(const void *pointer)
+{
+    ptrdiff_t offset = static_cast<const unsigned char *>(pointer) - m().smem;
+
+    if (offset < 0 || static_cast<size_t>(offset) > m().running->smem_bytes)
+        die("no address of shared memory");
+    return kSmemBase + static_cast<uint32_t>(offset);
+}
+
+unsigned char *smem_pointer(uint32_t address, uint32_t bytes)
+{
+    if (address < kSmemBase || address - kSmemBase + bytes > m().running->smem_bytes)
+        die("%u bytes at %u; shared memory ends at %zu", bytes, address,
+            kSmemBase + m().running->smem_bytes);
+    return m().smem + (address - kSmemBase);
+}
+
+cudaError_t allow_smem(const void *kernel, int bytes)
+{
+    std::lock_guard<std::mutex> guard(m().lock);
+
+    if (bytes < 0 || static_cast<uint32_t>(bytes) > kSmemBytesMax) return cudaErrorInvalidValue;
+    m().smem_limits[kernel] = bytes;
+    return cudaSuccess;
+}
+
+void run(const launch &launch)
+{
+    std::lock_guard<std::mutex> guard(m().lock);
+    auto limit = m().smem_limits.find(launch.kernel);
+    std::vector<unsigned> order(launch.grid.x);
+
+    m().running = &launch;
+    m().threads = launch.block.x;
+    if (launch.smem_bytes >
+        static_cast<size_t>(limit == m().smem_limits.end() ? 48 << 10 : limit->second))
+        die("%zu bytes of shared memory, more than the kernel may use", launch.smem_bytes);
+    for (unsigned i = 0; i < order.size(); i++)
+        order[i] = i;
+    for (unsigned i = 0; i < order.size(); i++)
+        std::swap(order[i], order[i + draw(static_cast<uint32_t>(order.size()) - i)]);
+    for (unsigned index : order)
+        run_block(index);
+    m().running = nullptr;
+}
+
+} // namespace emulator

@@ -1,0 +1,106 @@
+// A block of CUDA threads on one CPU thread. Every CUDA thread is a fiber that runs until it must
+// wait; which of those that can go on goes first, and when a copy in flight lands, is drawn from a
+// seed. Waiting that nothing can end is a deadlock, which ends the program with what every thread
+// waits for.
+
+#ifndef MOXIE_EMULATOR_BLOCK_H
+#define MOXIE_EMULATOR_BLOCK_H
+
+#include "cuda_runtime_api.h"
+
+#include <cstdint>
+#include <cstring>
+#include <functional>
+
+struct dim3 {
+    unsigned x, y, z;
+
+    dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z)
+    {
+    }
+};
+
+namespace emulator
+{
+
+// Of the fiber that runs.
+struct position {
+    dim3 thread{0, 0, 0}, block{0, 0, 0}, block_dim, grid_dim;
+};
+extern position here;
+
+constexpr unsigned kWarpThreads = 32;
+constexpr unsigned kWarpgroupThreads = 128;
+constexpr unsigned kThreadsMax = 1024;
+// What a block of an H200 may ask for, and where its addresses begin: 0 is nobody's.
+constexpr uint32_t kSmemBytesMax = 232448;
+constexpr uint32_t kSmemBase = 1024;
+
+static inline int lane()
+{
+    return static_cast<int>(here.thread.x % kWarpThreads);
+}
+
+// Ends the program: kernel, block, thread, then the words.
+[[noreturn]] void die(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+// ---- Waiting -----------------------------------------------------------------------------------
+
+// Lets others run until `ready` is true; `what` is for the report of a deadlock.
+void suspend(bool (*ready)(const void *), const void *ctx, const char *what);
+
+template <class Ready> void wait_until(const Ready &ready, const char *what)
+{
+    if (!ready())
+        suspend([](const void *ctx) { return (*static_cast<const Ready *>(ctx))(); }, &ready, what);
+}
+
+// ---- Barriers and warps ------------------------------------------------------------------------
+
+// bar.sync: `threads` threads of the block meet.
+void barrier(unsigned index, unsigned threads);
+
+// All lanes of a warp give a value and get everyone's, [32]. `what` must be the same for all.
+const uint64_t *warp_exchange(const char *what, uint64_t value);
+uint32_t warp_match(uint32_t mask, uint32_t value);
+void check_mask(uint32_t mask);
+
+template <class T> T warp_read(const char *what, uint32_t mask, T value, int from)
+{
+    uint64_t bits = 0;
+    T read;
+
+    static_assert(sizeof value <= sizeof bits);
+    check_mask(mask);
+    std::memcpy(&bits, &value, sizeof value);
+    bits = warp_exchange(what, bits)[from & 31];
+    std::memcpy(&read, &bits, sizeof read);
+    return read;
+}
+
+// ---- Launches ----------------------------------------------------------------------------------
+
+struct launch {
+    dim3 grid, block;
+    size_t smem_bytes;
+    const void *kernel;
+    std::function<void()> thread;
+};
+
+// cudaFuncSetAttribute's limit for a kernel; without it, 48 KiB.
+cudaError_t allow_smem(const void *kernel, int bytes);
+cudaError_t enqueue_launch(cudaStream_t stream, const launch &launch);
+// Runs all blocks, in an order drawn from the seed.
+void run(const launch &launch);
+
+// The block's dynamic shared memory, [smem_bytes], filled with 0xff when the block begins.
+unsigned char *dynamic_smem();
+uint32_t smem_address(const void *pointer);
+unsigned char *smem_pointer(uint32_t address, uint32_t bytes);
+
+// A number below `limit`, from the seed.
+uint32_t draw(uint32_t limit);
+
+} // namespace emulator
+
+#endif

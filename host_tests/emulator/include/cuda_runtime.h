@@ -1,0 +1,142 @@
+// The words that CUDA adds to C++, for a compiler that does not know them: a kernel is a function,
+// its threads are what emulator/block.h runs.
+
+#ifndef MOXIE_EMULATOR_CUDA_RUNTIME_H
+#define MOXIE_EMULATOR_CUDA_RUNTIME_H
+
+#include "cuda_runtime_api.h"
+#include "host_tests/emulator/block.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#define __global__
+#define __device__
+#define __host__
+#define __grid_constant__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+// Blocks run one after another, so one copy serves them all.
+#define __shared__ static
+
+static const dim3 &threadIdx = emulator::here.thread;
+static const dim3 &blockIdx = emulator::here.block;
+static const dim3 &blockDim = emulator::here.block_dim;
+static const dim3 &gridDim = emulator::here.grid_dim;
+
+struct float2 {
+    float x, y;
+};
+struct alignas(16) uint4 {
+    uint32_t x, y, z, w;
+};
+static inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w)
+{
+    return {x, y, z, w};
+}
+
+using std::max;
+using std::min;
+
+static inline float __fdividef(float a, float b)
+{
+    return a / b;
+}
+// The C library has functions of its own by that name.
+#define __expf(x) std::exp(x)
+static inline int __ffs(uint32_t bits)
+{
+    return __builtin_ffs(static_cast<int>(bits));
+}
+static inline int __popc(uint32_t bits)
+{
+    return __builtin_popcount(bits);
+}
+
+static inline void __syncthreads()
+{
+    emulator::barrier(0, emulator::here.block_dim.x);
+}
+static inline void __syncwarp()
+{
+    emulator::warp_exchange("__syncwarp", 0);
+}
+
+template <class T> T __shfl_sync(uint32_t mask, T value, int lane)
+{
+    return emulator::warp_read<T>("__shfl_sync", mask, value, lane & 31);
+}
+template <class T> T __shfl_xor_sync(uint32_t mask, T value, int bits)
+{
+    return emulator::warp_read<T>("__shfl_xor_sync", mask, value, emulator::lane() ^ bits);
+}
+template <class T> T __shfl_up_sync(uint32_t mask, T value, int step)
+{
+    int from = emulator::lane() - step;
+
+    return emulator::warp_read<T>("__shfl_up_sync", mask, value,
+                                  from < 0 ? emulator::lane() : from);
+}
+static inline uint32_t __match_any_sync(uint32_t mask, int32_t value)
+{
+    return emulator::warp_match(mask, static_cast<uint32_t>(value));
+}
+
+template <class T> cudaError_t cudaMalloc(T **memory, size_t bytes)
+{
+    return cudaMalloc(reinterpret_cast<void **>(memory), bytes);
+}
+
+enum { cudaLaunchAttributeProgrammaticStreamSerialization = 6 };
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
+
+struct cudaLaunchAttribute {
+    int id;
+    struct {
+        int programmaticStreamSerializationAllowed;
+    } val;
+};
+struct cudaLaunchConfig_t {
+    dim3 gridDim, blockDim;
+    size_t dynamicSmemBytes;
+    cudaStream_t stream;
+    cudaLaunchAttribute *attrs;
+    unsigned numAttrs;
+};
+struct cudaFuncAttributes {
+    int numRegs;
+};
+
+template <class Kernel> cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *, Kernel *)
+{
+    return cudaSuccess;
+}
+template <class Kernel>
+cudaError_t cudaFuncSetAttribute(Kernel *kernel, cudaFuncAttribute, int value)
+{
+    return emulator::allow_smem(reinterpret_cast<const void *>(kernel), value);
+}
+
+// The argument is copied now, as a launch copies it.
+template <class Argument>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, void (*kernel)(Argument),
+                               const std::remove_const_t<Argument> &argument)
+{
+    emulator::launch launch = {config->gridDim, config->blockDim, config->dynamicSmemBytes,
+                               reinterpret_cast<const void *>(kernel),
+                               [kernel, argument] { kernel(argument); }};
+
+    return emulator::enqueue_launch(config->stream, launch);
+}
+
+enum cudaDriverEntryPointQueryResult {
+    cudaDriverEntryPointSuccess,
+    cudaDriverEntryPointSymbolNotFound
+};
+enum { cudaEnableDefault };
+extern "C" cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function,
+                                                        unsigned version, unsigned long long flags,
+                                                        cudaDriverEntryPointQueryResult *found);
+
+#endif

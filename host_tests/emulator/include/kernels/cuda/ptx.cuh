@@ -1,0 +1,131 @@
+// kernels/cuda/ptx.cuh for the emulator: the same functions, each doing what the instruction of its name does.
+
+#ifndef MOXIE_KERNELS_CUDA_PTX_CUH
+#define MOXIE_KERNELS_CUDA_PTX_CUH
+
+#include "host_tests/emulator/async.h"
+
+#include <cuda_runtime.h>
+
+template <class T> T *dynamic_smem()
+{
+    return reinterpret_cast<T *>(emulator::dynamic_smem());
+}
+
+static inline uint32_t smem_address(const void *pointer)
+{
+    return emulator::smem_address(pointer);
+}
+
+static inline void mbarrier_init(uint64_t *barrier, uint32_t arrivals)
+{
+    emulator::mbarrier_init(barrier, arrivals);
+}
+
+static inline void fence_mbarrier_init() {}
+
+static inline void mbarrier_arrive(uint64_t *barrier)
+{
+    emulator::mbarrier_arrive(barrier, 0);
+}
+
+static inline void mbarrier_arrive_expect_tx(uint64_t *barrier, uint32_t bytes)
+{
+    emulator::mbarrier_arrive(barrier, bytes);
+}
+
+static inline void mbarrier_wait(uint64_t *barrier, uint32_t parity)
+{
+    emulator::mbarrier_wait(barrier, parity);
+}
+
+static inline void prefetch_tensormap(const CUtensorMap *) {}
+
+static inline void cp_async_bulk_tensor_5d(void *smem, const CUtensorMap *map, uint64_t *barrier, int32_t c0, int32_t c1,
+                                           int32_t c2, int32_t c3, int32_t c4)
+{
+    const int32_t at[5] = {c0, c1, c2, c3, c4};
+
+    emulator::copy_tensor(smem, map, barrier, at, 5);
+}
+
+static inline void cp_async_bulk_tensor_3d(void *smem, const CUtensorMap *map, uint64_t *barrier, int32_t c0, int32_t c1,
+                                           int32_t c2)
+{
+    const int32_t at[3] = {c0, c1, c2};
+
+    emulator::copy_tensor(smem, map, barrier, at, 3);
+}
+
+static inline void cp_async_16(uint32_t smem, const void *global, uint32_t bytes)
+{
+    emulator::copy_16(smem, global, bytes);
+}
+
+static inline void cp_async_commit()
+{
+    emulator::copy_commit();
+}
+
+template <int pending> void cp_async_wait()
+{
+    emulator::copy_wait(pending);
+}
+
+static inline void fence_proxy_async()
+{
+    emulator::fence_proxy_async();
+}
+
+template <uint32_t registers> void setmaxnreg_inc() {}
+template <uint32_t registers> void setmaxnreg_dec() {}
+
+// Launches run one after another, so there is nothing to wait for.
+static inline void griddepcontrol_wait() {}
+static inline void griddepcontrol_launch_dependents() {}
+
+static inline uint32_t movmatrix_trans(uint32_t packed)
+{
+    const uint64_t *rows = emulator::warp_exchange("movmatrix", packed);
+    uint32_t row = emulator::lane() / 4, column = emulator::lane() % 4 * 2, turned = 0;
+
+    for (uint32_t i = 0; i < 2; i++)
+        turned |= static_cast<uint32_t>(rows[(column + i) * 4 + row / 2] >> (row % 2 * 16) & 0xffff) << i * 16;
+    return turned;
+}
+
+template <uint32_t barrier, uint32_t threads> void bar_sync()
+{
+    emulator::barrier(barrier, threads);
+}
+
+static inline void wgmma_fence()
+{
+    emulator::wgmma_fence();
+}
+
+static inline void wgmma_commit()
+{
+    emulator::wgmma_commit();
+}
+
+template <int pending> void wgmma_wait()
+{
+    emulator::wgmma_wait(pending);
+}
+
+static inline uint64_t wgmma_descriptor(const void *smem)
+{
+    uint64_t address = (smem_address(smem) & 0x3ffffu) >> 4;
+
+    return address | uint64_t{1} << 16 | uint64_t{1024 >> 4} << 32 | uint64_t{1} << 62;
+}
+
+template <int N, bool is_bf16> struct wgmma {
+    static void run(float (&c)[N / 2], uint64_t a, uint64_t b)
+    {
+        emulator::wgmma_issue({a, b, N, is_bf16, false}, c);
+    }
+};
+
+#endif

@@ -1,0 +1,311 @@
+// Memory, streams and graphs. Streams run at once; while one is captured, what is launched on it is
+// kept instead.
+
+#include "host_tests/emulator/block.h"
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+typedef std::vector<std::function<void()>> work_list;
+
+struct CUstream_st {
+    work_list *captured; // NULL: not capturing
+};
+struct CUevent_st {
+    std::chrono::steady_clock::time_point when;
+};
+struct CUgraph_st {
+    work_list work;
+};
+struct CUgraphExec_st {
+    work_list work;
+};
+
+namespace
+{
+
+thread_local int captures; // of this thread's, under way
+
+cudaError_t enqueue(cudaStream_t stream, std::function<void()> work)
+{
+    if (stream != nullptr && stream->captured != nullptr)
+        stream->captured->push_back(std::move(work));
+    else
+        work();
+    return cudaSuccess;
+}
+
+// What must not be called while the thread captures.
+cudaError_t check_eager()
+{
+    return captures == 0 ? cudaSuccess : cudaErrorStreamCaptureUnsupported;
+}
+
+cudaError_t allocate(void **memory, size_t bytes)
+{
+    cudaError_t st = check_eager();
+
+    *memory = nullptr;
+    if (st != cudaSuccess || bytes == 0) return st;
+    return posix_memalign(memory, 256, bytes) == 0 ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+
+cudaError_t release(void *memory)
+{
+    cudaError_t st = check_eager();
+
+    if (st == cudaSuccess) free(memory);
+    return st;
+}
+
+// "9.0", or what MOXIE_EMULATOR_CAPABILITY says.
+int capability(int part)
+{
+    const char *word = getenv("MOXIE_EMULATOR_CAPABILITY");
+    char *rest = nullptr;
+    long major = strtol(word != nullptr ? word : "9.0", &rest, 10);
+
+    return static_cast<int>(part == 0 ? major : strtol(rest + 1, nullptr, 10));
+}
+
+CUresult encode_tiled(CUtensorMap *map, CUtensorMapDataType, cuuint32_t rank, void *base,
+                      const cuuint64_t *extents, const cuuint64_t *strides, const cuuint32_t *box,
+                      const cuuint32_t *steps, CUtensorMapInterleave, CUtensorMapSwizzle swizzle,
+                      CUtensorMapL2promotion, CUtensorMapFloatOOBfill)
+{
+    static const uint16_t spans[4] = {0, 32, 64, 128};
+    CUtensorMap made = {};
+
+    if (rank < 1 || rank > 5 || reinterpret_cast<uintptr_t>(base) % 16 != 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    made.base = static_cast<const unsigned char *>(base);
+    made.rank = static_cast<uint16_t>(rank);
+    made.element_bytes = 2;
+    made.swizzle_bytes = spans[swizzle];
+    for (cuuint32_t d = 0; d < rank; d++) {
+        if (extents[d] == 0 || extents[d] > uint64_t{1} << 32 || box[d] == 0 || box[d] > 256 ||
+            steps[d] != 1)
+            return CUDA_ERROR_INVALID_VALUE;
+        if (d > 0 && (strides[d - 1] % 16 != 0 || strides[d - 1] >= uint64_t{1} << 40))
+            return CUDA_ERROR_INVALID_VALUE;
+        made.extents[d] = extents[d];
+        made.box[d] = static_cast<uint16_t>(box[d]);
+        if (d > 0) made.strides[d - 1] = strides[d - 1];
+    }
+    if (made.box[0] * made.element_bytes % 16 != 0) return CUDA_ERROR_INVALID_VALUE;
+    // A narrower box is padded to the span on the device; the kernels have none.
+    if (made.swizzle_bytes != 0 && made.box[0] * made.element_bytes != made.swizzle_bytes)
+        return CUDA_ERROR_INVALID_VALUE;
+    *map = made;
+    return CUDA_SUCCESS;
+}
+
+} // namespace
+
+cudaError_t emulator::enqueue_launch(cudaStream_t stream, const launch &launch)
+{
+    if (launch.grid.x == 0 || launch.grid.y != 1 || launch.grid.z != 1 || launch.block.x == 0 ||
+        launch.block.x > kThreadsMax || launch.block.y != 1 || launch.block.z != 1)
+        return cudaErrorInvalidConfiguration;
+    return enqueue(stream, [launch] { run(launch); });
+}
+
+extern "C" {
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned,
+                                             unsigned long long,
+                                             cudaDriverEntryPointQueryResult *found)
+{
+    bool known = strcmp(name, "cuTensorMapEncodeTiled") == 0;
+
+    *function = known ? reinterpret_cast<void *>(encode_tiled) : nullptr;
+    *found = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetDevice(int *device)
+{
+    *device = 0;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceCount(int *count)
+{
+    *count = 1;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int)
+{
+    // Few, so that a small case already gives each block several tiles.
+    *value = attribute == cudaDevAttrMultiProcessorCount
+                 ? 3
+                 : capability(attribute == cudaDevAttrComputeCapabilityMajor ? 0 : 1);
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceSynchronize()
+{
+    return check_eager();
+}
+
+cudaError_t cudaGetLastError()
+{
+    return cudaSuccess;
+}
+
+const char *cudaGetErrorString(cudaError_t error)
+{
+    switch (error) {
+    case cudaSuccess:
+        return "no error";
+    case cudaErrorInvalidValue:
+        return "invalid argument";
+    case cudaErrorMemoryAllocation:
+        return "out of memory";
+    case cudaErrorStreamCaptureUnsupported:
+        return "operation not permitted when stream is capturing";
+    default:
+        return "an error of the emulator";
+    }
+}
+
+cudaError_t cudaMalloc(void **memory, size_t bytes)
+{
+    return allocate(memory, bytes);
+}
+
+cudaError_t cudaFree(void *memory)
+{
+    return release(memory);
+}
+
+cudaError_t cudaMallocHost(void **memory, size_t bytes)
+{
+    return allocate(memory, bytes);
+}
+
+cudaError_t cudaFreeHost(void *memory)
+{
+    return release(memory);
+}
+
+cudaError_t cudaMemset(void *memory, int value, size_t bytes)
+{
+    memset(memory, value, bytes);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemsetAsync(void *memory, int value, size_t bytes, cudaStream_t stream)
+{
+    return enqueue(stream, [=] { memset(memory, value, bytes); });
+}
+
+cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind)
+{
+    if (bytes != 0) memcpy(to, from, bytes);
+    return check_eager();
+}
+
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind,
+                            cudaStream_t stream)
+{
+    return enqueue(stream, [=] { memcpy(to, from, bytes); });
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned)
+{
+    *stream = new CUstream_st();
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream)
+{
+    delete stream;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t)
+{
+    return check_eager();
+}
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus *status)
+{
+    *status = stream != nullptr && stream->captured != nullptr ? cudaStreamCaptureStatusActive
+                                                               : cudaStreamCaptureStatusNone;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode)
+{
+    if (stream == nullptr || stream->captured != nullptr) return cudaErrorInvalidValue;
+    stream->captured = new work_list();
+    captures++;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
+{
+    if (stream == nullptr || stream->captured == nullptr) return cudaErrorInvalidValue;
+    *graph = new CUgraph_st{std::move(*stream->captured)};
+    delete stream->captured;
+    stream->captured = nullptr;
+    captures--;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long)
+{
+    *exec = new CUgraphExec_st{graph->work};
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream)
+{
+    for (const auto &work : exec->work)
+        (void)enqueue(stream, work);
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec)
+{
+    delete exec;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t graph)
+{
+    delete graph;
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventCreate(cudaEvent_t *event)
+{
+    *event = new CUevent_st();
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t event)
+{
+    delete event;
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
+{
+    return enqueue(stream, [event] { event->when = std::chrono::steady_clock::now(); });
+}
+
+cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t begin, cudaEvent_t end)
+{
+    *ms = std::chrono::duration<float, std::milli>(end->when - begin->when).count();
+    return cudaSuccess;
+}
+
+} // extern "C"

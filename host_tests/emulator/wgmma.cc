@@ -1,0 +1,179 @@
+// wgmma.mma_async.m64nNk16 with fp32 sums. Operands by descriptor, in the canonical layouts of the
+// PTX manual ("Shared Memory Matrix Layout"), swizzled by the bits of the address.
+
+#include "host_tests/emulator/async.h"
+#include "host_tests/emulator/block.h"
+#include "host_tests/emulator/numbers.h"
+
+#include <cstring>
+#include <deque>
+#include <vector>
+
+namespace emulator
+{
+
+namespace
+{
+
+constexpr unsigned kWarpgroups = kThreadsMax / kWarpgroupThreads;
+constexpr int kRows = 64, kDepth = 16, kColumnsMax = 256;
+
+struct product {
+    wgmma_operands operands;
+    float *c[kWarpgroupThreads];
+    unsigned issued; // threads
+};
+
+struct thread_state {
+    uint64_t issued;              // products
+    std::vector<uint64_t> groups; // products issued when each was committed, the uncompleted ones
+    bool fenced;
+};
+
+struct warpgroup {
+    std::deque<product> products; // not yet run
+    uint64_t run;                 // products run so far
+    thread_state threads[kWarpgroupThreads];
+};
+
+warpgroup warpgroups[kWarpgroups];
+
+warpgroup &mine()
+{
+    return warpgroups[here.thread.x / kWarpgroupThreads];
+}
+
+thread_state &me()
+{
+    return mine().threads[here.thread.x % kWarpgroupThreads];
+}
+
+// A descriptor's fields, in bytes.
+struct layout {
+    uint32_t start, leading, stride, span;
+};
+
+layout layout_of(uint64_t descriptor)
+{
+    static const uint32_t spans[4] = {0, 128, 64, 32};
+    layout l = {static_cast<uint32_t>(descriptor & 0x3fff) << 4,
+                static_cast<uint32_t>(descriptor >> 16 & 0x3fff) << 4,
+                static_cast<uint32_t>(descriptor >> 32 & 0x3fff) << 4, spans[descriptor >> 62]};
+
+    if ((descriptor >> 49 & 7) != 0) die("a wgmma descriptor with a base offset");
+    if (l.span == 0) die("a wgmma operand without swizzling, which the emulator does not know");
+    return l;
+}
+
+// Where element (row, k) of an operand lies. K-major: rows of `span` bytes, 8 rows a `stride`.
+// Otherwise `span` bytes hold consecutive rows of one k, 8 k a `stride`, and `leading` leads to the
+// next rows.
+uint32_t element_address(const layout &l, bool rows_in, uint32_t row, uint32_t k)
+{
+    uint32_t across = l.span / 2, address;
+
+    if (rows_in)
+        address = l.start + row / across * l.leading + k / 8 * l.stride + k % 8 * l.span +
+                  row % across * 2;
+    else
+        address = l.start + row / 8 * l.stride + row % 8 * l.span + k * 2;
+    return address ^ ((address >> 7 & (l.span / 16 - 1)) << 4);
+}
+
+void read_operand(uint64_t descriptor, bool rows_in, bool is_bf16, uint32_t rows,
+                  float (*to)[kDepth])
+{
+    layout l = layout_of(descriptor);
+
+    for (uint32_t row = 0; row < rows; row++)
+        for (uint32_t k = 0; k < kDepth; k++) {
+            uint32_t address = element_address(l, rows_in, row, k);
+            uint16_t bits;
+
+            std::memcpy(&bits, read_16(address & ~15u) + address % 16, sizeof bits);
+            to[row][k] = is_bf16 ? from_bf16(bits) : from_f16(bits);
+        }
+}
+
+void run_product(const product &p)
+{
+    static float a[kRows][kDepth], b[kColumnsMax][kDepth];
+    int n = p.operands.n;
+
+    read_operand(p.operands.a, p.operands.a_rows_in, p.operands.is_bf16, kRows, a);
+    read_operand(p.operands.b, false, p.operands.is_bf16, static_cast<uint32_t>(n), b);
+    for (int thread = 0; thread < static_cast<int>(kWarpgroupThreads); thread++)
+        for (int i = 0; i < n / 2; i++) {
+            int row = thread / 32 * 16 + thread % 32 / 4 + i / 2 % 2 * 8;
+            int column = i / 4 * 8 + thread % 4 * 2 + i % 2;
+            float sum = 0.0f;
+
+            for (int k = 0; k < kDepth; k++)
+                sum += a[row][k] * b[column][k];
+            p.c[thread][i] += sum;
+        }
+}
+
+} // namespace
+
+void wgmma_begin()
+{
+    for (warpgroup &w : warpgroups)
+        w = warpgroup();
+}
+
+void wgmma_end()
+{
+    for (const warpgroup &w : warpgroups)
+        if (!w.products.empty()) die("the block ended with wgmma in flight");
+}
+
+void wgmma_fence()
+{
+    me().fenced = true;
+}
+
+void wgmma_issue(const wgmma_operands &operands, float *c)
+{
+    warpgroup &w = mine();
+    size_t index = me().issued++ - w.run;
+
+    if (!me().fenced) die("wgmma without a fence before it");
+    if (index == w.products.size()) w.products.push_back({operands, {}, 0});
+    if (!(w.products[index].operands == operands))
+        die("a warpgroup's threads disagree about a wgmma");
+    w.products[index].c[here.thread.x % kWarpgroupThreads] = c;
+    w.products[index].issued++;
+}
+
+void wgmma_commit()
+{
+    me().groups.push_back(me().issued);
+    me().fenced = false;
+}
+
+void wgmma_wait(unsigned pending)
+{
+    std::vector<uint64_t> &groups = me().groups;
+    warpgroup &w = mine();
+    uint64_t until;
+
+    if (groups.size() <= pending) return;
+    until = groups[groups.size() - 1 - pending];
+    groups.erase(groups.begin(), groups.end() - pending);
+    wait_until(
+        [&] {
+            for (uint64_t i = w.run; i < until; i++)
+                if (i - w.run >= w.products.size() ||
+                    w.products[i - w.run].issued < kWarpgroupThreads)
+                    return false;
+            return true;
+        },
+        "the other threads' wgmma");
+    for (; w.run < until; w.run++) {
+        run_product(w.products.front());
+        w.products.pop_front();
+    }
+}
+
+} // namespace emulator
