@@ -9,7 +9,7 @@
 #define NAMES_MAX  64
 #define NOT_FOUND  500
 #define CAPTURING  900
-#define BYTES_FREE ((uint64_t)256 << 20)
+#define BYTES_FREE ((uint64_t)32 << 20)
 
 typedef int result;
 
@@ -131,11 +131,14 @@ static void *make(uint64_t bytes)
     return memory;
 }
 
-static result drop(void *memory)
+// What fails to be released counts as alive, although its memory is gone.
+static result drop(const char *name, void *memory)
 {
+    result answer = enter(name);
+
     free(memory);
-    state.live--;
-    return 0;
+    state.live -= answer == 0;
+    return answer;
 }
 
 FUNCTION(cuInit, unsigned flags)
@@ -217,8 +220,7 @@ FUNCTION(cuMemAlloc_v2, uint64_t *memory, size_t bytes)
 
 FUNCTION(cuMemFree_v2, uint64_t memory)
 {
-    ENTER();
-    return drop((void *)(uintptr_t)memory);
+    return drop(__func__, (void *)(uintptr_t)memory);
 }
 
 FUNCTION(cuMemAllocHost_v2, void **memory, size_t bytes)
@@ -230,8 +232,7 @@ FUNCTION(cuMemAllocHost_v2, void **memory, size_t bytes)
 
 FUNCTION(cuMemFreeHost, void *memory)
 {
-    ENTER();
-    return drop(memory);
+    return drop(__func__, memory);
 }
 
 FUNCTION(cuMemcpyHtoD_v2, uint64_t to, const void *from, size_t bytes)
@@ -297,11 +298,11 @@ FUNCTION(cuStreamBeginCapture_v2, void *stream, int mode)
     return 0;
 }
 
-static result drop_graph(struct graph *graph)
+static result drop_graph(const char *name, struct graph *graph)
 {
     for (int i = 0; i < graph->count; i++)
         free(graph->tasks[i].arg);
-    return drop(graph);
+    return drop(name, graph);
 }
 
 // A capture is over also when ending it fails.
@@ -315,7 +316,7 @@ FUNCTION(cuStreamEndCapture, void *stream, void **graph)
     state.captured = NULL;
     if (captured == NULL) return CAPTURING;
     if (answer != 0)
-        (void)drop_graph(captured);
+        (void)drop_graph("", captured);
     else
         *graph = captured;
     return answer;
@@ -341,8 +342,7 @@ FUNCTION(cuGraphInstantiateWithFlags, void **exec, void *graph, unsigned long lo
 
 FUNCTION(cuGraphDestroy, void *graph)
 {
-    ENTER();
-    return drop_graph(graph);
+    return drop_graph(__func__, graph);
 }
 
 FUNCTION(cuGraphLaunch, void *exec, void *stream)
@@ -358,8 +358,7 @@ FUNCTION(cuGraphLaunch, void *exec, void *stream)
 
 FUNCTION(cuGraphExecDestroy, void *exec)
 {
-    ENTER();
-    return drop_graph(exec);
+    return drop_graph(__func__, exec);
 }
 
 FUNCTION(cuEventCreate, void **event, unsigned flags)
@@ -385,6 +384,5 @@ FUNCTION(cuEventElapsedTime, float *milliseconds, void *from, void *to)
 
 FUNCTION(cuEventDestroy_v2, void *event)
 {
-    ENTER();
-    return drop(event);
+    return drop(__func__, event);
 }
