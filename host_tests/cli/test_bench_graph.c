@@ -11,13 +11,15 @@
 #include <math.h>
 #include <string.h>
 
-enum mistake { NO_MISTAKE, LAST_TOKEN_UNWRITTEN, WRONG_SUM };
+enum mistake { NO_MISTAKE, LAST_TOKEN_UNWRITTEN, MIDDLE_TOKEN_UNWRITTEN, WRONG_SUM };
 
 static struct fake_cuda fake;
 static struct {
     enum mistake mistake;
     int runners, forwards, failing_forward;
     int64_t tokens; // of the step
+    uint64_t routings[1024];
+    int routings_count; // different ones that were computed
 } library;
 
 // ---- The library -------------------------------------------------------------------------------
@@ -73,15 +75,29 @@ static void add_expert(const struct work *work, int64_t expert, float scale, con
         sum[i] += scale * dot(w2 + i * work->intermediate, mid, work->intermediate);
 }
 
+static void remember(const struct work *work)
+{
+    uint64_t routing = 1;
+
+    for (int64_t i = 0; i < work->tokens * work->top_k; i++)
+        routing = routing * 31 + (uint64_t)work->ids[i];
+    for (int i = 0; i < library.routings_count; i++)
+        if (library.routings[i] == routing) return;
+    ck_assert_int_lt(library.routings_count, 1024);
+    library.routings[library.routings_count++] = routing;
+}
+
 static void compute(const void *arg)
 {
     const struct work *work = arg;
     int64_t tokens = work->tokens - (library.mistake == LAST_TOKEN_UNWRITTEN);
 
+    remember(work);
     for (int64_t token = 0; token < tokens; token++) {
         float x[64];
         float sum[64] = {library.mistake == WRONG_SUM ? 1.0f : 0.0f};
 
+        if (library.mistake == MIDDLE_TOKEN_UNWRITTEN && token > 0 && token < tokens - 1) continue;
         widen(work->x + token * work->hidden, MOXIE_FORMAT_BF16, (uint64_t)work->hidden, x);
         for (int64_t k = token * work->top_k; k < (token + 1) * work->top_k; k++)
             add_expert(work, work->ids[k], work->weights[k], x, sum);
@@ -192,6 +208,7 @@ static int bench(const struct bench_shape *shape, struct fault *fault)
     int st = EXIT_OK;
 
     library.forwards = 0;
+    library.routings_count = 0;
     TRY(device_open(&rank.device, "sm_90", fault));
     TRY(bench_graphs(&rank, &job, fault));
 out:
@@ -212,6 +229,8 @@ START_TEST(a_bench_leaves_nothing)
     ck_assert_int_eq(fake.calls("cuStreamBeginCapture_v2"), 2);
     // One to settle, 30 that are timed, and one ahead of each.
     ck_assert_int_eq(fake.calls("cuGraphLaunch"), 2 * 2 * 31);
+    // Of 12 for one token and 1728 for three, 31 times 8 draws each.
+    ck_assert_int_ge(library.routings_count, 200);
 }
 END_TEST
 
@@ -270,6 +289,7 @@ START_TEST(wrong_outputs_are_found)
         const char *said;
     } rows[] = {
         {LAST_TOKEN_UNWRITTEN, "the output was not written, or is not finite: token 0, column 0"},
+        {MIDDLE_TOKEN_UNWRITTEN, "the output was not written, or is not finite: token 1, column 0"},
         {WRONG_SUM, "1 tokens: the last one's relative error is"},
     };
     struct fault fault;
