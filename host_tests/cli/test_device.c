@@ -227,6 +227,7 @@ START_TEST(what_is_not_released_is_a_fault)
         ck_assert_int_eq(memory_init(&memory, &device, 5, "a word", &fault), EXIT_OK);
         ck_assert_int_eq(device_finish(&device, EXIT_OK, &fault), EXIT_TROUBLE);
         ck_assert_ptr_nonnull(strstr(fault.text, "5 B of"));
+        free(memory.at); // RAM, of the fake as well
     }
     ck_assert_int_eq(device_finish(&device, EXIT_REFUSED, &fault), EXIT_REFUSED);
     ck_assert_int_eq(device_open(&device, "tpu", &fault), EXIT_REFUSED);
@@ -284,10 +285,10 @@ static void add_tests(TCase *tests)
 int main(void)
 {
     const char *which = getenv("FAKE_CUDA");
-    Suite *suite = suite_create("cli_device");
-    TCase *tests = tcase_create("cli_device");
-    SRunner *runner;
-    int failed;
+    Suite *suite = NULL;
+    TCase *tests = NULL;
+    SRunner *runner = NULL;
+    int failed = 0;
 
     if (which != NULL && strcmp(which, "none") == 0) return refused("no CUDA driver can be loaded");
     if (which != NULL && strcmp(which, "old") == 0) return refused("cuGraphInstantiateWithFlags");
@@ -295,6 +296,8 @@ int main(void)
         (void)printf("LD_LIBRARY_PATH leads to no fake driver\n");
         return EXIT_FAILURE;
     }
+    suite = suite_create("cli_device");
+    tests = tcase_create("cli_device");
     add_tests(tests);
     suite_add_tcase(suite, tests);
     runner = srunner_create(suite);
