@@ -54,9 +54,6 @@ static int32_t check_device_values(const struct reading *r, const struct weight_
 {
     uintptr_t bits = (uintptr_t)view->values | (uintptr_t)view->row_stride_bytes;
 
-    if (view->rows_in)
-        return fail_with(error, MOXIE_E_UNSUPPORTED,
-                         "%s: this device reads MOXIE_ROWS_OUT [E, N, K] only", r->values);
     if (r->experts > 1) bits |= (uintptr_t)view->expert_stride_bytes;
     if (bits % 16 != 0)
         return fail_with(error, MOXIE_E_UNSUPPORTED,

@@ -34,7 +34,7 @@ void multiply(smem &s, const arguments &args)
     float c[4] = {};
 
     wgmma_fence();
-    wgmma<8, true>::run(c, wgmma_descriptor(s.tile[0]), wgmma_descriptor(s.tile[1]));
+    wgmma<8, true, false>::run(c, wgmma_descriptor(s.tile[0]), wgmma_descriptor(s.tile[1]));
     wgmma_commit();
     wgmma_wait<0>();
     args.out[threadIdx.x] = c[0] + c[1] + c[2] + c[3];
@@ -98,7 +98,7 @@ void without_wgmma_fence(arguments args)
     float c[4] = {};
 
     (void)args;
-    wgmma<8, true>::run(c, wgmma_descriptor(s.tile[0]), wgmma_descriptor(s.tile[1]));
+    wgmma<8, true, false>::run(c, wgmma_descriptor(s.tile[0]), wgmma_descriptor(s.tile[1]));
 }
 
 void without_wgmma_wait(arguments args)
@@ -108,7 +108,7 @@ void without_wgmma_wait(arguments args)
 
     (void)args;
     wgmma_fence();
-    wgmma<8, true>::run(c, wgmma_descriptor(s.tile[0]), wgmma_descriptor(s.tile[1]));
+    wgmma<8, true, false>::run(c, wgmma_descriptor(s.tile[0]), wgmma_descriptor(s.tile[1]));
     wgmma_commit();
     __syncthreads();
 }

@@ -97,6 +97,11 @@ def judge_library(elf, ptx):
     return wrong + ["the library holds PTX: %s" % name for name in re.findall(r"PTX file +\d+: (\S+)", ptx)]
 
 
+def is_of_library(entry):
+    """The emulator compiles the same files, as C++."""
+    return re.search(r"/kernels/cuda/\w+\.cu$", entry["file"]) and "moxie_cuda.dir" in entry["command"]
+
+
 def compile_again(entry, folder):
     """The report of one entry of compile_commands.json, and what is wrong with the command."""
     words = shlex.split(entry["command"])
@@ -112,7 +117,7 @@ def main(commands, budget_path, library=None, cuobjdump=None):
     with open(budget_path, encoding="utf-8") as file:
         budget, wrong = parse_budget(file.read())
     with open(commands, encoding="utf-8") as file:
-        entries = [entry for entry in json.load(file) if re.search(r"/kernels/cuda/\w+\.cu$", entry["file"])]
+        entries = [entry for entry in json.load(file) if is_of_library(entry)]
     report = []
     with tempfile.TemporaryDirectory() as folder:
         for entry in entries:

@@ -43,7 +43,7 @@ static uint16_t bf16(float value)
 }
 
 struct layer_case {
-    int tokens, hidden, intermediate, experts, top_k, order, activation, skew, bias, weight_on_input;
+    int tokens, hidden, intermediate, experts, top_k, order, activation, skew, bias, weight_on_input, rows_in;
 };
 
 struct layer {
@@ -106,14 +106,16 @@ struct stages {
     combine_args combine;
 };
 
-static weight_view view_of(const void *values, const void *bias, int64_t n, int64_t k, int order)
+// [E, N, K], or [E, K, N] where rows_in.
+static weight_view view_of(const void *values, const void *bias, int64_t n, int64_t k, int order, int rows_in)
 {
     weight_view v = {};
     v.values = values;
     v.bias = bias;
     v.n = n;
     v.k = k;
-    v.row_stride_bytes = k * 2;
+    v.row_stride_bytes = (rows_in ? n : k) * 2;
+    v.rows_in = rows_in;
     v.expert_stride_bytes = n * k * 2;
     v.bias_expert_stride_bytes = n * 2;
     v.format = FORMAT_BF16;
@@ -242,8 +244,8 @@ static void upload_layer(gpu_layer &g, const layer &l)
     g.memory[11] = c.bias ? upload(l.b1) : NULL;
     g.memory[12] = c.bias ? upload(l.b2) : NULL;
     g.y = poison<float>((size_t)c.tokens * c.hidden);
-    make_stages(g.s, c, g.memory[6], g.memory[7], g.memory[8], view_of(g.memory[9], g.memory[11], rows, c.hidden, c.order),
-                view_of(g.memory[10], g.memory[12], c.hidden, c.intermediate, ORDER_PLAIN), FORMAT_BF16, buffers, g.y);
+    make_stages(g.s, c, g.memory[6], g.memory[7], g.memory[8], view_of(g.memory[9], g.memory[11], rows, c.hidden, c.order, c.rows_in),
+                view_of(g.memory[10], g.memory[12], c.hidden, c.intermediate, ORDER_PLAIN, c.rows_in), FORMAT_BF16, buffers, g.y);
     g.s.route.slabs = g.s.gate_up.slabs = &g.s.slab;
     g.s.combine.slabs = &g.s.out;
 }
@@ -280,8 +282,8 @@ static void run_cpu(const layer &l, std::vector<float> &y)
     stream.isa = cpu_isa_best();
     y.assign((size_t)c.tokens * c.hidden, NAN);
     make_stages(s, c, l.x.data(), l.ids.data(), l.weights.data(),
-                view_of(l.w1.data(), c.bias ? l.b1.data() : NULL, rows, c.hidden, c.order),
-                view_of(l.w2.data(), c.bias ? l.b2.data() : NULL, c.hidden, c.intermediate, ORDER_PLAIN), FORMAT_F32, buffers,
+                view_of(l.w1.data(), c.bias ? l.b1.data() : NULL, rows, c.hidden, c.order, c.rows_in),
+                view_of(l.w2.data(), c.bias ? l.b2.data() : NULL, c.hidden, c.intermediate, ORDER_PLAIN, c.rows_in), FORMAT_F32, buffers,
                 y.data());
     if (run_stages(&kernels_cpu, s, &stream) != 0) exit(2);
     for (int i = 0; i < 6; i++)
@@ -311,9 +313,9 @@ static int compare(const layer_case &c)
     double error = sqrt(difference / norm);
     int bits = memcmp(got.data(), again.data(), got.size() * 4) == 0;
     int ok = error <= 5e-3 && bits;
-    printf("%s tokens %d hidden %d intermediate %d experts %d top-k %d order %d activation %d skew %d bias %d on-input %d: error %.2e%s\n",
+    printf("%s tokens %d hidden %d intermediate %d experts %d top-k %d order %d activation %d skew %d bias %d on-input %d rows-in %d: error %.2e%s\n",
            ok ? "ok  " : "FAIL", c.tokens, c.hidden, c.intermediate, c.experts, c.top_k, c.order, c.activation, c.skew, c.bias,
-           c.weight_on_input, error, bits ? "" : ", bits differ between runs");
+           c.weight_on_input, c.rows_in, error, bits ? "" : ", bits differ between runs");
     fflush(stdout);
     free_layer(g);
     return !ok;
@@ -419,19 +421,28 @@ static void time_layer(const layer_case &c)
 int main(int argc, char **argv)
 {
     static const layer_case cases[] = {
-        {1, 128, 64, 4, 1, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0},
-        {7, 256, 128, 8, 2, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0},
-        {33, 128, 64, 16, 4, ORDER_UP_GATE, ACTIVATION_SILU, 2, 1, 0},
-        {64, 512, 192, 8, 4, ORDER_INTERLEAVED, ACTIVATION_SWIGLUOAI, 0, 1, 0},
-        {100, 264, 72, 8, 2, ORDER_GATE_UP, ACTIVATION_GELU, 0, 1, 0},
-        {100, 264, 72, 8, 2, ORDER_GATE_UP, ACTIVATION_GELU_TANH, 0, 0, 0},
-        {150, 256, 144, 8, 2, ORDER_PLAIN, ACTIVATION_RELU2, 0, 1, 0},
-        {57, 2880, 1440, 4, 2, ORDER_INTERLEAVED, ACTIVATION_SWIGLUOAI, 0, 1, 0},
-        {23, 64, 128, 8, 1, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 1},
-        {300, 256, 256, 4, 2, ORDER_GATE_UP, ACTIVATION_SILU, 1, 0, 0},
-        {600, 512, 192, 128, 8, ORDER_GATE_UP, ACTIVATION_SILU, 2, 0, 0},
-        {1000, 128, 96, 1, 1, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0},
-        {40, 128, 64, 1024, 32, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0},
+        {1, 128, 64, 4, 1, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0},
+        {7, 256, 128, 8, 2, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0},
+        {33, 128, 64, 16, 4, ORDER_UP_GATE, ACTIVATION_SILU, 2, 1, 0, 0},
+        {64, 512, 192, 8, 4, ORDER_INTERLEAVED, ACTIVATION_SWIGLUOAI, 0, 1, 0, 0},
+        {100, 264, 72, 8, 2, ORDER_GATE_UP, ACTIVATION_GELU, 0, 1, 0, 0},
+        {100, 264, 72, 8, 2, ORDER_GATE_UP, ACTIVATION_GELU_TANH, 0, 0, 0, 0},
+        {150, 256, 144, 8, 2, ORDER_PLAIN, ACTIVATION_RELU2, 0, 1, 0, 0},
+        {57, 2880, 1440, 4, 2, ORDER_INTERLEAVED, ACTIVATION_SWIGLUOAI, 0, 1, 0, 0},
+        {23, 64, 128, 8, 1, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 1, 0},
+        {300, 256, 256, 4, 2, ORDER_GATE_UP, ACTIVATION_SILU, 1, 0, 0, 0},
+        {600, 512, 192, 128, 8, ORDER_GATE_UP, ACTIVATION_SILU, 2, 0, 0, 0},
+        {1000, 128, 96, 1, 1, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0},
+        {40, 128, 64, 1024, 32, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0},
+        {1, 128, 64, 4, 1, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 1},
+        {33, 128, 64, 16, 4, ORDER_UP_GATE, ACTIVATION_SILU, 2, 1, 0, 1},
+        {64, 512, 192, 8, 4, ORDER_INTERLEAVED, ACTIVATION_SWIGLUOAI, 0, 1, 0, 1},
+        {100, 264, 72, 8, 2, ORDER_INTERLEAVED, ACTIVATION_SILU, 0, 1, 1, 1},
+        {100, 264, 72, 8, 2, ORDER_GATE_UP, ACTIVATION_GELU, 0, 1, 1, 1},
+        {150, 256, 144, 8, 2, ORDER_PLAIN, ACTIVATION_RELU2, 0, 1, 0, 1},
+        {57, 360, 360, 4, 2, ORDER_INTERLEAVED, ACTIVATION_SWIGLUOAI, 0, 1, 0, 1},
+        {300, 256, 256, 4, 2, ORDER_GATE_UP, ACTIVATION_SILU, 1, 0, 0, 1},
+        {1000, 128, 96, 1, 1, ORDER_INTERLEAVED, ACTIVATION_SILU, 0, 0, 0, 1},
     };
     int failed = 0, devices = 0;
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) return 77;
@@ -439,13 +450,13 @@ int main(int argc, char **argv)
     if (argc > 1 && strcmp(argv[1], "--time") == 0) {
         const int tokens[] = {1, 16, 64, 256, 1024, 4096, 16384};
         for (int t : tokens)
-            time_layer({t, 2048, 768, 128, 8, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0});
+            time_layer({t, 2048, 768, 128, 8, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0});
         for (int t : tokens)
-            time_layer({t, 4096, 1536, 128, 8, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0});
+            time_layer({t, 4096, 1536, 128, 8, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0});
         for (int t : {64, 1024, 4096, 32768})
-            time_layer({t, 7168, 2048, 32, 1, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0});
+            time_layer({t, 7168, 2048, 32, 1, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0});
         for (int t : {1, 64, 1024, 4096})
-            time_layer({t, 4096, 14336, 8, 2, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0});
+            time_layer({t, 4096, 14336, 8, 2, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0});
         return 0;
     }
     for (const layer_case &c : cases)

@@ -14,9 +14,9 @@
 #include <stdio.h>
 #include <string.h>
 
-// Those whose weights are [E, N, K].
-static const char *const layers[] = {"deepseek_v3_a", "mixtral_a",          "qwen2_moe_a",
-                                     "qwen3_moe_a",   "qwen3_moe_norenorm", "qwen3_moe_t1"};
+static const char *const layers[] = {"deepseek_v3_a",      "gpt_oss_a",   "llama4_a",
+                                     "mixtral_a",          "qwen2_moe_a", "qwen3_moe_a",
+                                     "qwen3_moe_norenorm", "qwen3_moe_t1"};
 #define LAYERS ((int)(sizeof layers / sizeof layers[0]))
 
 #ifndef REPEATS
@@ -48,6 +48,7 @@ static void upload(moxie_tensor *tensor)
     void *device = NULL;
     size_t bytes;
 
+    if (tensor->data == NULL) return;
     for (int32_t i = 0; i < tensor->ndim; i++)
         count *= tensor->shape[i];
     bytes = (size_t)(count * tensor_element_bytes(tensor));
@@ -102,6 +103,8 @@ static void bench_open(struct bench *bench, const char *name)
     layer_weights_of(&bench->layer, 0, bench->layer.experts, &bench->weights);
     upload(&bench->weights.w1.values);
     upload(&bench->weights.w2.values);
+    upload(&bench->weights.w1.bias);
+    upload(&bench->weights.w2.bias);
     accept(bench,
            runner_create(bench->instance, 0, &bench->weights.weights, &bench->runner, error));
     accept(bench, dispatcher_create(bench->instance, DISPATCHER_LOCAL, &bench->dispatcher, error));
@@ -127,6 +130,8 @@ static void bench_close(struct bench *bench)
     must(cudaStreamDestroy(bench->stream));
     must(cudaFree(bench->weights.w1.values.data));
     must(cudaFree(bench->weights.w2.values.data));
+    must(cudaFree(bench->weights.w1.bias.data));
+    must(cudaFree(bench->weights.w2.bias.data));
     must(cudaFree(bench->batch.batch.x.data));
     must(cudaFree(bench->batch.batch.ids.data));
     must(cudaFree(bench->batch.batch.weights.data));

@@ -121,10 +121,12 @@ static inline uint64_t wgmma_descriptor(const void *smem)
     return address | uint64_t{1} << 16 | uint64_t{1024 >> 4} << 32 | uint64_t{1} << 62;
 }
 
-template <int N, bool is_bf16> struct wgmma {
+template <bool rows_in> constexpr uint64_t wgmma_next_inputs = (rows_in ? 16 * 128 : 16 * 2) >> 4;
+
+template <int N, bool is_bf16, bool a_rows_in> struct wgmma {
     static void run(float (&c)[N / 2], uint64_t a, uint64_t b)
     {
-        emulator::wgmma_issue({a, b, N, is_bf16, false}, c);
+        emulator::wgmma_issue({a, b, N, is_bf16, a_rows_in}, c);
     }
 };
 

@@ -1,0 +1,121 @@
+// How a tile's weights and tokens come into shared memory. Included by gemm.cu alone.
+
+#ifndef MOXIE_KERNELS_CUDA_GEMM_LOAD_CUH
+#define MOXIE_KERNELS_CUDA_GEMM_LOAD_CUH
+
+#include "kernels/cuda/gemm_tile.cuh"
+#include "kernels/cuda/ptx.cuh"
+
+namespace {
+
+// The rows that a tile gathers, one address a token.
+__device__ __forceinline__ void find_rows(const gemm_args &args, gemm_smem &smem, const tile &t, int32_t thread)
+{
+    bar_sync<1, 128>(); // the copies of the tile before have read their addresses
+    for (int32_t n = thread; n < kColumns; n += 128) {
+        const unsigned char *row = nullptr;
+
+        if (n < t.tokens) {
+            int32_t flat = args.pair_row[t.pair + n];
+            const gemm_slab &slab = args.slabs[flat / args.rows_cap];
+
+            row = slab.rows + flat % args.rows_cap * slab.row_stride_bytes;
+        }
+        smem.token_row[n] = row;
+    }
+    bar_sync<1, 128>();
+}
+
+// 64 inputs of every token row of the tile, swizzled as the copy engine would.
+__device__ __forceinline__ void gather(const gemm_args &args, gemm_smem &smem, int32_t stage, int32_t k, int32_t columns, int32_t thread)
+{
+    int32_t chunk = thread % 8;
+    int32_t left = (args.depth - k) * 2 - chunk * 16;
+    uint32_t base = smem_address(smem.tokens[stage]);
+
+    for (int32_t n = thread / 8; n < columns; n += 16) {
+        const unsigned char *row = smem.token_row[n];
+        uint32_t bytes = row != nullptr && left > 0 ? 16 : 0;
+        const unsigned char *from = bytes != 0 ? row + k * 2 + chunk * 16 : args.slabs[0].rows;
+
+        cp_async_16(base + n * 128 + ((chunk ^ (n & 7)) * 16), from, bytes);
+    }
+}
+
+// Two blocks of 64 rows, [64 rows][64 inputs], or rows_in [64 inputs][64 rows]: gate and up of 64 units, or rows in their order.
+// Where rows lie along K a tensor map can put gate and up of eight units in turns, so both blocks hold both.
+template <bool rows_in>
+__device__ __forceinline__ void load_weights(const gemm_args &args, gemm_smem &smem, int32_t stage, const tile &t, int32_t k)
+{
+    unsigned char *to = smem.weights[stage];
+    uint64_t *full = &smem.full[stage];
+
+    if (!rows_in && args.order != ORDER_PLAIN) {
+        cp_async_bulk_tensor_5d(to, &args.weights, full, k, 0, 0, t.row_tile * 8, t.expert);
+    } else if (!rows_in) {
+        cp_async_bulk_tensor_3d(to, &args.weights, full, k, t.row_tile * kRows, t.expert);
+    } else {
+        int32_t first = t.row_tile * kRows, second = first + kBlockRows;
+
+        if (args.order == ORDER_GATE_UP || args.order == ORDER_UP_GATE) {
+            int32_t unit = t.row_tile * kBlockRows;
+
+            first = unit + (args.order == ORDER_UP_GATE ? args.outputs : 0);
+            second = unit + (args.order == ORDER_UP_GATE ? 0 : args.outputs);
+        }
+        cp_async_bulk_tensor_3d(to, &args.weights, full, first, k, t.expert);
+        cp_async_bulk_tensor_3d(to + kBlockBytes, &args.weights, full, second, k, t.expert);
+    }
+}
+
+// As many token rows as the tile's wgmma reads. Rows past the tile's own belong to the next expert, or are zeros.
+__device__ __forceinline__ void load_tokens(const gemm_args &args, gemm_smem &smem, int32_t stage, const tile &t, int32_t k,
+                                            int32_t columns)
+{
+    const CUtensorMap *map = columns < kManyTokens ? &args.tokens : &args.many_tokens;
+    int32_t box = columns < kManyTokens ? 8 : kManyTokens;
+
+    for (int32_t n = 0; n < columns; n += box)
+        cp_async_bulk_tensor_3d(smem.tokens[stage] + n * 128, map, &smem.full[stage], k, t.pair + n, 0);
+}
+
+template <bool gathers, bool rows_in> __device__ __forceinline__ void producer_loop(const gemm_args &args, gemm_smem &smem)
+{
+    const int32_t thread = threadIdx.x % 128;
+    uint32_t step = 0; // of all tiles
+
+    for (int32_t index = blockIdx.x; index < smem.tile_first[args.experts]; index += gridDim.x) {
+        tile t = find_tile(args, smem, index);
+        int32_t columns = tile_columns(t.tokens);
+
+        if (gathers) find_rows(args, smem, t, thread);
+        for (int32_t k = 0; k < args.depth; k += kDepth, step++) {
+            uint32_t stage = step % kStages, round = step / kStages;
+
+            mbarrier_wait(&smem.empty[stage], (round & 1) ^ 1);
+            if (thread == 0) {
+                uint32_t bytes = kRows * 128 + (gathers ? 0 : columns * 128);
+
+                mbarrier_arrive_expect_tx(&smem.full[stage], bytes);
+                load_weights<rows_in>(args, smem, stage, t, k);
+                if (!gathers) load_tokens(args, smem, stage, t, k, columns);
+            }
+            if (!gathers) continue;
+            gather(args, smem, stage, k, columns, thread);
+            cp_async_commit();
+            if (step < kLag) continue;
+            cp_async_wait<kLag>();
+            fence_proxy_async();
+            mbarrier_arrive(&smem.full[(step - kLag) % kStages]);
+        }
+    }
+    if (!gathers) return;
+    cp_async_wait<0>();
+    fence_proxy_async();
+    for (uint32_t late = step < kLag ? 0 : step - kLag; late < step; late++)
+        mbarrier_arrive(&smem.full[late % kStages]);
+}
+
+} // namespace
+
+#endif
