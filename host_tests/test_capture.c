@@ -89,7 +89,7 @@ START_TEST(slices_follow_each_other)
     sample_init(&s, 1);
     ck_assert_ptr_eq(view(&s, 1), view(&s, 0) + SLICE * ROW);
     ck_assert_ptr_eq(view(&s, 2), view(&s, 0) + 2 * SLICE * ROW);
-    capture_clear(s.instance);
+    ACCEPTED(&s.said, capture_clear(s.instance, &s.said.error));
     check_all(&s, 0, 0, NULL, 0);
     sample_fini(&s);
 }
@@ -107,13 +107,13 @@ START_TEST(ids_are_recorded)
     struct sample s;
 
     sample_init(&s, 1);
-    capture_clear(s.instance);
-    capture_record(s.instance, &rows);
+    ACCEPTED(&s.said, capture_clear(s.instance, &s.said.error));
+    ACCEPTED(&s.said, capture_record(s.instance, &rows, &s.said.error));
     check_all(&s, SLICE + 2, 1, ids, 2);
-    capture_clear(s.instance);
+    ACCEPTED(&s.said, capture_clear(s.instance, &s.said.error));
     rows.row_first = DP * SLICE - 2; // the very last rows
     rows.layer = 0;
-    capture_record(s.instance, &rows);
+    ACCEPTED(&s.said, capture_record(s.instance, &rows, &s.said.error));
     check_all(&s, DP * SLICE - 2, 0, ids, 2);
     sample_fini(&s);
 }
@@ -128,8 +128,8 @@ START_TEST(ids_out_of_range_are_no_expert)
     struct sample s;
 
     sample_init(&s, 1);
-    capture_clear(s.instance);
-    capture_record(s.instance, &rows);
+    ACCEPTED(&s.said, capture_clear(s.instance, &s.said.error));
+    ACCEPTED(&s.said, capture_record(s.instance, &rows, &s.said.error));
     check_all(&s, 0, 0, want, 2);
     sample_fini(&s);
 }
@@ -145,8 +145,8 @@ START_TEST(wide_ids_are_read_whole)
     struct sample s;
 
     sample_init(&s, 1);
-    capture_clear(s.instance);
-    capture_record(s.instance, &rows);
+    ACCEPTED(&s.said, capture_clear(s.instance, &s.said.error));
+    ACCEPTED(&s.said, capture_record(s.instance, &rows, &s.said.error));
     check_all(&s, 1, 0, want, 2);
     sample_fini(&s);
 }
@@ -165,8 +165,8 @@ START_TEST(maps_are_followed)
     struct sample s;
 
     sample_init(&s, 1);
-    capture_clear(s.instance);
-    capture_record(s.instance, &rows);
+    ACCEPTED(&s.said, capture_clear(s.instance, &s.said.error));
+    ACCEPTED(&s.said, capture_record(s.instance, &rows, &s.said.error));
     check_all(&s, 0, 0, want, 2);
     sample_fini(&s);
 }
@@ -187,13 +187,13 @@ START_TEST(padding_is_no_expert)
 
     sample_init(&s, 1);
     memset(memory_slot(&s.instance->memory, BUFFER_CAPTURE, 0), 0xff, DP * SLICE * ROW * 4);
-    capture_record(s.instance, &rows);
+    ACCEPTED(&s.said, capture_record(s.instance, &rows, &s.said.error));
     check_all(&s, 0, 0, want, 3);
     valid = INT32_MIN;
-    capture_record(s.instance, &rows);
+    ACCEPTED(&s.said, capture_record(s.instance, &rows, &s.said.error));
     check_all(&s, 0, 0, NULL, 0);
     valid = INT32_MAX;
-    capture_record(s.instance, &rows);
+    ACCEPTED(&s.said, capture_record(s.instance, &rows, &s.said.error));
     check_all(&s, 0, 0, ids, 3);
     sample_fini(&s);
 }
@@ -205,8 +205,8 @@ START_TEST(no_tokens_write_nothing)
     struct sample s;
 
     sample_init(&s, 1);
-    capture_clear(s.instance);
-    capture_record(s.instance, &rows);
+    ACCEPTED(&s.said, capture_clear(s.instance, &s.said.error));
+    ACCEPTED(&s.said, capture_record(s.instance, &rows, &s.said.error));
     check_all(&s, 0, 0, NULL, 0);
     sample_fini(&s);
 }
@@ -263,8 +263,8 @@ START_TEST(without_the_key_nothing_is_kept)
 
     sample_init(&s, 0);
     ck_assert_uint_eq(s.mock.allocate_calls, 0);
-    capture_clear(s.instance);
-    capture_record(s.instance, &rows);
+    ACCEPTED(&s.said, capture_clear(s.instance, &s.said.error));
+    ACCEPTED(&s.said, capture_record(s.instance, &rows, &s.said.error));
     ACCEPTED(&s.said, capture_check(s.instance, 1000, 1000, SLICE, &s.said.error));
     SAID(&s.said, MOXIE_E_UNAVAILABLE, instance_captured(s.instance, &captured, &s.said.error),
          "capture_routed_experts is 0");

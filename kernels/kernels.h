@@ -8,11 +8,13 @@
 #include "kernels/expand.h"
 #include "kernels/gemm.h"
 #include "kernels/quantise.h"
+#include "kernels/record.h"
 #include "kernels/route.h"
 #include "kernels/router.h"
 
 struct kernels {
     const char *name;
+    int32_t (*record)(const struct record_args *args, void *stream);
     int32_t (*route)(const struct route_args *args, void *stream);
     int32_t (*gate_up)(const struct gate_up_args *args, void *stream);
     int32_t (*down)(const struct down_args *args, void *stream);

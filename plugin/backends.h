@@ -25,7 +25,6 @@ struct backend {
     int32_t size_multiple; // runners: of hidden_size and intermediate_size; 0: any size
     int32_t experts_max;   // runners: that one rank can own; 0: any number
     int32_t one_format;    // runners: x, the weights and the GEMMs' operands are of one format
-    int32_t captures;      // dispatchers: can record the routed experts
 };
 
 // By name, for the door's constant tables.

@@ -6,59 +6,47 @@
 #include "plugin/tensor.h"
 
 #include <inttypes.h>
-#include <string.h>
 
 static int32_t *capture_base(const moxie_instance *instance)
 {
     return memory_slot(&instance->memory, BUFFER_CAPTURE, 0);
 }
 
-void capture_clear(moxie_instance *instance)
+int32_t capture_clear(moxie_instance *instance, moxie_error *error)
 {
-    if (capture_base(instance) != NULL)
-        memset(capture_base(instance), 0xff, (size_t)instance->plan.slot_bytes[BUFFER_CAPTURE]);
+    int32_t *base = capture_base(instance);
+
+    if (base == NULL) return MOXIE_OK;
+    return instance_launched(
+        instance, instance->device->fill(base, 0xff, instance->plan.slot_bytes[BUFFER_CAPTURE]),
+        "capture", error);
 }
 
-static int64_t read_id(const unsigned char *at, int32_t bytes)
-{
-    int32_t narrow;
-    int64_t wide;
-
-    if (bytes == 8) {
-        memcpy(&wide, at, sizeof wide);
-        return wide;
-    }
-    memcpy(&narrow, at, sizeof narrow);
-    return narrow;
-}
-
-static int32_t physical_id(const struct capture_rows *rows, const unsigned char *at,
-                           int32_t experts)
-{
-    int64_t id = read_id(at, rows->id_bytes);
-
-    if (rows->expert_map != NULL) id = id >= 0 && id < rows->map_count ? rows->expert_map[id] : -1;
-    return id >= 0 && id < experts ? (int32_t)id : -1;
-}
-
-void capture_record(moxie_instance *instance, const struct capture_rows *rows)
+int32_t capture_record(moxie_instance *instance, const struct capture_rows *rows,
+                       moxie_error *error)
 {
     const struct limits *limits = &instance->plan.limits;
+    int64_t row_ints = (int64_t)limits->layers * limits->top_k;
     int32_t *base = capture_base(instance);
-    int64_t valid = rows->tokens;
+    struct record_args args = {
+        .ids = rows->ids,
+        .id_stride_bytes = rows->id_stride_bytes,
+        .expert_map = rows->expert_map,
+        .tokens_valid = rows->tokens_valid,
+        .map_count = rows->map_count,
+        .token_first = rows->token_first,
+        .out_stride = row_ints,
+        .id_bytes = rows->id_bytes,
+        .tokens = rows->tokens,
+        .top_k = limits->top_k,
+        .experts = limits->physical_experts,
+    };
 
-    if (base == NULL || rows->ids == NULL) return;
-    if (rows->tokens_valid != NULL) valid = *rows->tokens_valid - rows->token_first;
-    for (int32_t token = 0; token < rows->tokens; token++) {
-        const unsigned char *ids = (const unsigned char *)rows->ids + token * rows->id_stride_bytes;
-        int32_t *to =
-            base + ((rows->row_first + token) * limits->layers + rows->layer) * limits->top_k;
-
-        for (int32_t k = 0; k < limits->top_k; k++)
-            to[k] = token < valid ? physical_id(rows, ids + (int64_t)k * rows->id_bytes,
-                                                limits->physical_experts)
-                                  : -1;
-    }
+    if (base == NULL || rows->ids == NULL) return MOXIE_OK;
+    args.out = base + rows->row_first * row_ints + (int64_t)rows->layer * limits->top_k;
+    return instance_launched(
+        instance, instance->device->kernels->record(&args, instance_stream(instance, rows->stream)),
+        "record", error);
 }
 
 int32_t capture_check(const moxie_instance *instance, int64_t row, int64_t tokens,
@@ -90,5 +78,7 @@ int32_t capture_view(const moxie_instance *instance, moxie_captured *captured, m
     captured->ids = tensor_make(base + captured->dp_rank * limits->capture_tokens * row_ints, 3,
                                 (int64_t *)(uintptr_t)instance->captured_shape,
                                 (int64_t *)(uintptr_t)instance->captured_strides, TENSOR_INT32);
+    captured->ids.device.type = instance->device->tensor_device;
+    captured->ids.device.id = instance->device->ordinal();
     return MOXIE_OK;
 }

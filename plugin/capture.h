@@ -17,15 +17,17 @@ struct capture_rows {
     int64_t row_first;           // in the whole buffer
     const int32_t *tokens_valid; // of the step: its tokens from there on have no expert; NULL: all
     int64_t token_first;         // in the step
+    void *stream;                // the host's
     int32_t layer;
     int32_t reserved;
 };
 
 // Every entry becomes -1 ("no expert").
-void capture_clear(moxie_instance *instance);
+int32_t capture_clear(moxie_instance *instance, moxie_error *error);
 
-// Records; a no-op without the capture. The rows were checked by capture_check.
-void capture_record(moxie_instance *instance, const struct capture_rows *rows);
+// Records in stream order; a no-op without the capture. The rows were checked by capture_check.
+int32_t capture_record(moxie_instance *instance, const struct capture_rows *rows,
+                       moxie_error *error);
 
 // MOXIE_E_CAPACITY when rows [row, row + tokens) of a slice of `slice_rows` rows would overrun it.
 int32_t capture_check(const moxie_instance *instance, int64_t row, int64_t tokens,

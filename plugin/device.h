@@ -15,6 +15,10 @@ struct device {
     void (*release)(const moxie_allocation *request, void *memory);
     // 1 while `stream` is being captured into a graph.
     int (*capturing)(void *stream);
+    // The current device among those of tensor_device, for tensors that a host gets.
+    int32_t (*ordinal)(void);
+    // Every byte of device memory, before it returns; not while a stream is captured.
+    int32_t (*fill)(void *memory, int32_t byte, int64_t bytes);
     // In stream order.
     void (*zero)(void *memory, int64_t bytes, void *stream);
     // Loads every kernel, so that no launch has to. MOXIE_E_UNAVAILABLE when the machine's device

@@ -25,6 +25,17 @@ static int cpu_capturing(void *stream)
     return 0;
 }
 
+static int32_t cpu_ordinal(void)
+{
+    return 0;
+}
+
+static int32_t cpu_fill(void *memory, int32_t byte, int64_t bytes)
+{
+    memset(memory, byte, (size_t)bytes);
+    return 0;
+}
+
 static void cpu_zero(void *memory, int64_t bytes, void *stream)
 {
     (void)stream;
@@ -56,6 +67,8 @@ const struct device device_cpu = {
     .allocate = cpu_allocate,
     .release = cpu_release,
     .capturing = cpu_capturing,
+    .ordinal = cpu_ordinal,
+    .fill = cpu_fill,
     .zero = cpu_zero,
     .prepare = cpu_prepare,
     .probe = cpu_probe,

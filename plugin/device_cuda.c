@@ -38,6 +38,21 @@ static int cuda_capturing(void *stream)
            status != cudaStreamCaptureStatusNone;
 }
 
+static int32_t cuda_ordinal(void)
+{
+    int device = 0;
+
+    (void)cudaGetDevice(&device);
+    return device;
+}
+
+static int32_t cuda_fill(void *memory, int32_t byte, int64_t bytes)
+{
+    cudaError_t st = cudaMemset(memory, byte, (size_t)bytes);
+
+    return (int32_t)(st == cudaSuccess ? cudaDeviceSynchronize() : st);
+}
+
 static void cuda_zero(void *memory, int64_t bytes, void *stream)
 {
     (void)cudaMemsetAsync(memory, 0, (size_t)bytes, stream);
@@ -93,6 +108,8 @@ const struct device device_cuda = {
     .allocate = cuda_allocate,
     .release = cuda_release,
     .capturing = cuda_capturing,
+    .ordinal = cuda_ordinal,
+    .fill = cuda_fill,
     .zero = cuda_zero,
     .prepare = cuda_prepare,
     .probe = cuda_probe,

@@ -125,7 +125,7 @@ static int32_t prepare(moxie_dispatcher *dispatcher, moxie_error *error)
     TRY(instance_device(instance, error));
     TRY(instance_take(instance, DISPATCHER_BUFFERS, error));
     dispatcher->taken = 1;
-    capture_clear(instance);
+    TRY(capture_clear(instance, error));
 out:
     return st;
 }
@@ -353,8 +353,8 @@ void dispatcher_forward_abandon(moxie_dispatcher *dispatcher, int32_t slot)
     if (is_local(dispatcher)) dispatcher->slots[slot].state = SLOT_BEGUN;
 }
 
-static void capture_round(moxie_dispatcher *dispatcher, const struct slot *slot,
-                          const moxie_batch *batch)
+static int32_t capture_round(moxie_dispatcher *dispatcher, const struct slot *slot,
+                             const moxie_batch *batch, moxie_error *error)
 {
     const struct exchange_round *round = &slot->round;
     struct capture_rows rows = {
@@ -367,12 +367,13 @@ static void capture_round(moxie_dispatcher *dispatcher, const struct slot *slot,
         .row_first = slot->shape.capture_row + round->first,
         .tokens_valid = slot->shape.tokens_valid,
         .token_first = round->first,
+        .stream = batch->stream,
         .layer = batch->layer,
     };
 
     if (rows.ids != NULL)
         rows.ids = (const unsigned char *)rows.ids + round->first * rows.id_stride_bytes;
-    capture_record(dispatcher->instance, &rows);
+    return capture_record(dispatcher->instance, &rows, error);
 }
 
 int32_t dispatcher_send_round(moxie_dispatcher *dispatcher, const moxie_batch *batch, int32_t round,
@@ -395,7 +396,7 @@ int32_t dispatcher_send_round(moxie_dispatcher *dispatcher, const moxie_batch *b
     if (slot->shape.padding == MOXIE_PADDING_MAX_LEN)
         slot->round.pad_rows = (int32_t)slot->shape.tokens_most;
     slot->y = tensor_data(&batch->y);
-    capture_round(dispatcher, slot, batch);
+    TRY(capture_round(dispatcher, slot, batch, error));
     if (!is_local(dispatcher))
         TRY(settle(dispatcher, batch,
                    exchange_dispatch_send(&dispatcher->group, &dispatcher->exchanges[batch->slot],

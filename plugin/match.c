@@ -205,12 +205,6 @@ void validate_backends(const struct config *config, const struct backend *runner
     }
     if (runner != NULL) check_runner(config, runner, report);
     if (dispatcher != NULL) check_group(config, dispatcher, report);
-    if (dispatcher != NULL && !dispatcher->captures &&
-        config_i64(config, KEY_CAPTURE_ROUTED_EXPERTS) != 0)
-        report_reason(report, MOXIE_E_UNSUPPORTED, KEY_CAPTURE_ROUTED_EXPERTS,
-                      "dispatcher %s on %s cannot record the routed experts: set "
-                      "capture_routed_experts to 0",
-                      dispatcher->name, dispatcher->device);
     if (runner == NULL || dispatcher == NULL) return;
     check_word(config,
                (runner->input_formats & ~dispatcher->input_formats) == 0 ? runner : dispatcher,

@@ -200,9 +200,6 @@ int32_t runner_expand(moxie_runner *runner, const moxie_call *call, const moxie_
     struct expand_args args;
     int32_t st = MOXIE_OK;
 
-    if (instance->device->kernels->expand == NULL)
-        TRY(fail_with(error, MOXIE_E_UNSUPPORTED, "expand: device %s has no kernel for it",
-                      instance->device->name));
     TRY(read_rows(runner, call, in, &from, error));
     TRY(read_rows(runner, call, out, &to, error));
     TRY(check_expanded(&from, &to, error));
@@ -234,6 +231,18 @@ out:
     return st;
 }
 
+// On a GPU rows are read 16 bytes at a time.
+static int32_t check_folded(const moxie_runner *runner, const struct out_slab *rows,
+                            moxie_error *error)
+{
+    if (runner->instance->device->tensor_device == MOXIE_DEVICE_CPU) return MOXIE_OK;
+    if (((uintptr_t)rows->rows | (uintptr_t)rows->row_stride_bytes) % 16 == 0) return MOXIE_OK;
+    return fail_with(error, MOXIE_E_UNSUPPORTED,
+                     "fold: expanded rows at %p with %" PRId64
+                     " bytes between rows; want both to be multiples of 16",
+                     rows->rows, rows->row_stride_bytes);
+}
+
 int32_t runner_fold(moxie_runner *runner, const moxie_call *call, const moxie_rows *expanded,
                     const moxie_tensor *row_index, const moxie_rows *out, moxie_error *error)
 {
@@ -249,6 +258,7 @@ int32_t runner_fold(moxie_runner *runner, const moxie_call *call, const moxie_ro
         TRY(fail_with(error, MOXIE_E_INVALID,
                       "fold: expanded has layout %d; want an EXPERT_ layout", expanded->layout));
     TRY(rows_out(expanded, NULL, limits, instance->device->tensor_device, &from, error));
+    TRY(check_folded(runner, &from.slabs[0], error));
     if (out->layout != MOXIE_LAYOUT_STANDARD && out->layout != MOXIE_LAYOUT_RANK_MAJOR)
         TRY(fail_with(error, MOXIE_E_INVALID,
                       "fold: out has layout %d; want STANDARD or RANK_MAJOR", out->layout));

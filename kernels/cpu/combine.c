@@ -60,7 +60,7 @@ static void combine_pair(const struct combine_args *args, int32_t pair)
     unsigned char *values;
     float sum[ROW_PIECE];
 
-    if (row < 0 || row >= slab->cap) return;
+    if (slab->rows == NULL || row < 0 || row >= slab->cap) return;
     values = (unsigned char *)slab->rows + row * slab->row_stride_bytes;
     for (int64_t first = 0; first < args->hidden; first += ROW_PIECE) {
         int64_t count = min64(args->hidden - first, ROW_PIECE);

@@ -4,6 +4,7 @@
 
 const struct kernels kernels_cpu = {
     .name = "cpu",
+    .record = record_cpu,
     .route = route_cpu,
     .gate_up = gate_up_cpu,
     .down = down_cpu,

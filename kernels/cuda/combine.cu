@@ -4,6 +4,7 @@
 // bytes  every pair's row once, every result row once: bound by memory
 
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/number.cuh"
 #include "kernels/cuda/ptx.cuh"
 
@@ -24,20 +25,44 @@ struct args {
     float scale;
 };
 
-template <bool is_bf16>
-__device__ void add_pair(const args &a, int32_t pair, int32_t column, float (&sum)[8])
+// Eight numbers of a row.
+template <int32_t format> __device__ __forceinline__ void load_8(const unsigned char *row, int32_t column, float (&to)[8])
 {
-    float weight = a.pair_weight == nullptr ? 1.0f : a.pair_weight[pair];
-    uint4 packed = *reinterpret_cast<const uint4 *>(a.pair_out + pair * a.pair_stride_bytes + column * 2);
-    uint32_t words[4] = {packed.x, packed.y, packed.z, packed.w};
+    constexpr int32_t words = format == FORMAT_F32 ? 8 : 4;
+    const uint4 *from = reinterpret_cast<const uint4 *>(row + column * (words / 2));
+    uint32_t packed[words];
 
 #pragma unroll
-    for (int32_t i = 0; i < 4; i++) {
-        float2 two = number_unpack<is_bf16>(words[i]);
+    for (int32_t i = 0; i < words / 4; i++) {
+        uint4 four = from[i];
 
-        sum[i * 2] += weight * two.x;
-        sum[i * 2 + 1] += weight * two.y;
+        packed[i * 4] = four.x;
+        packed[i * 4 + 1] = four.y;
+        packed[i * 4 + 2] = four.z;
+        packed[i * 4 + 3] = four.w;
     }
+#pragma unroll
+    for (int32_t i = 0; i < 8; i++) {
+        if constexpr (format == FORMAT_F32) {
+            memcpy(&to[i], &packed[i], sizeof to[i]);
+        } else {
+            float2 two = number_unpack<format == FORMAT_BF16>(packed[i / 2]);
+
+            to[i] = i % 2 == 0 ? two.x : two.y;
+        }
+    }
+}
+
+template <int32_t format>
+__device__ __forceinline__ void add_pair(const args &a, int32_t pair, int32_t column, float (&sum)[8])
+{
+    float weight = a.pair_weight == nullptr ? 1.0f : a.pair_weight[pair];
+    float values[8];
+
+    load_8<format>(a.pair_out + pair * a.pair_stride_bytes, column, values);
+#pragma unroll
+    for (int32_t i = 0; i < 8; i++)
+        sum[i] += weight * values[i];
 }
 
 // `column` is a multiple of 8 and hidden too; rows may lie anywhere, so they are written number by number unless aligned.
@@ -63,7 +88,7 @@ __device__ void store_row(const out_slab &to, int32_t row, int32_t column, const
         number_store(at, column + i, to.format, sum[i] * scale);
 }
 
-template <bool is_bf16> __global__ void __launch_bounds__(kThreads) combine_kernel(const __grid_constant__ args a)
+template <int32_t format> __global__ void __launch_bounds__(kThreads) combine_kernel(const __grid_constant__ args a)
 {
     int64_t pieces = (a.hidden + kColumns - 1) / kColumns;
     int64_t warps = static_cast<int64_t>(gridDim.x) * (kThreads / 32);
@@ -82,19 +107,36 @@ template <bool is_bf16> __global__ void __launch_bounds__(kThreads) combine_kern
         if (column >= a.hidden) continue;
         if (a.row_pair == nullptr) {
             row = a.pair_row[flat];
-            if (row < 0 || row >= a.slabs[0].cap) continue;
-            add_pair<is_bf16>(a, static_cast<int32_t>(flat), column, sum);
+            if (a.slabs[0].rows == nullptr || row < 0 || row >= a.slabs[0].cap) continue;
+            add_pair<format>(a, static_cast<int32_t>(flat), column, sum);
         } else {
             index = static_cast<int32_t>(flat / a.rows_cap);
             row = static_cast<int32_t>(flat % a.rows_cap);
-            if (row >= a.slabs[index].cap || (a.slabs[index].count != nullptr && row >= *a.slabs[index].count)) continue;
+            if (a.slabs[index].rows == nullptr || row >= a.slabs[index].cap || (a.slabs[index].count != nullptr && row >= *a.slabs[index].count)) continue;
             for (int32_t t = 0; t < a.top_k; t++) {
                 int32_t pair = a.row_pair[flat * a.top_k + t];
 
-                if (pair >= 0 && pair < a.pairs) add_pair<is_bf16>(a, pair, column, sum);
+                if (pair >= 0 && pair < a.pairs) add_pair<format>(a, pair, column, sum);
             }
         }
         store_row(a.slabs[index], row, column, sum, a.scale);
+    }
+}
+
+typedef void (*combine_entry)(args);
+
+// The kernel for pairs of that format; NULL when there is none.
+combine_entry entry_of(int32_t format)
+{
+    switch (format) {
+    case FORMAT_F32:
+        return combine_kernel<FORMAT_F32>;
+    case FORMAT_BF16:
+        return combine_kernel<FORMAT_BF16>;
+    case FORMAT_F16:
+        return combine_kernel<FORMAT_F16>;
+    default:
+        return nullptr;
     }
 }
 
@@ -102,20 +144,21 @@ template <bool is_bf16> __global__ void __launch_bounds__(kThreads) combine_kern
 
 extern "C" int32_t combine_cuda_load(void)
 {
+    cudaError_t st = cudaSuccess;
     cudaFuncAttributes attributes;
-    cudaError_t st = cudaFuncGetAttributes(&attributes, combine_kernel<true>);
 
-    return st != cudaSuccess ? st : cudaFuncGetAttributes(&attributes, combine_kernel<false>);
+    for (int32_t format : {FORMAT_F32, FORMAT_BF16, FORMAT_F16})
+        if (st == cudaSuccess) st = cudaFuncGetAttributes(&attributes, entry_of(format));
+    return st;
 }
 
 extern "C" int32_t combine_cuda(const struct combine_args *from, void *stream)
 {
-    cudaLaunchAttribute dependent = {};
-    cudaLaunchConfig_t config = {};
-    int64_t pieces = (from->hidden + kColumns - 1) / kColumns, blocks;
+    int64_t pieces = (from->hidden + kColumns - 1) / kColumns;
+    launch_shape shape = {1, kThreads, 0, LAUNCH_EARLY};
     args to = {};
 
-    if (from->hidden % 8 != 0 || (from->pair_format != FORMAT_BF16 && from->pair_format != FORMAT_F16)) return cudaErrorInvalidValue;
+    if (from->hidden % 8 != 0 || entry_of(from->pair_format) == nullptr) return cudaErrorInvalidValue;
     for (int32_t i = 0; i < from->slabs_count; i++)
         to.slabs[i] = from->slabs[i];
     to.pair_out = static_cast<const unsigned char *>(from->pair_out);
@@ -130,15 +173,7 @@ extern "C" int32_t combine_cuda(const struct combine_args *from, void *stream)
     to.hidden = from->hidden;
     to.top_k = from->top_k;
     to.scale = from->scale;
-    // Counts live on the device: the grid covers the capacity, up to a few waves, and strides over the rest.
-    blocks = (static_cast<int64_t>(from->slabs_count) * from->rows_cap * pieces + kThreads / 32 - 1) / (kThreads / 32);
-    dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    dependent.val.programmaticStreamSerializationAllowed = 1;
-    config.gridDim = dim3(static_cast<unsigned>(blocks < 1 ? 1 : blocks > 132 * 16 ? 132 * 16 : blocks));
-    config.blockDim = dim3(kThreads);
-    config.stream = static_cast<cudaStream_t>(stream);
-    config.attrs = &dependent;
-    config.numAttrs = 1;
-    if (from->pair_format == FORMAT_BF16) return cudaLaunchKernelEx(&config, combine_kernel<true>, to);
-    return cudaLaunchKernelEx(&config, combine_kernel<false>, to);
+    // Counts live on the device: the grid covers the capacity.
+    shape.blocks = grid_for(static_cast<int64_t>(from->slabs_count) * from->rows_cap * pieces, kThreads / 32);
+    return launch(entry_of(from->pair_format), shape, stream, to);
 }

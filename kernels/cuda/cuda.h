@@ -22,6 +22,10 @@ int32_t down_cuda(const struct down_args *args, void *stream);
 int32_t gemm_cuda_load(void);
 int32_t combine_cuda(const struct combine_args *args, void *stream);
 int32_t combine_cuda_load(void);
+int32_t record_cuda(const struct record_args *args, void *stream);
+int32_t record_cuda_load(void);
+int32_t expand_cuda(const struct expand_args *args, void *stream);
+int32_t expand_cuda_load(void);
 
 #ifdef __cplusplus
 }

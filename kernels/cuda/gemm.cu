@@ -16,6 +16,7 @@
 #include "kernels/cuda/gemm_finish.cuh"
 #include "kernels/cuda/gemm_load.cuh"
 #include "kernels/cuda/gemm_tile.cuh"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/tensor_map.cuh"
 
@@ -196,20 +197,11 @@ template <bool is_gate_up> gemm_entry entry_of(bool is_bf16, bool rows_in)
     return rows_in ? gemm_kernel<false, is_gate_up, true> : gemm_kernel<false, is_gate_up, false>;
 }
 
-template <bool is_gate_up> cudaError_t launch(const gemm_args &args, const weight_view &view, void *stream)
+template <bool is_gate_up> cudaError_t launch_gemm(const gemm_args &args, const weight_view &view, void *stream)
 {
-    cudaLaunchAttribute dependent = {};
-    cudaLaunchConfig_t config = {};
+    launch_shape shape = {static_cast<unsigned>(sm_count()), kThreads, sizeof(gemm_smem), LAUNCH_EARLY};
 
-    dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    dependent.val.programmaticStreamSerializationAllowed = 1;
-    config.gridDim = dim3(sm_count());
-    config.blockDim = dim3(kThreads);
-    config.dynamicSmemBytes = sizeof(gemm_smem);
-    config.stream = static_cast<cudaStream_t>(stream);
-    config.attrs = &dependent;
-    config.numAttrs = 1;
-    return cudaLaunchKernelEx(&config, entry_of<is_gate_up>(view.format == FORMAT_BF16, view.rows_in != 0), args);
+    return launch(entry_of<is_gate_up>(view.format == FORMAT_BF16, view.rows_in != 0), shape, stream, args);
 }
 
 void take_weights(gemm_args &to, const weight_view &view)
@@ -273,7 +265,7 @@ extern "C" int32_t gate_up_cuda(const struct gate_up_args *args, void *stream)
     to.limit = args->limit;
     st = tensor_map_make(&to.weights, args->w1.values, is_bf16, weights_shape(args->w1, args->experts));
     if (st != cudaSuccess) return st;
-    return launch<true>(to, args->w1, stream);
+    return launch_gemm<true>(to, args->w1, stream);
 }
 
 extern "C" int32_t down_cuda(const struct down_args *args, void *stream)
@@ -302,5 +294,5 @@ extern "C" int32_t down_cuda(const struct down_args *args, void *stream)
     mid.box[1] = kManyTokens;
     st = tensor_map_make(&to.many_tokens, args->mid, is_bf16, mid);
     if (st != cudaSuccess) return st;
-    return launch<false>(to, args->w2, stream);
+    return launch_gemm<false>(to, args->w2, stream);
 }

@@ -4,14 +4,35 @@
 
 #include <cuda_runtime.h>
 
-extern const struct kernels kernels_cuda = {
-    "sm_90", route_cuda, gate_up_cuda, down_cuda, nullptr, combine_cuda, nullptr, nullptr, nullptr, nullptr,
-};
+namespace {
+
+// C++17 has no designated initialisers; a table in order would hide which kernel is missing.
+constexpr struct kernels make_table()
+{
+    struct kernels table = {};
+
+    table.name = "sm_90";
+    table.record = record_cuda;
+    table.route = route_cuda;
+    table.gate_up = gate_up_cuda;
+    table.down = down_cuda;
+    table.combine = combine_cuda;
+    table.expand = expand_cuda;
+    return table;
+}
+
+} // namespace
+
+extern const struct kernels kernels_cuda = make_table();
 
 extern "C" int32_t kernels_cuda_load(void)
 {
-    int32_t st = route_cuda_load();
+    int32_t (*const loads[])(void) = {record_cuda_load, route_cuda_load, gemm_cuda_load, combine_cuda_load, expand_cuda_load};
 
-    if (st == cudaSuccess) st = gemm_cuda_load();
-    return st == cudaSuccess ? combine_cuda_load() : st;
+    for (int32_t (*load)(void) : loads) {
+        int32_t st = load();
+
+        if (st != cudaSuccess) return st;
+    }
+    return cudaSuccess;
 }

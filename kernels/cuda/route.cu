@@ -6,6 +6,8 @@
 // bytes  ids twice, 8 bytes a pair, 4 a position
 
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/ids.cuh"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/number.cuh"
 #include "kernels/cuda/ptx.cuh"
 
@@ -35,11 +37,6 @@ struct args {
     int32_t experts, slabs_count, rows_cap, rows_per_expert, top_k, by, valid_slab;
 };
 
-__device__ int64_t read_id(const void *ids, int64_t index, int32_t bytes)
-{
-    return bytes == 8 ? static_cast<const int64_t *>(ids)[index] : static_cast<const int32_t *>(ids)[index];
-}
-
 // Rows of a slab that may have an expert.
 __device__ int32_t rows_valid(const args &a, int32_t index)
 {
@@ -68,16 +65,10 @@ __device__ __forceinline__ int32_t expert_at(const args &a, const int32_t *valid
 {
     place at = place_of(a, position);
     const slab &s = a.slabs[at.slab];
-    int64_t id;
+    const void *row = static_cast<const unsigned char *>(s.ids) + at.row * s.id_stride_bytes;
 
     if (static_cast<int32_t>(at.row) >= valid[at.slab]) return -1;
-    id = read_id(static_cast<const unsigned char *>(s.ids) + at.row * s.id_stride_bytes, at.k, s.id_bytes);
-    if (a.expert_map != nullptr) {
-        if (id < 0 || id >= a.map_count) return -1;
-        id = a.expert_map[id];
-    }
-    id -= a.expert_first;
-    return id >= 0 && id < a.experts ? static_cast<int32_t>(id) : -1;
+    return id_mapped(a.expert_map, a.map_count, id_read(row, at.k, s.id_bytes), a.expert_first, a.experts);
 }
 
 __device__ __forceinline__ float weight_at(const args &a, uint32_t position)
@@ -264,7 +255,6 @@ extern "C" int32_t route_cuda_load(void)
 
 extern "C" int32_t route_cuda(const struct route_args *from, void *stream)
 {
-    cudaLaunchConfig_t config = {};
     args to = {};
 
     if (from->experts > kExpertsMax) return cudaErrorInvalidValue;
@@ -290,9 +280,5 @@ extern "C" int32_t route_cuda(const struct route_args *from, void *stream)
     to.top_k = from->top_k;
     to.by = from->by;
     to.valid_slab = from->valid_slab;
-    config.gridDim = dim3(1);
-    config.blockDim = dim3(kThreads);
-    config.dynamicSmemBytes = kWarps * from->experts * sizeof(int32_t);
-    config.stream = static_cast<cudaStream_t>(stream);
-    return cudaLaunchKernelEx(&config, route_kernel, to);
+    return launch(route_kernel, {1, kThreads, kWarps * from->experts * sizeof(int32_t), LAUNCH_AFTER}, stream, to);
 }

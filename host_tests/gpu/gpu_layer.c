@@ -1,0 +1,177 @@
+#include "host_tests/gpu/gpu_layer.h"
+
+#include "host_tests/suite.h"
+#include "plugin/tensor.h"
+
+#include <stdio.h>
+#include <string.h>
+
+const char *const gpu_layers[] = {"deepseek_v3_a",      "gpt_oss_a",   "llama4_a",
+                                  "mixtral_a",          "qwen2_moe_a", "qwen3_moe_a",
+                                  "qwen3_moe_norenorm", "qwen3_moe_t1"};
+
+_Static_assert(sizeof gpu_layers / sizeof gpu_layers[0] == GPU_LAYERS, "GPU_LAYERS");
+
+void must(cudaError_t st)
+{
+    ck_assert_msg(st == cudaSuccess, "%s", cudaGetErrorString(st));
+}
+
+void gpu_upload(moxie_tensor *tensor)
+{
+    int64_t count = 1;
+    void *device = NULL;
+    size_t bytes;
+
+    if (tensor->data == NULL) return;
+    for (int32_t i = 0; i < tensor->ndim; i++)
+        count *= tensor->shape[i];
+    bytes = (size_t)(count * tensor_element_bytes(tensor));
+    must(cudaMalloc(&device, bytes + 16));
+    must(cudaMemcpy(device, tensor->data, bytes, cudaMemcpyHostToDevice));
+    tensor->data = device;
+    tensor->device.type = MOXIE_DEVICE_CUDA;
+}
+
+static int32_t mock_allocate(void *ctx, const moxie_allocation *request, void **memory)
+{
+    (void)ctx;
+    if (request->kind == MOXIE_MEMORY_DEVICE) {
+        must(cudaMalloc(memory, request->bytes));
+        must(cudaMemset(*memory, 0xff, request->bytes));
+        return 0;
+    }
+    return posix_memalign(memory, (size_t)request->align, (size_t)request->bytes);
+}
+
+static void mock_release(void *ctx, const moxie_allocation *request, void *memory)
+{
+    (void)ctx;
+    if (request->kind == MOXIE_MEMORY_DEVICE)
+        must(cudaFree(memory));
+    else
+        free(memory);
+}
+
+void gpu_accept(const struct gpu_layer *gpu, int32_t answer)
+{
+    ck_assert_msg(answer == MOXIE_OK, "%s", gpu->mock.text);
+}
+
+void gpu_layer_open(struct gpu_layer *gpu, const char *name, int32_t capture)
+{
+    static const struct registry none;
+    moxie_error *error = &gpu->mock.error;
+    const moxie_plan *plan = NULL;
+    void *y = NULL;
+
+    memset(gpu, 0, sizeof *gpu);
+    layer_open(&gpu->layer, name);
+    mock_host_init(&gpu->mock);
+    layer_configure(&gpu->layer, &gpu->mock);
+    mock_set_str(&gpu->mock, "device", "sm_90");
+    mock_set_i64(&gpu->mock, "capture_routed_experts", capture);
+    // Room for three ranks' slabs.
+    mock_set_i64(&gpu->mock, "forward_tokens_max", 2 * gpu->layer.tokens + 1);
+    gpu->mock.host.allocate = mock_allocate;
+    gpu->mock.host.release = mock_release;
+    gpu_accept(gpu, instance_open(&gpu->mock.host, &none, &gpu->instance, error));
+    gpu_accept(gpu, instance_plan(gpu->instance, &plan, error));
+    layer_weights_of(&gpu->layer, 0, gpu->layer.experts, &gpu->weights);
+    gpu_upload(&gpu->weights.w1.values);
+    gpu_upload(&gpu->weights.w2.values);
+    gpu_upload(&gpu->weights.w1.bias);
+    gpu_upload(&gpu->weights.w2.bias);
+    gpu_accept(gpu, runner_create(gpu->instance, 0, &gpu->weights.weights, &gpu->runner, error));
+    gpu_accept(gpu, dispatcher_create(gpu->instance, DISPATCHER_LOCAL, &gpu->dispatcher, error));
+    gpu->y_bytes = (size_t)(gpu->layer.tokens * gpu->layer.hidden) * sizeof(float);
+    gpu->y = malloc(gpu->y_bytes);
+    layer_batch_of(&gpu->layer, 0, gpu->layer.tokens, gpu->y, &gpu->batch);
+    gpu_upload(&gpu->batch.batch.x);
+    gpu_upload(&gpu->batch.batch.ids);
+    gpu_upload(&gpu->batch.batch.weights);
+    must(cudaMalloc(&y, gpu->y_bytes));
+    gpu->batch.batch.y.data = y;
+    gpu->batch.batch.y.device.type = MOXIE_DEVICE_CUDA;
+    must(cudaStreamCreateWithFlags(&gpu->stream, cudaStreamNonBlocking));
+    gpu->batch.batch.stream = gpu->stream;
+    gpu->step = (moxie_step){.struct_size = sizeof(moxie_step), .tokens = gpu->layer.tokens};
+}
+
+void gpu_layer_close(struct gpu_layer *gpu)
+{
+    dispatcher_destroy(gpu->dispatcher);
+    runner_destroy(gpu->runner);
+    ck_assert_int_eq(instance_close(gpu->instance, &gpu->mock.error), MOXIE_OK);
+    must(cudaStreamDestroy(gpu->stream));
+    must(cudaFree(gpu->weights.w1.values.data));
+    must(cudaFree(gpu->weights.w2.values.data));
+    must(cudaFree(gpu->weights.w1.bias.data));
+    must(cudaFree(gpu->weights.w2.bias.data));
+    must(cudaFree(gpu->batch.batch.x.data));
+    must(cudaFree(gpu->batch.batch.ids.data));
+    must(cudaFree(gpu->batch.batch.weights.data));
+    must(cudaFree(gpu->batch.batch.y.data));
+    free(gpu->y);
+    layer_close(&gpu->layer);
+}
+
+void gpu_poison(struct gpu_layer *gpu)
+{
+    must(cudaMemsetAsync(gpu->batch.batch.y.data, 0xff, gpu->y_bytes, gpu->stream));
+}
+
+void gpu_fetch(struct gpu_layer *gpu)
+{
+    must(cudaMemcpyAsync(gpu->y, gpu->batch.batch.y.data, gpu->y_bytes, cudaMemcpyDeviceToHost,
+                         gpu->stream));
+    must(cudaStreamSynchronize(gpu->stream));
+}
+
+void gpu_launch(struct gpu_layer *gpu)
+{
+    moxie_error *error = &gpu->mock.error;
+
+    gpu_accept(gpu, dispatcher_begin_forward(gpu->dispatcher, &gpu->step, error));
+    gpu_accept(gpu, forward_run(gpu->dispatcher, gpu->runner, &gpu->batch.batch, error));
+}
+
+void gpu_forward(struct gpu_layer *gpu)
+{
+    gpu_poison(gpu);
+    gpu_launch(gpu);
+    gpu_fetch(gpu);
+}
+
+void *gpu_poisoned(size_t bytes)
+{
+    void *memory = NULL;
+
+    must(cudaMalloc(&memory, bytes));
+    must(cudaMemset(memory, 0xff, bytes));
+    return memory;
+}
+
+int gpu_suite(const char *name, void (*add)(TCase *tests))
+{
+    Suite *suite = suite_create(name);
+    TCase *tests = tcase_create(name);
+    SRunner *runner;
+    char reason[160];
+    int failed;
+
+    if (device_probe("sm_90", reason) == 0) {
+        (void)printf("skipped: %s\n", reason);
+        return 77;
+    }
+    tcase_set_timeout(tests, 120);
+    add(tests);
+    suite_add_tcase(suite, tests);
+    runner = srunner_create(suite);
+    // CUDA does not survive a fork.
+    srunner_set_fork_status(runner, CK_NOFORK);
+    srunner_run_all(runner, CK_ENV);
+    failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}

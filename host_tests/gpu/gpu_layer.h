@@ -1,0 +1,54 @@
+// A golden layer on the GPU: the instance, its weights and a batch in device memory.
+
+#ifndef MOXIE_HOST_TESTS_GPU_LAYER_H
+#define MOXIE_HOST_TESTS_GPU_LAYER_H
+
+#include "plugin/dispatcher.h"
+#include "plugin/forward.h"
+#include "plugin/runner.h"
+
+#include "host_tests/layer.h"
+
+#include <check.h>
+#include <cuda_runtime_api.h>
+
+// What the suites run through.
+extern const char *const gpu_layers[];
+#define GPU_LAYERS 8
+
+struct gpu_layer {
+    struct layer layer;
+    struct mock_host mock;
+    moxie_instance *instance;
+    moxie_runner *runner;
+    moxie_dispatcher *dispatcher;
+    struct layer_weights_view weights;
+    struct layer_batch batch;
+    moxie_step step;
+    float *y; // host
+    size_t y_bytes;
+    cudaStream_t stream;
+};
+
+void must(cudaError_t st);
+// Bytes of 0xff in device memory.
+void *gpu_poisoned(size_t bytes);
+// The tensor's bytes move to device memory, which cudaFree gives back.
+void gpu_upload(moxie_tensor *tensor);
+
+// `capture`: the key capture_routed_experts.
+void gpu_layer_open(struct gpu_layer *gpu, const char *name, int32_t capture);
+void gpu_layer_close(struct gpu_layer *gpu);
+// MOXIE_OK, or the test fails with the error's text.
+void gpu_accept(const struct gpu_layer *gpu, int32_t answer);
+// One forward in stream order.
+void gpu_launch(struct gpu_layer *gpu);
+// The same with y poisoned before and fetched after.
+void gpu_forward(struct gpu_layer *gpu);
+void gpu_poison(struct gpu_layer *gpu);
+void gpu_fetch(struct gpu_layer *gpu);
+
+// Runs a suite in this process, since CUDA does not survive a fork; 77 where there is no device.
+int gpu_suite(const char *name, void (*add)(TCase *tests));
+
+#endif

@@ -1,0 +1,385 @@
+// The kernels beside the GEMMs and their CPU twins, same args structs, same random data with everything a host can send:
+// ids of no expert, maps, counts past the end, several slabs, layouts by expert. What the twins write must be equal.
+
+extern "C" {
+#include "kernels/cpu/cpu.h"
+}
+#include "kernels/cuda/cuda.h"
+
+#include <cuda_runtime.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <vector>
+
+#define CHECK(call)                                                                                                       \
+    do {                                                                                                                  \
+        int status_ = (int)(call);                                                                                        \
+        if (status_ != 0) {                                                                                               \
+            printf("%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString((cudaError_t)status_));               \
+            exit(1);                                                                                                      \
+        }                                                                                                                 \
+    } while (0)
+
+static uint64_t seed_state;
+
+static uint32_t draw(uint32_t limit)
+{
+    seed_state = seed_state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)((seed_state >> 33) % limit);
+}
+
+// Memory on both sides with the same bytes, or with bytes that a kernel must overwrite.
+struct twin {
+    std::vector<unsigned char> cpu;
+    unsigned char *gpu;
+
+    explicit twin(size_t bytes) : cpu(bytes + 16, 0xff)
+    {
+        CHECK(cudaMalloc(&gpu, cpu.size()));
+        send();
+    }
+    twin(const twin &) = delete;
+    ~twin()
+    {
+        cudaFree(gpu);
+    }
+    void send()
+    {
+        CHECK(cudaMemcpy(gpu, cpu.data(), cpu.size(), cudaMemcpyHostToDevice));
+    }
+    template <class T> T *on(bool device)
+    {
+        return (T *)(device ? gpu : cpu.data());
+    }
+    // 1 when both sides hold the same bytes.
+    int same(const char *what)
+    {
+        std::vector<unsigned char> got(cpu.size());
+
+        CHECK(cudaMemcpy(got.data(), gpu, got.size(), cudaMemcpyDeviceToHost));
+        for (size_t i = 0; i < got.size(); i++)
+            if (got[i] != cpu[i]) {
+                printf("%s differs at byte %zu of %zu\n", what, i, got.size());
+                return 0;
+            }
+        return 1;
+    }
+};
+
+static void inline_tasks(void *ctx, uint64_t tasks, void (*task)(void *, uint64_t), void *arg)
+{
+    (void)ctx;
+    for (uint64_t i = 0; i < tasks; i++)
+        task(arg, i);
+}
+
+static cpu_stream *stream_of_cpu()
+{
+    static cpu_stream stream;
+
+    stream.parallel_for = inline_tasks;
+    if (stream.scratch == NULL) stream.scratch = (unsigned char *)aligned_alloc(64, CPU_SCRATCH_BYTES);
+    stream.workers = 1;
+    stream.isa = cpu_isa_best();
+    return &stream;
+}
+
+// ---- A draw ------------------------------------------------------------------------------------
+
+#define SLABS_MAX 3
+
+struct sample {
+    int slabs, cap, top_k, experts, expert_first, map_count, id_bytes, hidden, by, rows_per_expert;
+    int64_t positions;
+};
+
+static sample draw_sample()
+{
+    sample s;
+
+    s.slabs = 1 + (int)draw(SLABS_MAX);
+    s.cap = 1 + (int)draw(90);
+    s.top_k = 1 + (int)draw(draw(8) == 0 ? 32 : 8);
+    s.experts = 1 + (int)draw(draw(8) == 0 ? 1024 : 20);
+    s.expert_first = (int)draw(5);
+    s.map_count = draw(2) ? 0 : 1 + (int)draw(30);
+    s.id_bytes = draw(2) ? 4 : 8;
+    s.hidden = 8 * (1 + (int)draw(80));
+    s.by = draw(3) ? ROUTE_BY_IDS : draw(2) ? ROUTE_BY_PREFIX : ROUTE_BY_COUNTS;
+    s.rows_per_expert = 1 + (int)draw(12);
+    if (s.by != ROUTE_BY_IDS) {
+        s.slabs = s.top_k = 1;
+        s.cap = s.by == ROUTE_BY_COUNTS ? s.experts * s.rows_per_expert : s.cap;
+    }
+    s.positions = (int64_t)s.slabs * s.cap * s.top_k;
+    return s;
+}
+
+static void fill_ids(const sample &s, void *ids, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) {
+        int64_t id = (int64_t)draw(s.experts + 8) - 2;
+
+        if (draw(40) == 0) id = draw(2) ? INT32_MAX : INT32_MIN;
+        if (s.id_bytes == 8)
+            ((int64_t *)ids)[i] = draw(60) == 0 ? id + ((int64_t)1 << 32) : id;
+        else
+            ((int32_t *)ids)[i] = (int32_t)id;
+    }
+}
+
+// bf16 between -2 and 2.
+static void fill_rows(void *to, int64_t numbers)
+{
+    for (int64_t i = 0; i < numbers; i++) {
+        float value = (float)((int)draw(4001) - 2000) / 1000.0f;
+        uint32_t bits;
+
+        memcpy(&bits, &value, 4);
+        ((uint16_t *)to)[i] = (uint16_t)(bits >> 16);
+    }
+}
+
+// ---- The kernels -------------------------------------------------------------------------------
+
+static int try_record()
+{
+    sample s = draw_sample();
+    int tokens = (int)draw(s.cap + 1), experts = s.experts;
+    twin ids((size_t)s.cap * s.top_k * s.id_bytes), map(s.map_count * 4), valid(4), out((size_t)s.cap * (s.top_k + 3) * 4);
+
+    fill_ids(s, ids.cpu.data(), (int64_t)s.cap * s.top_k);
+    for (int i = 0; i < s.map_count; i++)
+        ((int32_t *)map.cpu.data())[i] = (int32_t)draw(experts + 4) - 2;
+    *(int32_t *)valid.cpu.data() = draw(5) ? (int32_t)draw(s.cap + 9) : draw(2) ? INT32_MIN : INT32_MAX;
+    ids.send();
+    map.send();
+    valid.send();
+    bool padded = draw(2), mapped = s.map_count > 0;
+    int64_t first = draw(4);
+    for (int device = 0; device < 2; device++) {
+        record_args args = {};
+
+        args.ids = ids.on<void>(device);
+        args.id_stride_bytes = s.top_k * s.id_bytes;
+        args.expert_map = mapped ? map.on<int32_t>(device) : NULL;
+        args.map_count = s.map_count;
+        args.tokens_valid = padded ? valid.on<int32_t>(device) : NULL;
+        args.token_first = first;
+        args.out = out.on<int32_t>(device);
+        args.out_stride = s.top_k + 3;
+        args.id_bytes = s.id_bytes;
+        args.tokens = tokens;
+        args.top_k = s.top_k;
+        args.experts = experts;
+        CHECK(device ? kernels_cuda.record(&args, NULL) : kernels_cpu.record(&args, stream_of_cpu()));
+    }
+    CHECK(cudaDeviceSynchronize());
+    return out.same("record.out");
+}
+
+// What route wrote, for the kernels after it.
+struct routed {
+    twin offset, pair_row, pair_weight, row_pair;
+
+    explicit routed(const sample &s)
+        : offset((s.experts + 1) * 4), pair_row(s.positions * 4), pair_weight(s.positions * 4), row_pair(s.positions * 4)
+    {
+    }
+};
+
+struct slabs {
+    twin ids, weights, counts, rows, map, expert_counts, valid;
+    row_slab views[2][SLABS_MAX];
+
+    explicit slabs(const sample &s)
+        : ids(s.positions * s.id_bytes), weights(s.positions * 4), counts(SLABS_MAX * 4),
+          rows((size_t)s.slabs * s.cap * (s.hidden + 8) * 2), map(s.map_count * 4), expert_counts((s.experts + 1) * 4), valid(4)
+    {
+    }
+};
+
+static void fill_slabs(const sample &s, slabs &from)
+{
+    int32_t sum = 0;
+
+    fill_ids(s, from.ids.cpu.data(), s.positions);
+    for (int64_t i = 0; i < s.positions; i++)
+        ((float *)from.weights.cpu.data())[i] = (float)draw(1000) / 1000.0f;
+    fill_rows(from.rows.cpu.data(), (int64_t)s.slabs * s.cap * (s.hidden + 8));
+    for (int i = 0; i < SLABS_MAX; i++)
+        ((int32_t *)from.counts.cpu.data())[i] = (int32_t)draw(s.cap + 3) - 1;
+    for (int i = 0; i < s.map_count; i++)
+        ((int32_t *)from.map.cpu.data())[i] = (int32_t)draw(s.experts + 8) - 2;
+    for (int e = 0; e <= s.experts; e++) {
+        ((int32_t *)from.expert_counts.cpu.data())[e] =
+            s.by == ROUTE_BY_PREFIX ? sum : (int32_t)draw(s.rows_per_expert + 3) - 1;
+        if (draw(2)) sum += (int32_t)draw(2 + 2 * s.cap / s.experts);
+    }
+    *(int32_t *)from.valid.cpu.data() = (int32_t)draw(s.cap + 3) - 1;
+    for (twin *t : {&from.ids, &from.weights, &from.counts, &from.rows, &from.map, &from.expert_counts, &from.valid})
+        t->send();
+}
+
+static void view_slabs(const sample &s, slabs &from, bool counted)
+{
+    int64_t of_slab = (int64_t)s.cap * s.top_k;
+
+    for (int device = 0; device < 2; device++)
+        for (int i = 0; i < s.slabs; i++) {
+            row_slab &v = from.views[device][i];
+
+            v = row_slab();
+            v.rows = from.rows.on<uint16_t>(device) + (int64_t)i * s.cap * (s.hidden + 8);
+            v.ids = s.by == ROUTE_BY_IDS ? from.ids.on<char>(device) + i * of_slab * s.id_bytes : NULL;
+            v.weights = from.weights.on<float>(device) + i * of_slab;
+            v.count = counted ? from.counts.on<int32_t>(device) + i : NULL;
+            v.row_stride_bytes = (s.hidden + 8) * 2;
+            v.id_stride_bytes = s.top_k * s.id_bytes;
+            v.weight_stride_bytes = s.top_k * 4;
+            v.cap = s.cap;
+            v.format = FORMAT_BF16;
+            v.id_bytes = s.id_bytes;
+            v.weight_format = FORMAT_F32;
+        }
+}
+
+static route_args route_of(const sample &s, slabs &from, routed &to, bool device, bool padded)
+{
+    route_args args = {};
+
+    args.slabs = from.views[device];
+    args.tokens_valid = padded ? from.valid.on<int32_t>(device) : NULL;
+    args.expert_map = s.map_count > 0 ? from.map.on<int32_t>(device) : NULL;
+    args.expert_counts = from.expert_counts.on<int32_t>(device);
+    args.expert_offset = to.offset.on<int32_t>(device);
+    args.pair_row = to.pair_row.on<int32_t>(device);
+    args.pair_weight = to.pair_weight.on<float>(device);
+    args.row_pair = to.row_pair.on<int32_t>(device);
+    args.pairs_max = s.positions;
+    args.map_count = s.map_count;
+    args.expert_first = s.expert_first;
+    args.experts = s.experts;
+    args.slabs_count = s.slabs;
+    args.rows_cap = s.cap;
+    args.rows_per_expert = s.rows_per_expert;
+    args.top_k = s.top_k;
+    args.by = s.by;
+    return args;
+}
+
+static int try_expand(const sample &s, slabs &from, routed &routes)
+{
+    int per_expert = draw(2) ? 0 : 1 + (int)draw(20);
+    int64_t rows = per_expert ? (int64_t)per_expert * s.experts : s.positions;
+    twin out((size_t)rows * (s.hidden + 8) * 2), weights(rows * 4), counts((s.experts + 1) * 4), index(s.positions * 4);
+
+    for (int device = 0; device < 2; device++) {
+        expand_args args = {};
+
+        args.slabs = from.views[device];
+        args.expert_offset = routes.offset.on<int32_t>(device);
+        args.pair_row = routes.pair_row.on<int32_t>(device);
+        args.pair_weight = routes.pair_weight.on<float>(device);
+        args.row_pair = routes.row_pair.on<int32_t>(device);
+        args.rows = out.on<void>(device);
+        args.weights = weights.on<float>(device);
+        args.counts = counts.on<int32_t>(device);
+        args.row_index = index.on<int32_t>(device);
+        args.row_stride_bytes = (s.hidden + 8) * 2;
+        args.experts = s.experts;
+        args.slabs_count = s.slabs;
+        args.rows_cap = s.cap;
+        args.rows_per_expert = per_expert;
+        args.hidden = s.hidden;
+        args.top_k = s.top_k;
+        CHECK(device ? kernels_cuda.expand(&args, NULL) : kernels_cpu.expand(&args, stream_of_cpu()));
+    }
+    CHECK(cudaDeviceSynchronize());
+    return out.same("expand.rows") & weights.same("expand.weights") & counts.same("expand.counts") &
+           index.same("expand.row_index");
+}
+
+static int try_combine(const sample &s, slabs &from, routed &routes, bool counted)
+{
+    twin pairs((size_t)s.positions * s.hidden * 4), out((size_t)s.slabs * s.cap * s.hidden * 4);
+    int format = draw(2) ? FORMAT_F32 : FORMAT_BF16, pair_format = draw(2) ? FORMAT_F32 : FORMAT_BF16;
+    int left_out = (int)draw(SLABS_MAX + 4);
+    bool weighted = draw(2);
+    out_slab views[SLABS_MAX];
+
+    if (pair_format == FORMAT_BF16) fill_rows(pairs.cpu.data(), s.positions * s.hidden * 2);
+    for (int64_t i = 0; pair_format == FORMAT_F32 && i < s.positions * s.hidden; i++)
+        ((float *)pairs.cpu.data())[i] = (float)((int)draw(4001) - 2000) / 1024.0f;
+    pairs.send();
+    for (int device = 0; device < 2; device++) {
+        combine_args args = {};
+
+        for (int i = 0; i < s.slabs; i++)
+            views[i] = {i == left_out ? NULL : out.on<char>(device) + (int64_t)i * s.cap * s.hidden * 4,
+                        counted ? from.counts.on<int32_t>(device) + i : NULL, s.hidden * 4, s.cap, format};
+        args.pair_out = pairs.on<void>(device);
+        args.pair_stride_bytes = s.hidden * 4;
+        args.pairs = s.positions;
+        args.row_pair = s.by == ROUTE_BY_IDS ? routes.row_pair.on<int32_t>(device) : NULL;
+        args.pair_row = s.by == ROUTE_BY_IDS ? NULL : routes.pair_row.on<int32_t>(device);
+        args.pairs_count = routes.offset.on<int32_t>(device) + s.experts;
+        args.pair_weight = weighted ? routes.pair_weight.on<float>(device) : NULL;
+        args.slabs = views;
+        args.pair_format = pair_format;
+        args.slabs_count = s.slabs;
+        args.rows_cap = s.cap;
+        args.hidden = s.hidden;
+        args.top_k = s.top_k;
+        args.scale = 0.5f;
+        CHECK(device ? kernels_cuda.combine(&args, NULL) : kernels_cpu.combine(&args, stream_of_cpu()));
+    }
+    CHECK(cudaDeviceSynchronize());
+    return out.same("combine.slabs");
+}
+
+static int try_route()
+{
+    sample s = draw_sample();
+    bool counted = draw(2), padded = s.by == ROUTE_BY_IDS && draw(2);
+    slabs from(s);
+    routed to(s);
+    int same;
+
+    fill_slabs(s, from);
+    view_slabs(s, from, counted && s.by == ROUTE_BY_IDS);
+    for (int device = 0; device < 2; device++) {
+        route_args args = route_of(s, from, to, device, padded);
+
+        CHECK(device ? kernels_cuda.route(&args, NULL) : kernels_cpu.route(&args, stream_of_cpu()));
+    }
+    CHECK(cudaDeviceSynchronize());
+    same = to.offset.same("route.expert_offset") & to.pair_row.same("route.pair_row") & to.pair_weight.same("route.pair_weight") &
+           to.row_pair.same("route.row_pair");
+    if (same && s.by == ROUTE_BY_IDS) same = try_expand(s, from, to);
+    if (same) same = try_combine(s, from, to, counted && s.by == ROUTE_BY_IDS);
+    if (!same)
+        printf("slabs %d cap %d top-k %d experts %d first %d map %d id bytes %d hidden %d by %d rows per expert %d\n", s.slabs,
+               s.cap, s.top_k, s.experts, s.expert_first, s.map_count, s.id_bytes, s.hidden, s.by, s.rows_per_expert);
+    return same;
+}
+
+int main(int argc, char **argv)
+{
+    uint64_t first = argc > 1 ? strtoull(argv[1], NULL, 10) : 1, count = argc > 2 ? strtoull(argv[2], NULL, 10) : 100;
+    int failed = 0, devices = 0;
+
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) return 77;
+    CHECK(kernels_cuda_load());
+    for (uint64_t seed = first; seed < first + count; seed++) {
+        seed_state = seed * 0x9e3779b97f4a7c15u;
+        if (try_record() && try_route()) continue;
+        printf("seed %llu failed\n", (unsigned long long)seed);
+        failed++;
+    }
+    printf("%d of %llu seeds failed\n", failed, (unsigned long long)count);
+    return failed != 0;
+}

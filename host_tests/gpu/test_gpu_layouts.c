@@ -1,0 +1,191 @@
+// The layouts by expert on a GPU: expand, run on the expanded rows, fold back, against the golden
+// output; rows that lie wrongly.
+
+#include "host_tests/gpu/gpu_layer.h"
+#include "host_tests/suite.h"
+#include "plugin/tensor.h"
+
+#include <string.h>
+
+// Rows of STANDARD, and the buffers of an expanded layout with places for the worst case.
+struct layouts {
+    moxie_slab in_slab, out_slab, expanded_slab, result_slab;
+    moxie_rows in, out, expanded, results;
+    int64_t dims[4][3], weights_dims[2], counts_dim, index_dims[2];
+    moxie_tensor row_index;
+    moxie_call call;
+};
+
+static moxie_tensor on_gpu(size_t bytes, int32_t ndim, int64_t *dims, uint32_t type)
+{
+    moxie_tensor tensor = tensor_make(gpu_poisoned(bytes), ndim, dims, NULL, type);
+
+    tensor.device.type = MOXIE_DEVICE_CUDA;
+    return tensor;
+}
+
+static moxie_rows rows_of(int32_t layout, moxie_slab *slab)
+{
+    *slab = (moxie_slab){.struct_size = sizeof *slab};
+    return (moxie_rows){.struct_size = sizeof(moxie_rows),
+                        .layout = layout,
+                        .slabs_count = 1,
+                        .slab_stride = sizeof *slab,
+                        .slabs = slab};
+}
+
+static void layouts_make(struct layouts *l, const struct gpu_layer *gpu, int32_t layout)
+{
+    const struct layer *layer = &gpu->layer;
+    int masked = layout == MOXIE_LAYOUT_EXPERT_MASKED;
+    int64_t pairs = layer->tokens * layer->top_k;
+    int64_t rows = masked ? layer->experts * pairs : pairs;
+    size_t values = (size_t)(rows * layer->hidden);
+
+    memset(l, 0, sizeof *l);
+    l->in = rows_of(MOXIE_LAYOUT_STANDARD, &l->in_slab);
+    l->out = rows_of(MOXIE_LAYOUT_STANDARD, &l->out_slab);
+    l->in.id_space = MOXIE_IDS_GLOBAL;
+    l->in_slab.rows = gpu->batch.batch.x;
+    l->in_slab.ids = gpu->batch.batch.ids;
+    l->in_slab.weights = gpu->batch.batch.weights;
+    l->out_slab.rows = gpu->batch.batch.y;
+    for (int32_t i = 0; i < 2; i++) {
+        l->dims[i][0] = masked ? layer->experts : pairs;
+        l->dims[i][1] = masked ? pairs : layer->hidden;
+        l->dims[i][2] = layer->hidden;
+    }
+    l->weights_dims[0] = masked ? layer->experts : rows;
+    l->weights_dims[1] = pairs;
+    l->counts_dim = layer->experts + !masked;
+    l->index_dims[0] = layer->tokens;
+    l->index_dims[1] = layer->top_k;
+    l->expanded = rows_of(layout, &l->expanded_slab);
+    l->results = rows_of(layout, &l->result_slab);
+    l->expanded_slab.rows = on_gpu(values * 2, masked + 2, l->dims[0], 1u << MOXIE_FORMAT_BF16);
+    l->expanded_slab.weights =
+        on_gpu((size_t)rows * 4, masked + 1, l->weights_dims, 1u << MOXIE_FORMAT_F32);
+    l->result_slab.rows = on_gpu(values * 4, masked + 2, l->dims[1], 1u << MOXIE_FORMAT_F32);
+    l->expanded.counts = on_gpu((size_t)(layer->experts + 1) * 4, 1, &l->counts_dim, TENSOR_INT32);
+    l->row_index = on_gpu((size_t)pairs * 4, 2, l->index_dims, TENSOR_INT32);
+    l->call = (moxie_call){.struct_size = sizeof l->call, .stream = gpu->stream};
+}
+
+static void layouts_free(struct layouts *l)
+{
+    must(cudaFree(l->expanded_slab.rows.data));
+    must(cudaFree(l->expanded_slab.weights.data));
+    must(cudaFree(l->result_slab.rows.data));
+    must(cudaFree(l->expanded.counts.data));
+    must(cudaFree(l->row_index.data));
+}
+
+static void by_expert(const char *name, int32_t layout)
+{
+    struct gpu_layer gpu;
+    struct layouts l;
+    moxie_error *error = &gpu.mock.error;
+
+    gpu_layer_open(&gpu, name, 0);
+    layouts_make(&l, &gpu, layout);
+    gpu_poison(&gpu);
+    gpu_accept(&gpu, runner_expand(gpu.runner, &l.call, &l.in, &l.expanded, &l.row_index, error));
+    gpu_accept(&gpu, runner_run(gpu.runner, &l.call, &l.expanded, &l.results, error));
+    gpu_accept(&gpu, runner_fold(gpu.runner, &l.call, &l.results, &l.row_index, &l.out, error));
+    gpu_fetch(&gpu);
+    ck_assert_double_le(golden_error(gpu.y, &gpu.layer.want), 5e-3);
+    layouts_free(&l);
+    gpu_layer_close(&gpu);
+}
+
+START_TEST(expert_contiguous_rows)
+{
+    by_expert(gpu_layers[_i], MOXIE_LAYOUT_EXPERT_CONTIGUOUS);
+}
+END_TEST
+
+START_TEST(expert_masked_rows)
+{
+    by_expert(gpu_layers[_i], MOXIE_LAYOUT_EXPERT_MASKED);
+}
+END_TEST
+
+// Rows [first, first + rows) of a compact tensor; `dims` gets the new shape.
+static moxie_tensor part_of(const moxie_tensor *whole, int64_t first, int64_t rows, int64_t dims[2])
+{
+    moxie_tensor part = *whole;
+
+    dims[0] = rows;
+    dims[1] = whole->shape[1];
+    part.shape = dims;
+    part.byte_offset += (uint64_t)(first * dims[1] * tensor_element_bytes(whole));
+    return part;
+}
+
+// Three ranks' rows, one of them without any.
+START_TEST(rank_major_rows)
+{
+    const moxie_batch *batch;
+    struct gpu_layer gpu;
+    moxie_slab in[3], out[3];
+    moxie_rows in_rows = rows_of(MOXIE_LAYOUT_RANK_MAJOR, in), out_rows = in_rows;
+    int64_t dims[3][4][2], first = 0, ranks = 3;
+    int32_t counts[3];
+    moxie_call call = {.struct_size = sizeof call};
+
+    gpu_layer_open(&gpu, gpu_layers[_i], 0);
+    batch = &gpu.batch.batch;
+    for (int32_t i = 0; i < 3; i++) {
+        counts[i] =
+            i == 1 ? 0 : (int32_t)(i == 0 ? gpu.layer.tokens / 2 : gpu.layer.tokens - first);
+        in[i] = out[i] = (moxie_slab){.struct_size = sizeof in[i]};
+        in[i].rows = part_of(&batch->x, first, counts[i], dims[i][0]);
+        in[i].ids = part_of(&batch->ids, first, counts[i], dims[i][1]);
+        in[i].weights = part_of(&batch->weights, first, counts[i], dims[i][2]);
+        out[i].rows = part_of(&batch->y, first, counts[i], dims[i][3]);
+        first += counts[i];
+    }
+    in_rows.id_space = MOXIE_IDS_GLOBAL;
+    in_rows.slabs_count = out_rows.slabs_count = 3;
+    in_rows.counts = tensor_make(counts, 1, &ranks, NULL, TENSOR_INT32);
+    gpu_upload(&in_rows.counts);
+    out_rows.slabs = out;
+    call.stream = gpu.stream;
+    gpu_poison(&gpu);
+    gpu_accept(&gpu, runner_run(gpu.runner, &call, &in_rows, &out_rows, &gpu.mock.error));
+    gpu_fetch(&gpu);
+    ck_assert_double_le(golden_error(gpu.y, &gpu.layer.want), 5e-3);
+    must(cudaFree(in_rows.counts.data));
+    gpu_layer_close(&gpu);
+}
+END_TEST
+
+START_TEST(folded_rows_lie_on_16_bytes)
+{
+    struct gpu_layer gpu;
+    struct layouts l;
+
+    gpu_layer_open(&gpu, "mixtral_a", 0);
+    layouts_make(&l, &gpu, MOXIE_LAYOUT_EXPERT_CONTIGUOUS);
+    l.result_slab.rows.byte_offset = 4;
+    ck_assert_int_eq(
+        runner_fold(gpu.runner, &l.call, &l.results, &l.row_index, &l.out, &gpu.mock.error),
+        MOXIE_E_UNSUPPORTED);
+    ck_assert(strstr(gpu.mock.text, "multiples of 16") != NULL);
+    layouts_free(&l);
+    gpu_layer_close(&gpu);
+}
+END_TEST
+
+static void add(TCase *tests)
+{
+    tcase_add_loop_test(tests, expert_contiguous_rows, 0, GPU_LAYERS);
+    tcase_add_loop_test(tests, expert_masked_rows, 0, GPU_LAYERS);
+    tcase_add_loop_test(tests, rank_major_rows, 0, GPU_LAYERS);
+    tcase_add_test(tests, folded_rows_lie_on_16_bytes);
+}
+
+int main(void)
+{
+    return gpu_suite("gpu_layouts", add);
+}

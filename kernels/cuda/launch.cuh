@@ -1,0 +1,43 @@
+// How every kernel is launched: blocks and threads in one dimension, arguments by value.
+
+#ifndef MOXIE_KERNELS_CUDA_LAUNCH_CUH
+#define MOXIE_KERNELS_CUDA_LAUNCH_CUH
+
+#include <cuda_runtime.h>
+
+// A grid that strides over its items: enough blocks for `items`, at most a few waves of an H200.
+constexpr int64_t kGridBlocksMax = 132 * 16;
+
+static inline unsigned grid_for(int64_t items, int64_t items_a_block)
+{
+    int64_t blocks = (items + items_a_block - 1) / items_a_block;
+
+    return static_cast<unsigned>(blocks < 1 ? 1 : blocks > kGridBlocksMax ? kGridBlocksMax : blocks);
+}
+
+// An early one may begin while the launch before it ends: its blocks call griddepcontrol_wait before they read.
+enum launch_order { LAUNCH_AFTER, LAUNCH_EARLY };
+
+struct launch_shape {
+    unsigned blocks, threads;
+    size_t smem_bytes;
+    launch_order order;
+};
+
+template <class Args> cudaError_t launch(void (*kernel)(Args), const launch_shape &shape, void *stream, const Args &args)
+{
+    cudaLaunchAttribute early = {};
+    cudaLaunchConfig_t config = {};
+
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = dim3(shape.blocks);
+    config.blockDim = dim3(shape.threads);
+    config.dynamicSmemBytes = shape.smem_bytes;
+    config.stream = static_cast<cudaStream_t>(stream);
+    config.attrs = &early;
+    config.numAttrs = shape.order == LAUNCH_EARLY ? 1 : 0;
+    return cudaLaunchKernelEx(&config, kernel, args);
+}
+
+#endif
