@@ -185,6 +185,8 @@ START_TEST(faults_say_what_to_change)
         {"cuInit", "CUDA_VISIBLE_DEVICES", 100, EXIT_REFUSED},
         {"cuInit", "install a driver", 803, EXIT_TROUBLE},
         {"cuInit", "nvidia-smi", 999, EXIT_TROUBLE},
+        {"cuInit", "stub", 34, EXIT_TROUBLE},
+        {"cuInit", "fabricmanager", 802, EXIT_TROUBLE},
         {"cuInit", "no words for", 77, EXIT_TROUBLE},
         {"cuDevicePrimaryCtxRetain", "another process", 46, EXIT_TROUBLE},
         {"cuStreamEndCapture", "a graph cannot hold", 900, EXIT_TROUBLE},

@@ -23,14 +23,16 @@ static const char *advice(cuda_result result)
     case 4:
     case 999:
         return "look into the kernel's log, and whether nvidia-smi answers";
-    case 35:
+    case 34:
+        return "the toolkit's stub was loaded; take its folder out of LD_LIBRARY_PATH";
     case 803:
         return "install a driver that is as new as the library's CUDA";
     case CUDA_NO_DEVICE:
     case 101:
         return "see nvidia-smi and CUDA_VISIBLE_DEVICES, or use --device cpu";
-    case 46:
     case 802:
+        return "the machine's GPUs wait for a service, such as nvidia-fabricmanager";
+    case 46:
         return "another process has the GPU; wait, or choose another by CUDA_VISIBLE_DEVICES";
     case 700:
     case 715:
