@@ -146,22 +146,23 @@ static void same_experts(const struct weights *all, const struct weights *part, 
 {
     uint64_t count = (uint64_t)part->shape.experts;
 
-    ck_assert_mem_eq(all->values + first * all->value_bytes, part->values,
+    ck_assert_mem_eq(all->values.at + first * all->value_bytes, part->values.at,
                      count * part->value_bytes);
     if (all->scale_bytes > 0)
-        ck_assert_mem_eq(all->scales + first * all->scale_bytes, part->scales,
+        ck_assert_mem_eq(all->scales.at + first * all->scale_bytes, part->scales.at,
                          count * part->scale_bytes);
     if (all->global_bytes > 0)
-        ck_assert_mem_eq(all->globals + first * all->global_bytes, part->globals,
+        ck_assert_mem_eq(all->globals.at + first * all->global_bytes, part->globals.at,
                          count * part->global_bytes);
     if (all->bias_bytes > 0)
-        ck_assert_mem_eq(all->biases + first * all->bias_bytes, part->biases,
+        ck_assert_mem_eq(all->biases.at + first * all->bias_bytes, part->biases.at,
                          count * part->bias_bytes);
 }
 
 START_TEST(a_rank_loads_its_own_experts)
 {
-    static const struct load_progress silent = {NULL, NULL};
+    struct device device;
+    const struct load_target silent = {&device, NULL, NULL};
     struct checkpoint checkpoint;
     struct expert_layout layout;
     struct experts all;
@@ -169,6 +170,7 @@ START_TEST(a_rank_loads_its_own_experts)
     struct fault fault;
     int64_t count = 0;
 
+    ck_assert_int_eq(device_open(&device, "cpu", &fault), EXIT_OK);
     describe(&published[_i], &checkpoint, &layout);
     count = layout.w1.experts;
     ck_assert_int_eq(
@@ -188,6 +190,7 @@ START_TEST(a_rank_loads_its_own_experts)
                                   &silent, &fault),
                      EXIT_TROUBLE);
     experts_fini(&all);
+    ck_assert_int_eq(device_finish(&device, EXIT_OK, &fault), EXIT_OK);
     checkpoint_close(&checkpoint);
 }
 END_TEST

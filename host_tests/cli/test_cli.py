@@ -319,8 +319,87 @@ class Bench(Case):
     def test_usage(self):
         for arguments in (["--shape", "1,2,3", "--tokens", "1"], ["--shape", "q30b"], ["--tokens", "1"],
                           ["--shape", "q30b", "--tokens", "1,,2"], ["--shape", "q30b", "--tokens", "0"],
-                          ["--shape", "q30b", "--tokens", "1", "--weight-format", "int3"]):
+                          ["--shape", "q30b", "--tokens", "1", "--weight-format", "int3"],
+                          ["--shape", "q30b", "--tokens", "1", "--row-format", "f32"]):
             self.moxie("bench", *arguments, code=1)
+
+
+class Gpu(Case):
+    """On a GPU, real or emulated. Leaves with 77 when there is none."""
+
+    ON = ["--runner", "moxie_cuda"]
+    BOUND = 5e-3  # rows between the projections are 16-bit
+    TINY = ["bench", "--shape", "64,32,8,2", "--seconds", "0.01"]
+
+    @classmethod
+    def setUpClass(cls):
+        told = subprocess.run([COMMAND, "info", "--json"], capture_output=True, timeout=TIMEOUT_S, check=True).stdout
+        gpus = [entry for entry in json.loads(told)["backends"] if entry["device"] == "sm_90"]
+        if not any(entry["score"] > 0 for entry in gpus):
+            print("skipped: no GPU that the library has kernels for")
+            raise SystemExit(77)
+
+    def layer(self, path, *arguments):
+        return self.run_layer("--layer-file", path, *arguments, *self.ON, bound=self.BOUND)
+
+    def test_layers(self):
+        for name in LAYERS:
+            with self.subTest(name=name):
+                self.assertEqual(self.layer(layer(name))["dispatcher"], "local")
+
+    def test_model(self):
+        self.run_layer(*model_arguments(*MODELS[0]), *self.ON, bound=self.BOUND)
+
+    def test_router_and_wide_ids(self):
+        tensors, metadata = files.read(layer("mixtral_a.safetensors"))
+        ids = memoryview(tensors["topk_ids"].data).cast("i")
+        tensors["topk_ids"] = files.Tensor("I64", tensors["topk_ids"].shape,
+                                           b"".join(i.to_bytes(8, "little", signed=True) for i in ids))
+        files.write(self.path("wide"), tensors, metadata)
+        self.layer(self.path("wide"))
+        del tensors["topk_ids"], tensors["topk_weights"]
+        files.write(self.path("routed"), tensors, metadata)
+        self.layer(self.path("routed"))
+
+    def test_device_picks_the_runner(self):
+        result = self.document("run", "--layer-file", layer("mixtral_a.safetensors"), "--device", "sm_90")
+        self.assertEqual(result["runner"], "moxie_cuda")
+        result = self.document("run", "--layer-file", layer("mixtral_a.safetensors"), "--runner", "moxie_cpu")
+        self.assertEqual(result["runner"], "moxie_cpu")
+
+    def test_refusals(self):
+        mixtral = ["--layer-file", layer("mixtral_a.safetensors")]
+        for arguments, words in ((mixtral + ["--device", "cpu"], "not registered for device cpu"),
+                                 (mixtral + ["--ranks", "2"], "no dispatcher moves rows"),
+                                 (mixtral + ["--device", "sm_7"], "device"),
+                                 (model_arguments(*MODELS[1]), "weight_format fp8_block128")):
+            with self.subTest(words=words):
+                _, trouble = self.moxie("run", *arguments, *self.ON, code=2)
+                self.assertIn(words, trouble)
+
+    def test_bench(self):
+        result = self.document(*self.TINY, "--tokens", "1,5", *self.ON)
+        self.assertEqual([cell["tokens"] for cell in result["cells"]], [1, 5])
+        self.assertEqual((result["forwards_per_graph"], result["weight_sets"], result["ranks"]), (8, 8, 1))
+        self.assertEqual(result["floor_of"], {"read_gb_per_s": 4500.0, "tflops": 790.0})
+        for name in ("driver_copy_gb_per_s", "driver_fill_gb_per_s"):
+            self.assertTrue(all(rate > 0 for rate in result["anchors"][name]))
+        for cell in result["cells"]:
+            self.assertLessEqual(cell["p10_us"], cell["median_us"])
+            self.assertLessEqual(cell["median_us"], cell["p90_us"])
+            self.assertGreater(cell["floor_us"], 0)
+            self.assertGreater(cell["times_floor"], 0)
+            self.assertGreater(cell["reuse_mb"], 0)
+            self.assertGreaterEqual(cell["replays"], 30)
+            self.assertLess(cell["relative_error"], 0.02)
+
+    def test_bench_table(self):
+        text, _ = self.moxie(*self.TINY, "--tokens", "2", "--weight-format", "f16", "--row-format", "f16",
+                                   *self.ON)
+        self.assertIn("x floor", text)
+        self.assertIn("which a cache may hold", text)
+        _, trouble = self.moxie(*self.TINY, "--tokens", "2", "--weight-format", "f16", *self.ON, code=2)
+        self.assertIn("input_format", trouble)
 
 
 class Usage(Case):

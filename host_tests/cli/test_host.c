@@ -115,9 +115,9 @@ START_TEST(backends_are_kept_by_name)
 
     ck_assert_int_eq(table.register_runner(table.ctx, &runner), 0);
     ck_assert_int_eq(table.register_dispatcher(table.ctx, &dispatcher), 0);
-    ck_assert_ptr_eq(host_runner(&host, "quick"), &runner);
-    ck_assert_ptr_null(host_runner(&host, "far"));
-    ck_assert_ptr_eq(host_dispatcher(&host, "far"), &dispatcher);
+    ck_assert_ptr_eq(host_runner(&host, "quick", ""), &runner);
+    ck_assert_ptr_null(host_runner(&host, "far", ""));
+    ck_assert_ptr_eq(host_dispatcher(&host, "far", ""), &dispatcher);
     for (int i = 1; i < HOST_BACKENDS_MAX; i++)
         ck_assert_int_eq(table.register_runner(table.ctx, &runner), 0);
     ck_assert_int_ne(table.register_runner(table.ctx, &runner), 0);

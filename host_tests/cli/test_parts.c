@@ -125,17 +125,21 @@ START_TEST(weights_take_what_their_format_takes)
     struct weights_shape shape = {
         .order = MOXIE_ORDER_GATE_UP, .experts = 3, .outputs = 320, .inputs = 256};
     struct weights weights;
+    struct device device;
     struct fault fault;
 
+    ck_assert_int_eq(device_open(&device, "cpu", &fault), EXIT_OK);
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         shape.format = rows[i].format;
         ck_assert_uint_eq(weights_bytes(&shape), 3 * rows[i].bytes);
         ck_assert_int_eq(format_from_word(format_word(shape.format)), shape.format);
-        ck_assert_int_eq(weights_init(&weights, &shape, &fault), EXIT_OK);
-        bench_fill_weights(&weights, 1);
+        ck_assert_int_eq(weights_init(&weights, &device, &shape, &fault), EXIT_OK);
+        ck_assert_uint_eq(device.bytes_held, 3 * rows[i].bytes);
+        ck_assert_int_eq(bench_fill_weights(&weights, 1, &fault), EXIT_OK);
         ck_assert_int_eq(weights.matrix.values.shape[0], 3);
         weights_fini(&weights);
     }
+    ck_assert_int_eq(device_finish(&device, EXIT_OK, &fault), EXIT_OK);
 }
 END_TEST
 
@@ -153,12 +157,15 @@ START_TEST(impossible_weights_are_refused)
          .inputs = (int64_t)1 << 40},
     };
     struct weights weights;
+    struct device device;
     struct fault fault;
 
+    ck_assert_int_eq(device_open(&device, "cpu", &fault), EXIT_OK);
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         ck_assert_uint_eq(weights_bytes(&wrong[i]), 0);
-        ck_assert_int_eq(weights_init(&weights, &wrong[i], &fault), EXIT_TROUBLE);
+        ck_assert_int_eq(weights_init(&weights, &device, &wrong[i], &fault), EXIT_TROUBLE);
     }
+    ck_assert_int_eq(device_finish(&device, EXIT_OK, &fault), EXIT_OK);
 }
 END_TEST
 

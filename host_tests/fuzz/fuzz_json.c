@@ -176,7 +176,8 @@ static void play_host(json_t *config)
     host.log_from = INT32_MAX;
     table = host_table(&host, MOXIE_ABI_VERSION);
     open_on(&table);
-    PROPERTY(host_runner(&host, "moxie_cpu") != NULL && host_dispatcher(&host, "local") != NULL);
+    PROPERTY(host_runner(&host, "moxie_cpu", "cpu") != NULL &&
+             host_dispatcher(&host, "local", "") != NULL);
     check_unknown(&host);
     json_object_foreach(config, key, value)
     {

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define STAGING_BYTES ((uint64_t)8 << 20) // a multiple of what is drawn at once
+
 struct named_shape {
     const char *name;
     struct bench_shape shape;
@@ -98,6 +100,19 @@ void bench_weights_shapes(const struct bench_shape *shape, int32_t format, int64
     };
 }
 
+uint64_t bench_layer_bytes(const struct bench_shape *shape, int32_t format, int64_t experts)
+{
+    struct weights_shape w1;
+    struct weights_shape w2;
+    uint64_t both = 0;
+
+    bench_weights_shapes(shape, format, experts, &w1, &w2);
+    if (weights_bytes(&w1) == 0 || weights_bytes(&w2) == 0 ||
+        !bytes_add(weights_bytes(&w1), weights_bytes(&w2), &both))
+        return 0;
+    return both;
+}
+
 // Eight bytes of numbers at a time: random where `random` has ones, then `fixed`.
 struct bits {
     uint64_t random, fixed;
@@ -113,16 +128,40 @@ static const struct bits positive_e4m3_bits = {0x0f0f0f0f0f0f0f0f, 0x20202020202
 static const struct bits nibble_bits = {0xffffffffffffffff, 0};
 static const struct bits e8m0_bits = {0x0303030303030303, 0x7878787878787878};
 
-static void fill(void *memory, uint64_t bytes, const struct bits *bits, uint64_t seed)
+static void fill(uint8_t *out, uint64_t bytes, const struct bits *bits, uint64_t *state)
 {
-    uint8_t *out = memory;
-
     for (uint64_t i = 0; i < bytes; i += sizeof(uint64_t)) {
-        uint64_t word = (next_random(&seed) & bits->random) | bits->fixed;
+        uint64_t word = (next_random(state) & bits->random) | bits->fixed;
         uint64_t left = bytes - i;
 
         memcpy(out + i, &word, left < sizeof word ? left : sizeof word);
     }
+}
+
+// The same numbers wherever the memory is.
+static int fill_memory(const struct memory *memory, struct device *device, const struct bits *bits,
+                       uint64_t seed, struct fault *fault)
+{
+    uint8_t *staging = NULL;
+    int st = EXIT_OK;
+
+    if (memory->at == NULL) return EXIT_OK;
+    if (device->table->direct) {
+        fill(memory->at, memory->bytes, bits, &seed);
+        return EXIT_OK;
+    }
+    staging = malloc(STAGING_BYTES);
+    if (staging == NULL) return fault_set(fault, EXIT_TROUBLE, "out of memory");
+    for (uint64_t done = 0; done < memory->bytes; done += STAGING_BYTES) {
+        uint64_t left = memory->bytes - done;
+        uint64_t part = left < STAGING_BYTES ? left : STAGING_BYTES;
+
+        fill(staging, part, bits, &seed);
+        TRY(device->table->copy_in(device, memory->at + done, staging, part, fault));
+    }
+out:
+    free(staging);
+    return st;
 }
 
 static const struct bits *value_bits(int32_t format)
@@ -149,17 +188,21 @@ static const struct bits *scale_bits(int32_t format)
     return format == MOXIE_FORMAT_NVFP4 ? &positive_e4m3_bits : &positive_f32_bits;
 }
 
-void bench_fill_weights(struct weights *weights, uint64_t seed)
+int bench_fill_weights(struct weights *weights, uint64_t seed, struct fault *fault)
 {
-    const struct weights_shape *shape = &weights->shape;
-    uint64_t experts = (uint64_t)shape->experts;
+    struct device *device = weights->device;
+    int32_t format = weights->shape.format;
+    int st = EXIT_OK;
 
-    fill(weights->values, experts * weights->value_bytes, value_bits(shape->format), seed);
-    fill(weights->scales, experts * weights->scale_bytes, scale_bits(shape->format), seed + 1);
-    fill(weights->globals, experts * weights->global_bytes, &positive_f32_bits, seed + 2);
+    TRY(fill_memory(&weights->values, device, value_bits(format), seed, fault));
+    TRY(fill_memory(&weights->scales, device, scale_bits(format), seed + 1, fault));
+    TRY(fill_memory(&weights->globals, device, &positive_f32_bits, seed + 2, fault));
+out:
+    return st;
 }
 
-void bench_fill_rows(void *rows, uint64_t bytes, uint64_t seed)
+int bench_fill_rows(struct memory *rows, struct device *device, int32_t format, uint64_t seed,
+                    struct fault *fault)
 {
-    fill(rows, bytes, &bf16_bits, seed);
+    return fill_memory(rows, device, value_bits(format), seed, fault);
 }

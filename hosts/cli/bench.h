@@ -9,6 +9,7 @@
 #define BENCH_CELLS_MAX       64
 #define BENCH_REPETITIONS_MAX 1000
 #define BENCH_REPETITIONS_MIN 3
+#define BENCH_FORWARDS        8 // in one graph
 
 // Of one MoE layer.
 struct bench_shape {
@@ -23,6 +24,16 @@ struct draw {
     int cell, repetition, rank;
 };
 
+// What a rank process is asked for.
+struct bench_job {
+    struct bench_shape shape;
+    int32_t format, row_format; // MOXIE_FORMAT_* of the weights; of x and y
+    int64_t tokens_max;
+    double seconds; // for each cell
+    int cells;
+    int64_t tokens[BENCH_CELLS_MAX];
+};
+
 // ids [tokens, k]: k different experts a token, uniformly, the same in every process.
 void bench_draw_ids(const struct bench_shape *shape, const struct draw *draw, int64_t tokens,
                     int32_t *ids);
@@ -31,9 +42,13 @@ void bench_draw_ids(const struct bench_shape *shape, const struct draw *draw, in
 void bench_weights_shapes(const struct bench_shape *shape, int32_t format, int64_t experts,
                           struct weights_shape *w1, struct weights_shape *w2);
 
+// Bytes of the weights of `experts` experts; 0 past 2^62, or where the format cannot cut the shape.
+uint64_t bench_layer_bytes(const struct bench_shape *shape, int32_t format, int64_t experts);
+
 // Random numbers of moderate size; no NaN in any format.
-void bench_fill_weights(struct weights *weights, uint64_t seed);
-// bf16 numbers.
-void bench_fill_rows(void *rows, uint64_t bytes, uint64_t seed);
+int bench_fill_weights(struct weights *weights, uint64_t seed, struct fault *fault);
+// Numbers of a format without scales.
+int bench_fill_rows(struct memory *rows, struct device *device, int32_t format, uint64_t seed,
+                    struct fault *fault);
 
 #endif

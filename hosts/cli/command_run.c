@@ -290,9 +290,6 @@ static int check_memory(const struct source *source, struct fault *fault)
 static int check_source(const struct run_options *options, const struct source *source,
                         struct fault *fault)
 {
-    int st = check_memory(source, fault);
-
-    if (st != EXIT_OK) return st;
     if (options->tolerance >= 0 && source->inputs.routed_output == NULL)
         return fault_set(fault, EXIT_TROUBLE, "%s: no routed_output to hold --tolerance against",
                          source->inputs.file->path);
@@ -331,6 +328,7 @@ int command_run(int argc, char **argv, struct fault *fault)
     if (config == NULL)
         TRY(fault_set(fault, EXIT_TROUBLE, "out of memory, or a name not in UTF-8"));
     TRY(preflight(&instance, &plugin, &options.rank, config, fault));
+    if (preflight_device(&instance)->direct) TRY(check_memory(&source, fault));
     TRY(allocate_output(&outcome, fault));
     TRY(run_ranks(&options, &plugin, config, &outcome, fault));
     TRY(finish(&options, &outcome, fault));

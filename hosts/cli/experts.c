@@ -3,7 +3,11 @@
 #include "hosts/cli/experts.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+
+// Of RAM on the way to a device: a layer is never in memory twice.
+#define STAGING_BYTES ((uint64_t)8 << 20)
 
 // A tensor that must be there, and which bytes of it go where.
 struct piece {
@@ -19,6 +23,8 @@ struct loader {
     struct checkpoint *checkpoint;
     struct expert_range range;
     struct fault *fault;
+    struct device *device;
+    uint8_t *staging; // [STAGING_BYTES]; NULL where files are read into the device's memory
 };
 
 // The dtype of a format's values in a file.
@@ -44,8 +50,28 @@ static int same_shape(const struct tensor *tensor, const struct piece *piece)
     return memcmp(tensor->shape, piece->shape, piece->ndim * sizeof tensor->shape[0]) == 0;
 }
 
-// Finds the tensor and checks that it is what the layout says; reads when `buffer` is not NULL.
-static int take(const struct loader *loader, const struct piece *piece, void *buffer)
+// Reads `bytes` of a tensor from byte `first` on to an address of the device.
+static int read_to(const struct loader *loader, const struct located *located, uint64_t first,
+                   uint64_t bytes, uint8_t *to)
+{
+    int st = EXIT_OK;
+
+    if (loader->staging == NULL)
+        return safetensors_read(located->file, located->tensor, first, bytes, to, loader->fault);
+    for (uint64_t done = 0; done < bytes; done += STAGING_BYTES) {
+        uint64_t part = bytes - done < STAGING_BYTES ? bytes - done : STAGING_BYTES;
+
+        TRY(safetensors_read(located->file, located->tensor, first + done, part, loader->staging,
+                             loader->fault));
+        TRY(loader->device->table->copy_in(loader->device, to + done, loader->staging, part,
+                                           loader->fault));
+    }
+out:
+    return st;
+}
+
+// Finds the tensor and checks that it is what the layout says; reads when `to` is not NULL.
+static int take(const struct loader *loader, const struct piece *piece, uint8_t *to)
 {
     struct tensor wanted = {.word = piece->word, .ndim = piece->ndim};
     struct located located;
@@ -62,10 +88,9 @@ static int take(const struct loader *loader, const struct piece *piece, void *bu
                          "%s: tensor %s is %s; the sizes in the model's description want %s",
                          located.file->path, piece->name, seen_text, wanted_text);
     }
-    if (buffer == NULL) return EXIT_OK;
-    return safetensors_read(located.file, located.tensor, piece->first,
-                            piece->bytes != 0 ? piece->bytes : located.tensor->bytes, buffer,
-                            loader->fault);
+    if (to == NULL) return EXIT_OK;
+    return read_to(loader, &located, piece->first,
+                   piece->bytes != 0 ? piece->bytes : located.tensor->bytes, to);
 }
 
 // One projection of one expert: gate, up or down.
@@ -128,20 +153,19 @@ out:
     return st;
 }
 
+static uint8_t *part_of(const struct memory *memory, uint64_t bytes, int64_t local, int halves)
+{
+    if (memory->at == NULL) return NULL;
+    return memory->at + (uint64_t)local * bytes + (uint64_t)halves * bytes / 2;
+}
+
 // The bytes of one expert in `weights`, shifted by `halves` halves of it.
 static struct destination destination_of(const struct weights *weights, int64_t local, int halves)
 {
-    uint64_t index = (uint64_t)local;
-    uint64_t half = (uint64_t)halves;
-
     return (struct destination){
-        .values = weights->values + index * weights->value_bytes + half * weights->value_bytes / 2,
-        .scales = weights->scales == NULL ? NULL
-                                          : weights->scales + index * weights->scale_bytes +
-                                                half * weights->scale_bytes / 2,
-        .globals = weights->globals == NULL ? NULL
-                                            : weights->globals + index * weights->global_bytes +
-                                                  half * weights->global_bytes / 2,
+        .values = part_of(&weights->values, weights->value_bytes, local, halves),
+        .scales = part_of(&weights->scales, weights->scale_bytes, local, halves),
+        .globals = part_of(&weights->globals, weights->global_bytes, local, halves),
     };
 }
 
@@ -208,18 +232,18 @@ static int take_fused(const struct loader *loader, const char *name,
         piece.shape[2] = shape->inputs / 32;
         piece.shape[3] = 16;
     }
-    TRY(take_range(loader, &piece, to->value_bytes, to->values));
+    TRY(take_range(loader, &piece, to->value_bytes, to->values.at));
     if (packed) {
         piece = fused_piece(loader, name, "_scales", shape);
         piece.word = WORD_U8;
         piece.shape[2] = shape->inputs / 32;
-        TRY(take_range(loader, &piece, to->scale_bytes, to->scales));
+        TRY(take_range(loader, &piece, to->scale_bytes, to->scales.at));
     }
     if (shape->bias_format != MOXIE_FORMAT_AUTO) {
         piece = fused_piece(loader, name, "_bias", shape);
         piece.word = value_word(shape->bias_format);
         piece.ndim = 2;
-        TRY(take_range(loader, &piece, to->bias_bytes, to->biases));
+        TRY(take_range(loader, &piece, to->bias_bytes, to->biases.at));
     }
 out:
     return st;
@@ -227,9 +251,9 @@ out:
 
 int experts_load(struct experts *experts, const struct expert_layout *layout,
                  struct checkpoint *checkpoint, struct expert_range range,
-                 const struct load_progress *progress, struct fault *fault)
+                 const struct load_target *target, struct fault *fault)
 {
-    const struct loader loader = {layout, checkpoint, range, fault};
+    struct loader loader = {layout, checkpoint, range, fault, target->device, NULL};
     struct weights_shape w1 = layout->w1;
     struct weights_shape w2 = layout->w2;
     int st = EXIT_OK;
@@ -241,18 +265,23 @@ int experts_load(struct experts *experts, const struct expert_layout *layout,
                          (long long)layout->w1.experts);
     w1.experts = range.count;
     w2.experts = range.count;
-    TRY(weights_init(&experts->w1, &w1, fault));
-    TRY(weights_init(&experts->w2, &w2, fault));
+    if (!target->device->table->direct) {
+        loader.staging = malloc(STAGING_BYTES);
+        if (loader.staging == NULL) TRY(fault_set(fault, EXIT_TROUBLE, "out of memory"));
+    }
+    TRY(weights_init(&experts->w1, target->device, &w1, fault));
+    TRY(weights_init(&experts->w2, target->device, &w2, fault));
     if (layout->fused && range.count > 0) {
         TRY(take_fused(&loader, layout->gate, &layout->w1, &experts->w1));
         TRY(take_fused(&loader, layout->down, &layout->w2, &experts->w2));
     }
     for (int64_t i = 0; i < range.count && !layout->fused; i++) {
         TRY(take_expert(&loader, range.first + i, experts));
-        if (progress->report != NULL)
-            progress->report(progress->ctx, (double)(i + 1) / (double)range.count);
+        if (target->report != NULL)
+            target->report(target->ctx, (double)(i + 1) / (double)range.count);
     }
 out:
+    free(loader.staging);
     if (st != EXIT_OK) experts_fini(experts);
     return st;
 }
@@ -266,7 +295,7 @@ void experts_fini(struct experts *experts)
 int experts_check(const struct expert_layout *layout, struct checkpoint *checkpoint,
                   struct fault *fault)
 {
-    const struct loader loader = {layout, checkpoint, {0, 0}, fault};
+    const struct loader loader = {layout, checkpoint, {0, 0}, fault, NULL, NULL};
     int st = EXIT_OK;
 
     if (layout->fused) {

@@ -32,8 +32,9 @@ struct expert_layout {
     char correction_bias[TENSOR_NAME_BYTES]; // "" where there is none
 };
 
-// What a loader tells while it reads; `report` may be NULL.
-struct load_progress {
+// Where a loader puts what it reads, and what it tells meanwhile; `report` may be NULL.
+struct load_target {
+    struct device *device;
     void *ctx;
     void (*report)(void *ctx, double share);
 };
@@ -58,7 +59,7 @@ struct expert_range {
 // On failure nothing is held.
 int experts_load(struct experts *experts, const struct expert_layout *layout,
                  struct checkpoint *checkpoint, struct expert_range range,
-                 const struct load_progress *progress, struct fault *fault);
+                 const struct load_target *target, struct fault *fault);
 // Accepts a zeroed struct.
 void experts_fini(struct experts *experts);
 

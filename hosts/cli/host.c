@@ -3,7 +3,6 @@
 #include "hosts/cli/host.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define KEY_BYTES_MAX           64
@@ -56,18 +55,26 @@ static int32_t get_str(void *ctx, const char *key, char *buffer, uint64_t capaci
 
 static int32_t allocate(void *ctx, const moxie_allocation *request, void **memory)
 {
-    size_t align = request->align < sizeof(void *) ? sizeof(void *) : request->align;
+    struct host *host = ctx;
+    struct fault fault;
+    int st = host->device != NULL ? device_take(host->device, request, memory, &fault)
+                                  : device_cpu.allocate(NULL, request, memory, &fault);
 
-    (void)ctx;
-    *memory = NULL;
-    return posix_memalign(memory, align, request->bytes) == 0 ? 0 : 1;
+    if (st == EXIT_OK) return 0;
+    // The library says which buffer failed, and cannot say why.
+    (void)fprintf(stderr, "%s: %s\n", host->command, fault.text);
+    return 1;
 }
 
 static void release(void *ctx, const moxie_allocation *request, void *memory)
 {
-    (void)ctx;
-    (void)request;
-    free(memory);
+    struct host *host = ctx;
+    struct fault fault;
+
+    if (host->device != NULL)
+        device_drop(host->device, request, memory);
+    else
+        (void)device_cpu.release(NULL, request, memory, &fault);
 }
 
 static void log_line(void *ctx, int32_t severity, const char *component, const char *text,
@@ -173,17 +180,31 @@ moxie_host host_table(struct host *host, uint32_t abi_version)
     };
 }
 
-const moxie_runner_info *host_runner(const struct host *host, const char *name)
+static int same(const char *a, const char *b)
 {
-    for (uint32_t i = 0; i < host->runners_count; i++)
-        if (strcmp(host->runners[i]->name, name) == 0) return host->runners[i];
+    return strcmp(a, b) == 0;
+}
+
+const moxie_runner_info *host_runner(const struct host *host, const char *name, const char *device)
+{
+    for (uint32_t i = 0; i < host->runners_count; i++) {
+        const moxie_runner_info *runner = host->runners[i];
+
+        if (same(runner->name, name) && (same(device, "") || same(device, runner->device)))
+            return runner;
+    }
     return NULL;
 }
 
-const moxie_dispatcher_info *host_dispatcher(const struct host *host, const char *name)
+const moxie_dispatcher_info *host_dispatcher(const struct host *host, const char *name,
+                                             const char *device)
 {
-    for (uint32_t i = 0; i < host->dispatchers_count; i++)
-        if (strcmp(host->dispatchers[i]->name, name) == 0) return host->dispatchers[i];
+    for (uint32_t i = 0; i < host->dispatchers_count; i++) {
+        const moxie_dispatcher_info *dispatcher = host->dispatchers[i];
+
+        if (same(dispatcher->name, name) && (same(device, "") || same(device, dispatcher->device)))
+            return dispatcher;
+    }
     return NULL;
 }
 

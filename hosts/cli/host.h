@@ -1,12 +1,12 @@
 // The engine's side of the contract, played by the command: configuration from a JSON object,
-// memory from the C library, log lines on standard error, and the tables of what the library
+// memory of a device, log lines on standard error, and the tables of what the library
 // registered.
 
 #ifndef MOXIE_HOSTS_CLI_HOST_H
 #define MOXIE_HOSTS_CLI_HOST_H
 
 #include "abi.h"
-#include "hosts/cli/fault.h"
+#include "hosts/cli/device.h"
 
 #include <jansson.h>
 
@@ -25,7 +25,8 @@ struct host {
     json_t *keys_asked;  // object: every key the library asked for
     const char *command; // what log lines start with: "moxie plan"
     struct host_bootstrap bootstrap;
-    int32_t log_from; // the lowest severity that is printed
+    struct device *device; // borrowed: whose memory the library gets; NULL: RAM
+    int32_t log_from;      // the lowest severity that is printed
     uint32_t runners_count, dispatchers_count;
     const moxie_runner_info *runners[HOST_BACKENDS_MAX];
     const moxie_dispatcher_info *dispatchers[HOST_BACKENDS_MAX];
@@ -39,8 +40,10 @@ void host_fini(struct host *host);
 // The table to open an instance with; valid as long as `host`.
 moxie_host host_table(struct host *host, uint32_t abi_version);
 
-const moxie_runner_info *host_runner(const struct host *host, const char *name);
-const moxie_dispatcher_info *host_dispatcher(const struct host *host, const char *name);
+// Of that name, on that device; "" is any device.
+const moxie_runner_info *host_runner(const struct host *host, const char *name, const char *device);
+const moxie_dispatcher_info *host_dispatcher(const struct host *host, const char *name,
+                                             const char *device);
 
 // After open(): one {"key", "message"} for every key of the file that the library never asked for,
 // with the nearest that it did ask for. NULL when out of memory. owner: caller

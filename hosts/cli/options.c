@@ -17,6 +17,7 @@ enum option_key {
     OPTION_TIMEOUT,
     OPTION_RUNNER,
     OPTION_DISPATCHER,
+    OPTION_DEVICE,
 };
 
 int64_t option_integer(const struct argp_state *state, const char *option, const char *text,
@@ -95,6 +96,9 @@ static error_t parse_rank(int key, char *text, struct argp_state *state)
     case OPTION_DISPATCHER:
         options->dispatcher = text;
         return 0;
+    case OPTION_DEVICE:
+        options->device = text;
+        return 0;
     default:
         return ARGP_ERR_UNKNOWN;
     }
@@ -106,6 +110,8 @@ static const struct argp_option rank_table[] = {
     {"timeout", OPTION_TIMEOUT, "SECONDS", 0,
      "a rank that is silent for so long ends the run (default 300)", 10},
     {"runner", OPTION_RUNNER, "NAME", 0, "a registered runner (default auto)", 20},
+    {"device", OPTION_DEVICE, "WORD", 0,
+     "cpu, or sm_90: the first visible GPU (default: the runner's own, else cpu)", 20},
     {"dispatcher", OPTION_DISPATCHER, "NAME", 0, "a registered dispatcher (default auto)", 20},
     {0},
 };
@@ -126,6 +132,8 @@ void rank_options_configure(const struct rank_options *options, json_t *config)
         (void)json_object_set_new(config, "runner", json_string(options->runner));
     if (options->dispatcher != NULL)
         (void)json_object_set_new(config, "dispatcher", json_string(options->dispatcher));
+    if (options->device != NULL)
+        (void)json_object_set_new(config, "device", json_string(options->device));
     // Nobody waits for anybody on one rank.
     if (options->ranks > 1)
         (void)json_object_set_new(config, "timeout_ms", json_integer(options->timeout_s * 1000));

@@ -25,6 +25,7 @@ struct rank_options {
     int64_t timeout_s;
     const char *runner;     // NULL: auto
     const char *dispatcher; // NULL: auto
+    const char *device;     // NULL: that of the runner
 };
 
 extern const struct argp rank_argp;
@@ -32,7 +33,7 @@ extern const struct argp rank_argp;
 // Defaults of rank_options.
 void rank_options_init(struct rank_options *options);
 
-// Puts what the options say about runner, dispatcher and waiting into a configuration.
+// Puts what the options say about runner, dispatcher, device and waiting into a configuration.
 void rank_options_configure(const struct rank_options *options, json_t *config);
 
 // Threads of one rank.

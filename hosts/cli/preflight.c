@@ -3,13 +3,17 @@
 #include "hosts/cli/preflight.h"
 
 #include <errno.h>
+#include <string.h>
+
+#define BACKENDS_MAX 64
 
 // Each rank has its own tokens here, so nobody could sum partial outputs.
 static int check_reduced(const struct instance *instance, const struct rank_options *options,
                          struct fault *fault)
 {
     const char *name = instance_config(instance, "dispatcher");
-    const moxie_dispatcher_info *dispatcher = host_dispatcher(&instance->host, name);
+    const char *device = instance_config(instance, "device");
+    const moxie_dispatcher_info *dispatcher = host_dispatcher(&instance->host, name, device);
 
     if (options->ranks == 1 || dispatcher == NULL || dispatcher->traits->output_is_reduced)
         return EXIT_OK;
@@ -18,6 +22,53 @@ static int check_reduced(const struct instance *instance, const struct rank_opti
         "dispatcher %s leaves the sum over ranks to its host, and wants the same tokens on every "
         "rank; over %lld ranks choose one that moves rows (allgather, alltoall)",
         name, (long long)options->ranks);
+}
+
+// The device of the one registered runner of that name; NULL when there is none or are several.
+static const char *device_of_runner(const moxie_api *api, const char *name)
+{
+    moxie_probe entries[BACKENDS_MAX];
+    uint64_t count = 0;
+    const char *device = NULL;
+
+    for (int i = 0; i < BACKENDS_MAX; i++)
+        entries[i] = (moxie_probe){.struct_size = sizeof entries[i]};
+    if (api->probe(entries, sizeof entries[0], BACKENDS_MAX, &count, NULL) != MOXIE_OK) return NULL;
+    for (uint64_t i = 0; i < count && i < BACKENDS_MAX; i++) {
+        if (strcmp(entries[i].kind, "runner") != 0 || strcmp(entries[i].name, name) != 0) continue;
+        if (device != NULL) return NULL;
+        device = entries[i].device;
+    }
+    return device;
+}
+
+static void choose_device(const struct plugin *plugin, json_t *config)
+{
+    const char *runner = json_string_value(json_object_get(config, "runner"));
+    const char *device = NULL;
+
+    if (runner == NULL || json_object_get(config, "device") != NULL) return;
+    device = device_of_runner(plugin->api, runner);
+    // A library for CPUs alone may not have the key.
+    if (device != NULL && strcmp(device, "cpu") != 0)
+        (void)json_object_set_new(config, "device", json_string(device));
+}
+
+const struct device_table *preflight_device(const struct instance *instance)
+{
+    const moxie_runner_info *runner = host_runner(
+        &instance->host, instance_config(instance, "runner"), instance_config(instance, "device"));
+
+    return runner != NULL ? device_find(runner->device) : NULL;
+}
+
+static int check_device(const struct instance *instance, struct fault *fault)
+{
+    if (preflight_device(instance) != NULL) return EXIT_OK;
+    return fault_set(fault, EXIT_REFUSED,
+                     "runner %s is not registered, or for a device whose memory the command does "
+                     "not know; it knows cpu and sm_90",
+                     instance_config(instance, "runner"));
 }
 
 int preflight(struct instance *instance, struct plugin *plugin, const struct rank_options *options,
@@ -33,6 +84,7 @@ int preflight(struct instance *instance, struct plugin *plugin, const struct ran
     int st = EXIT_OK;
 
     TRY(plugin_load(plugin, options->common.plugin, fault));
+    choose_device(plugin, config);
     TRY(instance_open(instance, &request, fault));
     warnings = instance_warnings(instance);
     (void)snprintf(before, sizeof before, "%s:", program_invocation_name);
@@ -40,6 +92,7 @@ int preflight(struct instance *instance, struct plugin *plugin, const struct ran
     json_decref(warnings);
     if (instance->report->reasons_count > 0)
         TRY(instance_refuse(instance, options->common.json, 0, fault));
+    TRY(check_device(instance, fault));
     TRY(check_reduced(instance, options, fault));
 out:
     return st;

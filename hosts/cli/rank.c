@@ -23,11 +23,12 @@ static int find_backends(struct rank *rank, struct fault *fault)
 {
     const char *runner = instance_config(&rank->instance, "runner");
     const char *dispatcher = instance_config(&rank->instance, "dispatcher");
+    const char *device = instance_config(&rank->instance, "device");
     struct library_error error;
     int32_t status = MOXIE_OK;
 
-    rank->runner_info = host_runner(&rank->instance.host, runner);
-    rank->dispatcher_info = host_dispatcher(&rank->instance.host, dispatcher);
+    rank->runner_info = host_runner(&rank->instance.host, runner, device);
+    rank->dispatcher_info = host_dispatcher(&rank->instance.host, dispatcher, device);
     if (rank->runner_info == NULL || rank->dispatcher_info == NULL)
         return fault_set(fault, EXIT_TROUBLE,
                          "the library accepted runner %s and dispatcher %s, and registered no such "
@@ -58,12 +59,14 @@ int rank_open(struct rank *rank, struct link *link, const json_t *job, struct fa
     TRY(instance_open(&rank->instance, &request, fault));
     TRY(check_accepted(&rank->instance, fault));
     TRY(find_backends(rank, fault));
+    TRY(device_open(&rank->device, rank->runner_info->device, fault));
+    rank->instance.host.device = &rank->device;
 out:
     return st;
 }
 
-int rank_create(struct rank *rank, const struct weights *w1, const struct weights *w2,
-                struct fault *fault)
+int rank_create_runner(struct rank *rank, const struct weights *w1, const struct weights *w2,
+                       struct fault *fault)
 {
     const moxie_weights weights = {
         .struct_size = sizeof weights,
@@ -75,17 +78,31 @@ int rank_create(struct rank *rank, const struct weights *w1, const struct weight
                                                     &rank->runner, library_error(&error));
 
     if (status != MOXIE_OK) return fault_from_status(fault, status, "the weights", error.text);
-    status = rank->dispatcher_info->api->create(rank->instance.handle, &rank->dispatcher,
-                                                library_error(&error));
+    return EXIT_OK;
+}
+
+int rank_create_dispatcher(struct rank *rank, struct fault *fault)
+{
+    struct library_error error;
+    int32_t status = rank->dispatcher_info->api->create(rank->instance.handle, &rank->dispatcher,
+                                                        library_error(&error));
+
     if (status != MOXIE_OK) return fault_from_status(fault, status, "the dispatcher", error.text);
     return EXIT_OK;
 }
 
-int rank_finish(struct rank *rank, int st, struct fault *fault)
+int rank_stop(struct rank *rank, int st, struct fault *fault)
 {
     if (rank->dispatcher != NULL) rank->dispatcher_info->api->destroy(rank->dispatcher);
     if (rank->runner != NULL) rank->runner_info->api->destroy(rank->runner);
-    st = instance_finish(&rank->instance, st, fault);
+    rank->dispatcher = NULL;
+    rank->runner = NULL;
+    return instance_finish(&rank->instance, st, fault);
+}
+
+int rank_finish(struct rank *rank, int st, struct fault *fault)
+{
+    st = device_finish(&rank->device, st, fault);
     plugin_unload(&rank->plugin);
     json_decref(rank->config);
     *rank = (struct rank){0};
@@ -97,6 +114,7 @@ int rank_forward(struct rank *rank, const struct forward *forward, struct fault 
     int64_t tokens = forward->rank_tokens[rank->link->rank];
     int64_t x_shape[2] = {tokens, forward->hidden};
     int64_t k_shape[2] = {tokens, forward->top_k};
+    const moxie_device place = rank->device.place;
     const moxie_dtype f32 = {MOXIE_DTYPE_FLOAT, 32, 1};
     const moxie_dtype ids = {MOXIE_DTYPE_INT, (uint8_t)(8 * forward->id_bytes), 1};
     const moxie_step step = {
@@ -107,10 +125,11 @@ int rank_forward(struct rank *rank, const struct forward *forward, struct fault 
     const moxie_batch batch = {
         .struct_size = sizeof batch,
         .id_space = MOXIE_IDS_GLOBAL,
-        .x = tensor_on_cpu(forward->x, format_dtype(forward->x_format), 2, x_shape),
-        .ids = tensor_on_cpu(forward->ids, ids, 2, k_shape),
-        .weights = tensor_on_cpu(forward->weights, f32, 2, k_shape),
-        .y = tensor_on_cpu(forward->y, format_dtype(forward->y_format), 2, x_shape),
+        .x = tensor_at(place, forward->x, format_dtype(forward->x_format), 2, x_shape),
+        .ids = tensor_at(place, forward->ids, ids, 2, k_shape),
+        .weights = tensor_at(place, forward->weights, f32, 2, k_shape),
+        .y = tensor_at(place, forward->y, format_dtype(forward->y_format), 2, x_shape),
+        .stream = rank->device.stream,
     };
     struct library_error error;
     int32_t status =
@@ -132,8 +151,10 @@ int rank_time_forward(struct rank *rank, const struct forward *forward, double *
     if (link_barrier(rank->link) != 0)
         return fault_set(fault, EXIT_TROUBLE, "the other ranks cannot be reached");
     started_ns = clock_ns();
-    st = rank_forward(rank, forward, fault);
+    TRY(rank_forward(rank, forward, fault));
+    TRY(rank->device.table->synchronise(&rank->device, fault));
     *time_us = (double)(clock_ns() - started_ns) / 1000;
+out:
     return st;
 }
 

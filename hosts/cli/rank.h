@@ -4,6 +4,7 @@
 #ifndef MOXIE_HOSTS_CLI_RANK_H
 #define MOXIE_HOSTS_CLI_RANK_H
 
+#include "hosts/cli/bench.h"
 #include "hosts/cli/bootstrap.h"
 #include "hosts/cli/instance.h"
 #include "hosts/cli/weights.h"
@@ -11,6 +12,7 @@
 struct rank {
     struct link *link;
     struct plugin plugin;
+    struct device device; // that of the runner
     struct instance instance;
     json_t *config;
     const moxie_runner_info *runner_info;
@@ -19,15 +21,21 @@ struct rank {
     moxie_dispatcher *dispatcher;
 };
 
-// Loads the library and opens an instance with the job's "config". Do not move `rank` afterwards.
+// Loads the library, opens an instance with the job's "config" and its device. Do not move `rank`
+// afterwards.
 int rank_open(struct rank *rank, struct link *link, const json_t *job, struct fault *fault);
-// Makes runner and dispatcher. Collective.
-int rank_create(struct rank *rank, const struct weights *w1, const struct weights *w2,
-                struct fault *fault);
-// As instance_finish. Accepts a zeroed or half-opened rank.
+// Makes a runner of layer 0 in rank->runner.
+int rank_create_runner(struct rank *rank, const struct weights *w1, const struct weights *w2,
+                       struct fault *fault);
+// Collective.
+int rank_create_dispatcher(struct rank *rank, struct fault *fault);
+// At the end of a function whose outcome is `st`, in this order, around the release of what the
+// rank has on its device: the first gives back all that is the library's, the second closes the
+// device. Both accept a zeroed or half-opened rank.
+int rank_stop(struct rank *rank, int st, struct fault *fault);
 int rank_finish(struct rank *rank, int st, struct fault *fault);
 
-// The tensors of one forward of this rank; `rank_tokens` [ranks].
+// The tensors of one forward of this rank, on its device; `rank_tokens` [ranks].
 struct forward {
     const int64_t *rank_tokens;
     void *x, *ids, *weights, *y;
@@ -35,10 +43,11 @@ struct forward {
     int64_t hidden, top_k;
 };
 
-// Collective.
+// In the order of the device's stream. Collective.
 int rank_forward(struct rank *rank, const struct forward *forward, struct fault *fault);
 
-// Microseconds of one forward, entered by all ranks together. Collective.
+// Microseconds from the start of one forward, entered by all ranks together, until it is done.
+// Collective.
 int rank_time_forward(struct rank *rank, const struct forward *forward, double *time_us,
                       struct fault *fault);
 // The largest value over all ranks. Collective.
@@ -47,5 +56,7 @@ int rank_max(struct rank *rank, double value, double *max, struct fault *fault);
 // What a command does in a rank process. `job` is what the parent sent.
 int run_rank(struct link *link, const json_t *job, struct fault *fault);
 int bench_rank(struct link *link, const json_t *job, struct fault *fault);
+// Its half for devices that have graphs.
+int bench_graphs(struct rank *rank, const struct bench_job *job, struct fault *fault);
 
 #endif

@@ -148,9 +148,10 @@ static int choose(const struct router *router, const struct source *source,
     int64_t logits_shape[2] = {rows->range.count, model->experts};
     int64_t k_shape[2] = {rows->range.count, model->top_k};
     int64_t bias_shape[1] = {model->experts};
-    moxie_tensor logits_tensor = tensor_on_cpu(logits, f32, 2, logits_shape);
-    moxie_tensor ids = tensor_on_cpu(rows->ids, i32, 2, k_shape);
-    moxie_tensor weights = tensor_on_cpu(rows->weights, f32, 2, k_shape);
+    const moxie_device ram = {MOXIE_DEVICE_CPU, 0};
+    moxie_tensor logits_tensor = tensor_at(ram, logits, f32, 2, logits_shape);
+    moxie_tensor ids = tensor_at(ram, rows->ids, i32, 2, k_shape);
+    moxie_tensor weights = tensor_at(ram, rows->weights, f32, 2, k_shape);
     moxie_routing routing = {
         .struct_size = sizeof routing,
         .scoring = model->scoring,
@@ -169,7 +170,7 @@ static int choose(const struct router *router, const struct source *source,
                          "the library has no " MOXIE_ROUTING_EXTENSION
                          "; put topk_ids and topk_weights into the input file");
     if (router->correction != NULL)
-        routing.correction_bias = tensor_on_cpu(router->correction, f32, 1, bias_shape);
+        routing.correction_bias = tensor_at(ram, router->correction, f32, 1, bias_shape);
     status = api->route(&routing, &logits_tensor, &ids, &weights, NULL, library_error(&error));
     if (status != MOXIE_OK) return fault_from_status(fault, status, "routing", error.text);
     return EXIT_OK;

@@ -2,11 +2,9 @@
 
 #include "hosts/cli/weights.h"
 
-#include <stdlib.h>
 #include <string.h>
 
-#define WEIGHTS_ALIGN_BYTES 128
-#define BLOCK               128
+#define BLOCK 128
 
 struct format_row {
     const char *word;
@@ -63,11 +61,12 @@ moxie_dtype format_dtype(int32_t format)
     return (moxie_dtype){row->value_code, row->value_bits == 4 ? 8 : row->value_bits, 1};
 }
 
-moxie_tensor tensor_on_cpu(void *data, moxie_dtype dtype, int32_t ndim, int64_t *shape)
+moxie_tensor tensor_at(moxie_device place, void *data, moxie_dtype dtype, int32_t ndim,
+                       int64_t *shape)
 {
     return (moxie_tensor){
         .data = data,
-        .device = {MOXIE_DEVICE_CPU, 0},
+        .device = place,
         .ndim = ndim,
         .dtype = dtype,
         .shape = shape,
@@ -157,17 +156,14 @@ uint64_t weights_bytes(const struct weights_shape *shape)
     return all;
 }
 
-// `count` experts of `bytes` each; NULL when there is nothing to hold or no memory.
-static uint8_t *allocate(uint64_t count, uint64_t bytes, int *failed)
+// All experts of `bytes` each; none when there is nothing to hold.
+static int allocate(struct weights *weights, struct memory *memory, uint64_t bytes,
+                    struct fault *fault)
 {
-    uint64_t total = count * bytes;
-    uint8_t *memory = NULL;
+    uint64_t total = (uint64_t)weights->shape.experts * bytes;
 
-    if (bytes == 0) return NULL;
-    total = (total + WEIGHTS_ALIGN_BYTES) / WEIGHTS_ALIGN_BYTES * WEIGHTS_ALIGN_BYTES;
-    memory = aligned_alloc(WEIGHTS_ALIGN_BYTES, total);
-    if (memory == NULL) *failed = 1;
-    return memory;
+    if (bytes == 0) return EXIT_OK;
+    return memory_init(memory, weights->device, total, "the experts' weights", fault);
 }
 
 static void set_dims(int64_t dims[3], int64_t experts, int64_t rows, int64_t columns)
@@ -183,6 +179,7 @@ static void describe(struct weights *weights)
     const struct format_row *row = &formats[shape->format];
     const moxie_dtype scale_dtype = {row->scale_code, row->scale_bits, 1};
     const moxie_dtype f32 = {MOXIE_DTYPE_FLOAT, 32, 1};
+    moxie_device place = weights->device->place;
     int64_t columns = row->value_bits == 4 ? shape->inputs / 2 : shape->inputs;
     int64_t scale_rows = 0;
     int64_t scale_columns = 0;
@@ -203,25 +200,26 @@ static void describe(struct weights *weights)
         .format = shape->format,
         .order = shape->order,
         .orientation = shape->orientation,
-        .values = tensor_on_cpu(weights->values, format_dtype(shape->format), 3, weights->dims[0]),
+        .values =
+            tensor_at(place, weights->values.at, format_dtype(shape->format), 3, weights->dims[0]),
     };
-    if (weights->scales != NULL)
+    if (weights->scales.at != NULL)
         weights->matrix.scales =
-            tensor_on_cpu(weights->scales, scale_dtype, scale_dims, weights->dims[1]);
-    if (weights->globals != NULL)
+            tensor_at(place, weights->scales.at, scale_dtype, scale_dims, weights->dims[1]);
+    if (weights->globals.at != NULL)
         weights->matrix.global_scales =
-            tensor_on_cpu(weights->globals, f32, gated(shape) ? 2 : 1, weights->dims[2]);
-    if (weights->biases != NULL)
-        weights->matrix.bias =
-            tensor_on_cpu(weights->biases, format_dtype(shape->bias_format), 2, weights->dims[3]);
+            tensor_at(place, weights->globals.at, f32, gated(shape) ? 2 : 1, weights->dims[2]);
+    if (weights->biases.at != NULL)
+        weights->matrix.bias = tensor_at(place, weights->biases.at,
+                                         format_dtype(shape->bias_format), 2, weights->dims[3]);
 }
 
-int weights_init(struct weights *weights, const struct weights_shape *shape, struct fault *fault)
+int weights_init(struct weights *weights, struct device *device, const struct weights_shape *shape,
+                 struct fault *fault)
 {
-    uint64_t experts = (uint64_t)shape->experts;
-    int failed = 0;
+    int st = EXIT_OK;
 
-    *weights = (struct weights){.shape = *shape};
+    *weights = (struct weights){.device = device, .shape = *shape};
     if (shape->experts > 0 && weights_bytes(shape) == 0)
         return fault_set(fault, EXIT_TROUBLE,
                          "weights of %lld experts, %lld outputs, %lld inputs cannot be held in %s",
@@ -229,24 +227,21 @@ int weights_init(struct weights *weights, const struct weights_shape *shape, str
                          (long long)shape->inputs, format_word(shape->format));
     if (!shape_possible(shape) || !measure(shape, weights))
         return fault_set(fault, EXIT_TROUBLE, "weights of an impossible shape");
-    weights->values = allocate(experts, weights->value_bytes, &failed);
-    weights->scales = allocate(experts, weights->scale_bytes, &failed);
-    weights->globals = allocate(experts, weights->global_bytes, &failed);
-    weights->biases = allocate(experts, weights->bias_bytes, &failed);
-    if (failed) {
-        weights_fini(weights);
-        return fault_set(fault, EXIT_TROUBLE, "out of memory for %lld experts; use more ranks",
-                         (long long)shape->experts);
-    }
+    TRY(allocate(weights, &weights->values, weights->value_bytes, fault));
+    TRY(allocate(weights, &weights->scales, weights->scale_bytes, fault));
+    TRY(allocate(weights, &weights->globals, weights->global_bytes, fault));
+    TRY(allocate(weights, &weights->biases, weights->bias_bytes, fault));
     describe(weights);
-    return EXIT_OK;
+out:
+    if (st != EXIT_OK) weights_fini(weights);
+    return st;
 }
 
 void weights_fini(struct weights *weights)
 {
-    free(weights->values);
-    free(weights->scales);
-    free(weights->globals);
-    free(weights->biases);
+    memory_fini(&weights->values, weights->device);
+    memory_fini(&weights->scales, weights->device);
+    memory_fini(&weights->globals, weights->device);
+    memory_fini(&weights->biases, weights->device);
     *weights = (struct weights){.value_bytes = 0};
 }

@@ -1,11 +1,10 @@
-// Memory for one projection of a rank's experts, in the shapes of moxie_matrix. The file loader and
-// the bench fill it.
+// Memory of a device for one projection of a rank's experts, in the shapes of moxie_matrix. The
+// file loader and the bench fill it.
 
 #ifndef MOXIE_HOSTS_CLI_WEIGHTS_H
 #define MOXIE_HOSTS_CLI_WEIGHTS_H
 
-#include "abi.h"
-#include "hosts/cli/fault.h"
+#include "hosts/cli/device.h"
 
 // What a matrix is made of.
 struct weights_shape {
@@ -19,13 +18,14 @@ struct weights_shape {
 };
 
 struct weights {
-    moxie_matrix matrix; // points into this struct: do not move it
+    moxie_matrix matrix;   // points into this struct: do not move it
+    struct device *device; // borrowed
     struct weights_shape shape;
-    uint64_t value_bytes;  // of one expert, as the three below
-    uint64_t scale_bytes;  // 0: the format has none
-    uint64_t global_bytes; // 0: the format has none
-    uint64_t bias_bytes;   // 0: no bias
-    uint8_t *values, *scales, *globals, *biases;
+    uint64_t value_bytes;                          // of one expert, as the three below
+    uint64_t scale_bytes;                          // 0: the format has none
+    uint64_t global_bytes;                         // 0: the format has none
+    uint64_t bias_bytes;                           // 0: no bias
+    struct memory values, scales, globals, biases; // of all experts
     int64_t dims[4][3];
 };
 
@@ -34,7 +34,8 @@ struct weights {
 uint64_t weights_bytes(const struct weights_shape *shape);
 
 // Allocates and describes; the contents are undefined. On failure nothing is held.
-int weights_init(struct weights *weights, const struct weights_shape *shape, struct fault *fault);
+int weights_init(struct weights *weights, struct device *device, const struct weights_shape *shape,
+                 struct fault *fault);
 // Accepts a zeroed struct.
 void weights_fini(struct weights *weights);
 
@@ -46,7 +47,8 @@ int32_t format_from_word(const char *word);
 uint64_t format_element_bytes(int32_t format);
 moxie_dtype format_dtype(int32_t format);
 
-// The description of compact CPU memory; `shape` must live as long as the tensor.
-moxie_tensor tensor_on_cpu(void *data, moxie_dtype dtype, int32_t ndim, int64_t *shape);
+// The description of compact memory; `shape` must live as long as the tensor.
+moxie_tensor tensor_at(moxie_device place, void *data, moxie_dtype dtype, int32_t ndim,
+                       int64_t *shape);
 
 #endif

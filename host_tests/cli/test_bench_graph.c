@@ -1,0 +1,337 @@
+// The bench on a device with graphs: the fake driver, and a library of plain loops whose forwards
+// are recorded and replayed as kernels are. What it says of a wrong output, and that nothing is
+// left when any call fails.
+
+#include "hosts/cli/rank.h"
+#include "hosts/cli/router.h"
+
+#include "host_tests/cli/fake_cuda.h"
+#include "host_tests/suite.h"
+
+#include <math.h>
+#include <string.h>
+
+enum mistake { NO_MISTAKE, LAST_TOKEN_UNWRITTEN, MIDDLE_TOKEN_UNWRITTEN, WRONG_SUM };
+
+static struct fake_cuda fake;
+static struct {
+    enum mistake mistake;
+    int runners, forwards, failing_forward;
+    int64_t tokens; // of the step
+    uint64_t routings[1024];
+    int routings_count; // different ones that were computed
+} library;
+
+// ---- The library -------------------------------------------------------------------------------
+
+// A runner and a forward in one: what a launch copies.
+struct work {
+    const uint16_t *w1, *w2, *x;
+    const int32_t *ids;
+    const float *weights;
+    uint16_t *y;
+    int64_t tokens, hidden, intermediate, top_k;
+};
+
+static float read_bf16(const uint16_t *number)
+{
+    float wide;
+
+    widen(number, MOXIE_FORMAT_BF16, 1, &wide);
+    return wide;
+}
+
+static uint16_t to_bf16(float value)
+{
+    uint32_t bits;
+
+    memcpy(&bits, &value, sizeof bits);
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+static float dot(const uint16_t *row, const float *in, int64_t count)
+{
+    float sum = 0;
+
+    for (int64_t i = 0; i < count; i++)
+        sum += read_bf16(row + i) * in[i];
+    return sum;
+}
+
+static void add_expert(const struct work *work, int64_t expert, float scale, const float *x,
+                       float *sum)
+{
+    const uint16_t *w1 = work->w1 + expert * 2 * work->intermediate * work->hidden;
+    const uint16_t *w2 = work->w2 + expert * work->hidden * work->intermediate;
+    float mid[64];
+
+    for (int64_t i = 0; i < work->intermediate; i++) {
+        float gate = dot(w1 + i * work->hidden, x, work->hidden);
+
+        mid[i] = gate / (1 + expf(-gate)) *
+                 dot(w1 + (work->intermediate + i) * work->hidden, x, work->hidden);
+    }
+    for (int64_t i = 0; i < work->hidden; i++)
+        sum[i] += scale * dot(w2 + i * work->intermediate, mid, work->intermediate);
+}
+
+static void remember(const struct work *work)
+{
+    uint64_t routing = 1;
+
+    for (int64_t i = 0; i < work->tokens * work->top_k; i++)
+        routing = routing * 31 + (uint64_t)work->ids[i];
+    for (int i = 0; i < library.routings_count; i++)
+        if (library.routings[i] == routing) return;
+    ck_assert_int_lt(library.routings_count, 1024);
+    library.routings[library.routings_count++] = routing;
+}
+
+static void compute(const void *arg)
+{
+    const struct work *work = arg;
+    int64_t tokens = work->tokens - (library.mistake == LAST_TOKEN_UNWRITTEN);
+
+    remember(work);
+    for (int64_t token = 0; token < tokens; token++) {
+        float x[64];
+        float sum[64] = {library.mistake == WRONG_SUM ? 1.0f : 0.0f};
+
+        if (library.mistake == MIDDLE_TOKEN_UNWRITTEN && token > 0 && token < tokens - 1) continue;
+        widen(work->x + token * work->hidden, MOXIE_FORMAT_BF16, (uint64_t)work->hidden, x);
+        for (int64_t k = token * work->top_k; k < (token + 1) * work->top_k; k++)
+            add_expert(work, work->ids[k], work->weights[k], x, sum);
+        for (int64_t i = 0; i < work->hidden; i++)
+            work->y[token * work->hidden + i] = to_bf16(sum[i]);
+    }
+}
+
+static int32_t create_runner(moxie_instance *instance, int32_t layer, const moxie_weights *weights,
+                             moxie_runner **out, moxie_error *error)
+{
+    struct work *runner = calloc(1, sizeof *runner);
+
+    (void)instance;
+    (void)layer;
+    (void)error;
+    ck_assert_ptr_nonnull(runner);
+    ck_assert_int_eq(weights->w1->values.device.type, MOXIE_DEVICE_CUDA);
+    runner->w1 = weights->w1->values.data;
+    runner->w2 = weights->w2->values.data;
+    runner->hidden = weights->w2->values.shape[1];
+    runner->intermediate = weights->w2->values.shape[2];
+    library.runners++;
+    *out = (moxie_runner *)(void *)runner;
+    return MOXIE_OK;
+}
+
+static void destroy_runner(moxie_runner *runner)
+{
+    library.runners -= runner != NULL;
+    free(runner);
+}
+
+static int32_t create_dispatcher(moxie_instance *instance, moxie_dispatcher **out,
+                                 moxie_error *error)
+{
+    (void)error;
+    *out = (moxie_dispatcher *)(void *)instance;
+    return MOXIE_OK;
+}
+
+static int32_t begin_forward(moxie_dispatcher *dispatcher, const moxie_step *step,
+                             moxie_error *error)
+{
+    (void)dispatcher;
+    (void)error;
+    library.tokens = step->tokens;
+    return MOXIE_OK;
+}
+
+static int32_t forward(moxie_dispatcher *dispatcher, moxie_runner *runner, const moxie_batch *batch,
+                       moxie_error *error)
+{
+    struct work work;
+
+    (void)dispatcher;
+    memcpy(&work, runner, sizeof work);
+    ck_assert_ptr_nonnull(batch->stream);
+    if (++library.forwards == library.failing_forward) {
+        (void)strncpy(error->text, "the planted failure", error->text_bytes - 1);
+        return MOXIE_E_DEVICE;
+    }
+    work.x = batch->x.data;
+    work.ids = batch->ids.data;
+    work.weights = batch->weights.data;
+    work.y = batch->y.data;
+    work.tokens = library.tokens;
+    work.top_k = batch->ids.shape[1];
+    fake.launch(compute, &work, sizeof work);
+    return MOXIE_OK;
+}
+
+static const moxie_runner_api runner_api = {
+    .struct_size = sizeof runner_api, .create = create_runner, .destroy = destroy_runner};
+static const moxie_dispatcher_api dispatcher_api = {.struct_size = sizeof dispatcher_api,
+                                                    .create = create_dispatcher,
+                                                    .begin_forward = begin_forward};
+static const moxie_runner_info runner_info = {
+    .struct_size = sizeof runner_info, .name = "loops", .device = "sm_90", .api = &runner_api};
+static const moxie_dispatcher_info dispatcher_info = {.struct_size = sizeof dispatcher_info,
+                                                      .name = "local",
+                                                      .device = "sm_90",
+                                                      .api = &dispatcher_api};
+static const moxie_api api = {.struct_size = sizeof api, .forward = forward};
+
+// ---- The bench ---------------------------------------------------------------------------------
+
+// Of a rank that is not the one which reports, so that nobody has to listen.
+static int bench(const struct bench_shape *shape, struct fault *fault)
+{
+    const struct bench_job job = {
+        .shape = *shape,
+        .format = MOXIE_FORMAT_BF16,
+        .row_format = MOXIE_FORMAT_BF16,
+        .tokens_max = 3,
+        .cells = 2,
+        .tokens = {1, 3},
+    };
+    const moxie_bounds bounds = {.struct_size = sizeof bounds, .experts_local = shape->experts};
+    const moxie_plan plan = {.struct_size = sizeof plan, .bounds = &bounds};
+    struct link link = {.descriptor = -1, .rank = 1, .ranks = 2};
+    struct rank rank = {
+        .link = &link,
+        .instance = {.api = &api, .plan = &plan},
+        .runner_info = &runner_info,
+        .dispatcher_info = &dispatcher_info,
+    };
+    int st = EXIT_OK;
+
+    library.forwards = 0;
+    library.routings_count = 0;
+    TRY(device_open(&rank.device, "sm_90", fault));
+    TRY(bench_graphs(&rank, &job, fault));
+out:
+    ck_assert_int_eq(library.runners, 0);
+    return device_finish(&rank.device, st, fault);
+}
+
+static const struct bench_shape small = {16, 16, 4, 2};
+
+START_TEST(a_bench_leaves_nothing)
+{
+    struct fault fault = {.text = ""};
+
+    ck_assert_msg(bench(&small, &fault) == EXIT_OK, "%s", fault.text);
+    ck_assert_int_eq(fake.live(), 0);
+    // For each number of tokens: 8 at once, 8 into a graph.
+    ck_assert_int_eq(library.forwards, 2 * 16);
+    ck_assert_int_eq(fake.calls("cuStreamBeginCapture_v2"), 2);
+    // One to settle, 30 that are timed, and one ahead of each.
+    ck_assert_int_eq(fake.calls("cuGraphLaunch"), 2 * 2 * 31);
+    // Of 12 for one token and 1728 for three, 31 times 8 draws each.
+    ck_assert_int_ge(library.routings_count, 200);
+}
+END_TEST
+
+START_TEST(every_call_may_fail)
+{
+    static const char *const names[] = {
+        "cuMemGetInfo_v2",      "cuMemAlloc_v2",
+        "cuMemcpyHtoD_v2",      "cuMemcpyDtoH_v2",
+        "cuMemcpyDtoDAsync_v2", "cuMemsetD8Async",
+        "cuStreamSynchronize",  "cuStreamBeginCapture_v2",
+        "cuStreamEndCapture",   "cuGraphInstantiateWithFlags",
+        "cuGraphLaunch",        "cuEventCreate",
+        "cuEventRecord",        "cuEventElapsedTime",
+    };
+    struct fault fault;
+
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        int calls = 0;
+
+        fake.reset();
+        ck_assert_int_eq(bench(&small, &fault), EXIT_OK);
+        calls = fake.calls(names[i]);
+        ck_assert_int_ge(calls, 2);
+        for (int pick = 0; pick < 4; pick++) {
+            const int nth[] = {1, 2, calls / 2, calls};
+
+            fake.reset();
+            fake.break_call(names[i], nth[pick], 700);
+            ck_assert_msg(bench(&small, &fault) == EXIT_TROUBLE, "%s, call %d", names[i],
+                          nth[pick]);
+            ck_assert_msg(strstr(fault.text, "CUDA error 700") != NULL, "%s", fault.text);
+            ck_assert_int_eq(fake.live(), 0);
+        }
+    }
+}
+END_TEST
+
+START_TEST(the_library_may_fail)
+{
+    struct fault fault;
+
+    for (int nth = 1; nth <= 32; nth++) {
+        fake.reset();
+        library.failing_forward = nth;
+        ck_assert_int_eq(bench(&small, &fault), EXIT_TROUBLE);
+        ck_assert_ptr_nonnull(strstr(fault.text, "the planted failure"));
+        ck_assert_int_eq(fake.live(), 0);
+    }
+}
+END_TEST
+
+START_TEST(wrong_outputs_are_found)
+{
+    static const struct {
+        enum mistake mistake;
+        const char *said;
+    } rows[] = {
+        {LAST_TOKEN_UNWRITTEN, "the output was not written, or is not finite: token 0, column 0"},
+        {MIDDLE_TOKEN_UNWRITTEN, "the output was not written, or is not finite: token 1, column 0"},
+        {WRONG_SUM, "1 tokens: the last one's relative error is"},
+    };
+    struct fault fault;
+
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        library.mistake = rows[i].mistake;
+        ck_assert_int_eq(bench(&small, &fault), EXIT_TOLERANCE);
+        ck_assert_msg(strstr(fault.text, rows[i].said) != NULL, "%s", fault.text);
+        ck_assert_int_eq(fake.live(), 0);
+    }
+}
+END_TEST
+
+START_TEST(weight_sets_are_as_many_as_fit)
+{
+    static const struct bench_shape two_fit = {64, 64, 512, 1};
+    static const struct bench_shape none_fits = {64, 64, 2048, 1};
+    struct fault fault;
+
+    ck_assert_int_eq(bench(&two_fit, &fault), EXIT_OK);
+    // Two projections of the second set are copies of the first; the rest measures the device.
+    ck_assert_int_eq(fake.calls("cuMemcpyDtoDAsync_v2"), 2 + 2 * 10);
+    ck_assert_int_eq(fake.live(), 0);
+    ck_assert_int_eq(bench(&none_fits, &fault), EXIT_REFUSED);
+    ck_assert_msg(strstr(fault.text, "the experts take 48.0 MiB") == fault.text, "%s", fault.text);
+    ck_assert_int_eq(fake.live(), 0);
+}
+END_TEST
+
+static void set_up(void)
+{
+    ck_assert_msg(fake_cuda_find(&fake), "LD_LIBRARY_PATH leads to no fake driver");
+}
+
+static void add_tests(TCase *tests)
+{
+    tcase_add_checked_fixture(tests, set_up, NULL);
+    tcase_add_test(tests, a_bench_leaves_nothing);
+    tcase_add_test(tests, every_call_may_fail);
+    tcase_add_test(tests, the_library_may_fail);
+    tcase_add_test(tests, wrong_outputs_are_found);
+    tcase_add_test(tests, weight_sets_are_as_many_as_fit);
+}
+
+SUITE_MAIN("cli_bench_graph", 120, add_tests)

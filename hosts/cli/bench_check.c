@@ -1,0 +1,168 @@
+// Checks of what a device has computed.
+
+#include "hosts/cli/bench_check.h"
+
+#include "hosts/cli/router.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CHUNK_BYTES ((uint64_t)4 << 20)
+
+// Index of the first number whose exponent is all ones; `count` when there is none.
+static uint64_t first_not_finite(const uint16_t *numbers, uint64_t count, int32_t format)
+{
+    uint16_t exponent = format == MOXIE_FORMAT_BF16 ? 0x7f80 : 0x7c00;
+
+    for (uint64_t i = 0; i < count; i++)
+        if ((numbers[i] & exponent) == exponent) return i;
+    return count;
+}
+
+int bench_check_rows(struct device *device, const struct output *output, int64_t first,
+                     int64_t count, struct fault *fault)
+{
+    uint64_t row_bytes = (uint64_t)output->hidden * sizeof(uint16_t);
+    uint64_t begin = (uint64_t)first * row_bytes;
+    uint64_t bytes = (uint64_t)count * row_bytes;
+    uint16_t *chunk = malloc(CHUNK_BYTES);
+    int st = EXIT_OK;
+
+    if (chunk == NULL) TRY(fault_set(fault, EXIT_TROUBLE, "out of memory"));
+    for (uint64_t done = 0; done < bytes; done += CHUNK_BYTES) {
+        uint64_t part = bytes - done < CHUNK_BYTES ? bytes - done : CHUNK_BYTES;
+        uint64_t numbers = part / sizeof *chunk;
+        uint64_t found = 0;
+
+        TRY(device->table->copy_out(device, chunk, output->y->at + begin + done, part, fault));
+        found = first_not_finite(chunk, numbers, output->format);
+        if (found < numbers)
+            TRY(fault_set(fault, EXIT_TOLERANCE,
+                          "the output was not written, or is not finite: token %lld, column %lld",
+                          (long long)((begin + done + 2 * found) / row_bytes),
+                          (long long)((begin + done + 2 * found) % row_bytes / 2)));
+    }
+out:
+    free(chunk);
+    return st;
+}
+
+// Room for some rows of a matrix, narrow and widened.
+struct rows_room {
+    uint8_t *narrow;
+    float *wide;
+};
+
+// out[outputs] += scale * (rows of the expert in `weights`) x in[inputs].
+static int multiply(const struct weights *weights, int32_t expert, const double *in, double scale,
+                    double *out, const struct rows_room *room, struct fault *fault)
+{
+    struct device *device = weights->device;
+    uint64_t inputs = (uint64_t)weights->shape.inputs;
+    uint64_t outputs = (uint64_t)weights->shape.outputs;
+    uint64_t rows_max = CHUNK_BYTES / (inputs * sizeof(uint16_t));
+    const uint8_t *from = weights->values.at + (uint64_t)expert * weights->value_bytes;
+    int st = EXIT_OK;
+
+    for (uint64_t row = 0; row < outputs; row += rows_max) {
+        uint64_t rows = outputs - row < rows_max ? outputs - row : rows_max;
+
+        TRY(device->table->copy_out(device, room->narrow, from + row * inputs * sizeof(uint16_t),
+                                    rows * inputs * sizeof(uint16_t), fault));
+        widen(room->narrow, weights->shape.format, rows * inputs, room->wide);
+        for (uint64_t i = 0; i < rows; i++) {
+            double sum = 0;
+
+            for (uint64_t k = 0; k < inputs; k++)
+                sum += (double)room->wide[i * inputs + k] * in[k];
+            out[row + i] += scale * sum;
+        }
+    }
+out:
+    return st;
+}
+
+// The vectors of one token.
+struct vectors {
+    double *x, *both, *mid, *y; // [H], [2I] gate then up, [I], [H]
+    struct rows_room room;
+};
+
+static int vectors_init(struct vectors *vectors, const struct token *token, struct fault *fault)
+{
+    size_t hidden = (size_t)token->w2->shape.outputs;
+    size_t intermediate = (size_t)token->w2->shape.inputs;
+
+    *vectors = (struct vectors){
+        .x = calloc(hidden, sizeof(double)),
+        .both = calloc(2 * intermediate, sizeof(double)),
+        .mid = calloc(intermediate, sizeof(double)),
+        .y = calloc(hidden, sizeof(double)),
+        .room = {malloc(CHUNK_BYTES), malloc(2 * CHUNK_BYTES)},
+    };
+    if (vectors->x != NULL && vectors->both != NULL && vectors->mid != NULL && vectors->y != NULL &&
+        vectors->room.narrow != NULL && vectors->room.wide != NULL)
+        return EXIT_OK;
+    return fault_set(fault, EXIT_TROUBLE, "out of memory");
+}
+
+static void vectors_fini(struct vectors *vectors)
+{
+    free(vectors->x);
+    free(vectors->both);
+    free(vectors->mid);
+    free(vectors->y);
+    free(vectors->room.narrow);
+    free(vectors->room.wide);
+}
+
+static int compute(const struct token *token, struct vectors *v, struct fault *fault)
+{
+    size_t hidden = (size_t)token->w2->shape.outputs;
+    size_t intermediate = (size_t)token->w2->shape.inputs;
+    double scale = (double)(1.0f / (float)token->top_k);
+    int st = EXIT_OK;
+
+    widen(token->x, token->w1->shape.format, hidden, v->room.wide);
+    for (size_t i = 0; i < hidden; i++)
+        v->x[i] = (double)v->room.wide[i];
+    for (int64_t k = 0; k < token->top_k; k++) {
+        memset(v->both, 0, 2 * intermediate * sizeof *v->both);
+        TRY(multiply(token->w1, token->experts[k], v->x, 1, v->both, &v->room, fault));
+        for (size_t i = 0; i < intermediate; i++)
+            v->mid[i] = v->both[i] / (1 + exp(-v->both[i])) * v->both[intermediate + i];
+        TRY(multiply(token->w2, token->experts[k], v->mid, scale, v->y, &v->room, fault));
+    }
+out:
+    return st;
+}
+
+int bench_check_token(struct device *device, const struct output *output, int64_t row,
+                      const struct token *token, double *relative_error, struct fault *fault)
+{
+    uint64_t row_bytes = (uint64_t)output->hidden * sizeof(uint16_t);
+    struct vectors v = {.x = NULL};
+    double error = 0;
+    double norm = 0;
+    int st = EXIT_OK;
+
+    *relative_error = NAN;
+    if (row_bytes > CHUNK_BYTES || (uint64_t)token->w2->shape.inputs > CHUNK_BYTES / 2)
+        return EXIT_OK; // rows that large are nobody's layer
+    TRY(vectors_init(&v, token, fault));
+    TRY(compute(token, &v, fault));
+    TRY(device->table->copy_out(device, v.room.narrow, output->y->at + (uint64_t)row * row_bytes,
+                                row_bytes, fault));
+    widen(v.room.narrow, output->format, (uint64_t)output->hidden, v.room.wide);
+    for (int64_t i = 0; i < output->hidden; i++) {
+        double difference = (double)v.room.wide[i] - v.y[i];
+
+        error += difference * difference;
+        norm += v.y[i] * v.y[i];
+    }
+    *relative_error = sqrt(error) / sqrt(norm);
+out:
+    vectors_fini(&v);
+    return st;
+}

@@ -1,0 +1,36 @@
+// Whether a device has computed what was asked: an output that was poisoned, and one token by plain
+// loops.
+
+#ifndef MOXIE_HOSTS_CLI_BENCH_CHECK_H
+#define MOXIE_HOSTS_CLI_BENCH_CHECK_H
+
+#include "hosts/cli/weights.h"
+
+// No number of a 16-bit format, and what no computation writes.
+#define BENCH_POISON 0xff
+
+// Of a forward's output on a device: rows of `hidden` 16-bit numbers.
+struct output {
+    const struct memory *y;
+    int64_t hidden;
+    int32_t format; // MOXIE_FORMAT_BF16 or _F16
+};
+
+// A fault when one of the rows first..first+count-1 holds a number that is not finite, as poison
+// is.
+int bench_check_rows(struct device *device, const struct output *output, int64_t first,
+                     int64_t count, struct fault *fault);
+
+// One token's way through silu experts whose weights are 16-bit and in the order GATE_UP.
+struct token {
+    const struct weights *w1, *w2;
+    const uint8_t *x; // [H] in the weights' format
+    const int32_t *experts;
+    int64_t top_k; // of equal router weights
+};
+
+// ||y - reference|| / ||reference|| of the output's row `row`, the reference in double.
+int bench_check_token(struct device *device, const struct output *output, int64_t row,
+                      const struct token *token, double *relative_error, struct fault *fault);
+
+#endif
