@@ -64,6 +64,10 @@ class Layer:
         """Experts.forward of this layer."""
         self.experts.forward(self, tokens, x, ids, weights, y, stream)
 
+    def weights_updated(self):
+        """To be called after the numbers of the weights were changed in place."""
+        self.experts.weights_updated(self)
+
 
 class Experts:
     """An instance, its dispatcher, and a runner for each of up to num_layers layers.
@@ -138,6 +142,10 @@ class Experts:
             self.instance.check(self.runs.create, self.instance.handle, self.free[0],
                                 ctypes.byref(weights), ctypes.byref(handle))
             return Layer(self, self.free.pop(0), weights, handle)
+
+    def weights_updated(self, layer):
+        with self.lock:
+            self._call(self.runs.weights_updated, layer.handle, None, 0)
 
     def remove(self, index, handle):
         """Destroys a runner. From a finalizer, which may run in the middle of a step: then later."""
