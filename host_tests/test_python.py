@@ -131,6 +131,15 @@ class Host(unittest.TestCase):
             self.assertIn("moxie_cpu", instance.runners)
             self.assertEqual(set(instance.dispatchers), {"local", "allgather", "alltoall"})
 
+    def test_backends_of_another_device(self):
+        with self.library.open({**CONFIG, "device": "cpu"}) as instance:
+            table = {}
+            register = instance._register(table)
+            for device in (b"cpu", b"sm_90"):
+                info = abi.DispatcherInfo(name=b"local", device=device)
+                self.assertEqual(register(None, ctypes.pointer(info)), 0)
+            self.assertEqual(table["local"].device, b"cpu")
+
     def test_forward(self):
         """Both experts multiply silu(x) by x; expert 1 doubles the result."""
         square = [1, 0, 0, 1]

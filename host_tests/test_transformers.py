@@ -41,7 +41,7 @@ from transformers.activations import ACT2FN  # noqa: E402
 from transformers.integrations.moe import use_experts_implementation  # noqa: E402
 
 import moxie.transformers as adapter  # noqa: E402
-from moxie import MoxieError, abi  # noqa: E402
+from moxie import MoxieError, abi, gates  # noqa: E402
 
 # With an index, as tensors have it: torch.device("cuda") equals none of theirs.
 DEVICE = torch.empty(0, device=os.environ.get("MOXIE_TEST_DEVICE", "cpu")).device
@@ -184,9 +184,11 @@ class Models(Case):
     def test_compiled(self):
         model, ids = model_of("qwen3_moe", torch.bfloat16), prompt()
         wanted = logits(model, "moxie", ids)
-        with torch.no_grad():
+        with torch.no_grad(), mock.patch.object(adapter, "_opaque_forward",
+                                                wraps=adapter._opaque_forward) as opaque:
             seen = torch.compile(model, backend="eager")(ids).logits
         self.assertTrue(torch.equal(seen, wanted))
+        self.assertEqual(opaque.call_count, LAYERS)
 
 
 class Layers(Case):
@@ -244,6 +246,14 @@ class Layers(Case):
         self.assertTrue(torch.equal(logits(other, "moxie", ids), wanted))
         for mine, theirs in zip(*map(adapter._experts_modules, (model, other))):
             self.assertIsNot(adapter._layers[mine].shared, adapter._layers[theirs].shared)
+
+    def test_models_share_nothing(self):
+        modules = [toy(Options()) for _ in range(2)]
+        for module in modules:
+            module.config.num_hidden_layers = 2  # so that there is room for the other
+            module(*toy_input())
+        first, second = (adapter._layers[module].shared for module in modules)
+        self.assertIsNot(first, second)
 
     def test_everything_goes_with_the_model(self):
         gc.collect()
@@ -340,11 +350,14 @@ class Forms(Case):
         self.assertLess(relative(module(x, ids, weights), wanted), 4e-3)
 
     def test_activations(self):
-        for act in ("silu", "swish", "gelu", "gelu_python", "gelu_new", "gelu_pytorch_tanh",
-                    "quick_gelu"):
+        named = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_python": "gelu",
+                 "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
+                 "quick_gelu": "swigluoai", "relu2": "relu2"}
+        for act, name in named.items():
             with self.subTest(act):
-                self.compare(toy(Options(act)), toy_input())
-        self.compare(toy(Options("relu2", gated=False)), toy_input())
+                module = toy(Options(act, gated=act != "relu2"))
+                self.assertEqual(gates.recognise(module, DEVICE)[1]["activation"], name)
+                self.compare(module, toy_input())
 
     def test_gates_of_the_module_itself(self):
         self.compare(toy(Options(), clamped), toy_input())
@@ -411,8 +424,9 @@ class Refusals(Case):
         with self.assertRaisesRegex(MoxieError, "MixtralExperts.*gradients.*training mode"):
             model.train()(ids)
         with torch.no_grad():
-            model(ids)
+            wanted = model(ids).logits
         out = model.eval()(ids).logits
+        self.assertTrue(torch.equal(out, wanted))
         with self.assertRaisesRegex(MoxieError, "no gradients"):
             out.sum().backward()
 

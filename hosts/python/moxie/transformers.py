@@ -352,17 +352,16 @@ def _forward(module, x, ids, weights):
                      "model.set_experts_implementation('grouped_mm')")
     _check_input(module, x, ids, weights, w1)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    if x.shape[0] > 0:
-        number, top_k, kind = NUMBERS[x.dtype], ids.shape[1], _kind(x.device)
-        prepared = _layers.get(module)
-        if prepared is None or prepared.seen != _seen(module, number, x.device, top_k):
-            prepared = _prepare(module, number, x.device, top_k)
-        with kind.current(x.device):
-            stream = kind.stream(x.device)
-            if stream is not None:
-                prepared.shared.follow(stream, kind.capturing)
-            prepared.layer.forward(x.shape[0], _rows(x), _rows(ids), _rows(weights), _rows(y),
-                                   stream.cuda_stream if stream is not None else None)
+    number, top_k, kind = NUMBERS[x.dtype], ids.shape[1], _kind(x.device)
+    prepared = _layers.get(module)
+    if prepared is None or prepared.seen != _seen(module, number, x.device, top_k):
+        prepared = _prepare(module, number, x.device, top_k)
+    with kind.current(x.device):
+        stream = kind.stream(x.device)
+        if stream is not None:
+            prepared.shared.follow(stream, kind.capturing)
+        prepared.layer.forward(x.shape[0], _rows(x), _rows(ids), _rows(weights), _rows(y),
+                               stream.cuda_stream if stream is not None else None)
     return InferenceOnly.apply(y, x, w1, weights) if graded else y
 
 
