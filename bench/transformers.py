@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Tokens per second of a randomly initialised model with experts_implementation moxie and others.
 
-    bench/transformers.py --shape qwen3-30b-a3b --device cuda --graph --plugin PATH/libmoxie.so --json
+    bench/transformers.py --shape qwen3-30b-a3b --device cuda --graph --plugin libmoxie.so --json
 
 First the logits of every contestant are compared with those of the first named in --against. Then
 prefill and decode are timed in rounds of A B B A, so that a machine that slows down slows all.

@@ -138,7 +138,8 @@ class Experts:
             if not self.free:
                 raise MoxieError(E_CAPACITY, -1, f"all {self.config['num_layers']} layers are in "
                                  "use: set num_layers to the layers that share this instance")
-            weights, handle = Weights(w1=ctypes.pointer(w1), w2=ctypes.pointer(w2)), ctypes.c_void_p()
+            weights = Weights(w1=ctypes.pointer(w1), w2=ctypes.pointer(w2))
+            handle = ctypes.c_void_p()
             self.instance.check(self.runs.create, self.instance.handle, self.free[0],
                                 ctypes.byref(weights), ctypes.byref(handle))
             return Layer(self, self.free.pop(0), weights, handle)
@@ -148,7 +149,7 @@ class Experts:
             self._call(self.runs.weights_updated, layer.handle, None, 0)
 
     def remove(self, index, handle):
-        """Destroys a runner. From a finalizer, which may run in the middle of a step: then later."""
+        """Destroys a runner; later, where a finalizer calls it in the middle of a step."""
         self.dead.append((index, handle))
         if self.lock.acquire(blocking=False):
             try:
@@ -166,7 +167,7 @@ class Experts:
         """y = the weighted sum of each token's experts; each of the four is Rows.
 
         Ids that name no expert of the layer count as no expert. More tokens than forward_tokens_max
-        go in several calls. On a device, `stream` is the stream's handle, and nothing is waited for.
+        go in several calls. On a device, `stream` is the handle of one, and nothing is waited for.
         """
         with self.lock:
             self.batch.layer, self.batch.stream = layer.index, stream

@@ -92,5 +92,5 @@ def recognise(module, device):
     except Exception as error:  # code of a model, which may want more than numbers
         cause = error
     raise MoxieError(E_UNSUPPORTED, -1, f"{_name(module)}: an activation that Moxie does not have; "
-                     f"supported are {SUPPORTED}. Keep experts_implementation='grouped_mm' for this "
-                     "model") from cause
+                     f"supported are {SUPPORTED}. Keep experts_implementation='grouped_mm' for "
+                     "this model") from cause

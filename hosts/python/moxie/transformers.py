@@ -130,26 +130,35 @@ def _error(code, text):
 # ---- What a module says about itself -----------------------------------------------------------
 
 
+PLAIN = (torch.nn.Parameter, torch.Tensor)
+
+
+def _local(each):
+    """This process' part of a weight, where transformers has spread it over several."""
+    return each.to_local() if type(each) not in PLAIN and hasattr(each, "to_local") else each
+
+
 def _projections(module):
     """The merged gate and up (or up alone), and down."""
-    return module.gate_up_proj if module.has_gate else module.up_proj, module.down_proj
+    return (_local(module.gate_up_proj if module.has_gate else module.up_proj),
+            _local(module.down_proj))
 
 
 def _biases(module):
     if not module.has_bias:
         return None, None
-    return (module.gate_up_proj_bias if module.has_gate else module.up_proj_bias,
-            module.down_proj_bias)
+    return (_local(module.gate_up_proj_bias if module.has_gate else module.up_proj_bias),
+            _local(module.down_proj_bias))
 
 
 def _check_module(module):
     """Refuses what a description of the weights cannot say."""
     name = type(module).__name__
     if module.has_post_expert_norm:
-        raise _error(abi.E_UNSUPPORTED, f"{name}: normalises the output of each expert, which Moxie "
-                     "does not; keep experts_implementation='grouped_mm' for this model")
+        raise _error(abi.E_UNSUPPORTED, f"{name}: normalises the output of each expert, which "
+                     "Moxie does not; keep experts_implementation='grouped_mm' for this model")
     for what, each in zip(("gate and up", "down"), _projections(module)):
-        if type(each) not in (torch.Tensor, torch.nn.Parameter) or each.dtype not in NUMBERS:
+        if type(each) not in PLAIN or each.dtype not in NUMBERS:
             raise _error(abi.E_UNSUPPORTED, f"{name}: the weights of {what} are a "
                          f"{type(each).__name__} of {each.dtype}; Moxie takes plain tensors of "
                          "float32, bfloat16 or float16 here: load the model with one of these as "
@@ -347,8 +356,8 @@ def _forward(module, x, ids, weights):
     graded = torch.is_grad_enabled() and (x.requires_grad or w1.requires_grad
                                           or weights.requires_grad)
     if graded and module.training:
-        raise _error(abi.E_UNSUPPORTED, f"{type(module).__name__}: Moxie computes no gradients, and "
-                     "the model is in training mode: call model.eval(), or train with "
+        raise _error(abi.E_UNSUPPORTED, f"{type(module).__name__}: Moxie computes no gradients, "
+                     "and the model is in training mode: call model.eval(), or train with "
                      "model.set_experts_implementation('grouped_mm')")
     _check_input(module, x, ids, weights, w1)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
