@@ -10,6 +10,7 @@ import random
 import sys
 import threading
 import unittest
+from unittest import mock
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "hosts" / "python"))
@@ -203,6 +204,16 @@ class Forward(unittest.TestCase):
         self.assertNotEqual(first.index, second.index)
         for model, each in zip(models, given):
             self.compare(model, each)
+
+    def test_a_step_is_begun_once(self):
+        """What follows may be captured into a graph, which beginning a step may not."""
+        experts, layer = self.run_layer(Model(), Input(2))
+        calls, given = mock.Mock(wraps=experts._call), Input(2)
+        experts._call = calls
+        layer.forward(given.tokens, *given.rows())
+        self.assertEqual(calls.call_count, 1)
+        layer.forward(1, *given.rows())
+        self.assertEqual(calls.call_count, 3)
 
     def test_a_layer_that_is_given_up(self):
         experts, layer = self.run_layer(Model(1), Input(1))

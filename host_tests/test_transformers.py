@@ -404,6 +404,8 @@ class Forms(Case):
         module, (x, ids, weights) = toy(Options()), toy_input(tokens=20)
         self.compare(module, (x[::2], ids[::2], weights[::2]))
         self.compare(module, (x[:1].expand(20, 40), ids, weights))
+        turned = [each.T.contiguous().T for each in (x, ids, weights)]
+        self.assertTrue(torch.equal(module(*turned), module(x, ids, weights)))
 
     def test_no_tokens(self):
         self.assertEqual(toy(Options())(*toy_input(tokens=0)).shape, (0, 40))
@@ -458,8 +460,9 @@ class Refusals(Case):
         self.refused(toy(Options(), late), toy_input(), abi.E_UNSUPPORTED, "silu, gelu")
 
     def test_norm_after_each_expert(self):
-        self.refused(toy(Options(), has_post_expert_norm=True), toy_input(), abi.E_UNSUPPORTED,
-                     "normalises")
+        module = toy(Options())
+        module.has_post_expert_norm = True
+        self.refused(module, toy_input(), abi.E_UNSUPPORTED, "normalises")
 
     def test_types(self):
         self.refused(toy(Options(), dtype=torch.float64), toy_input(dtype=torch.float64),
@@ -488,6 +491,10 @@ class Refusals(Case):
             self.refused(toy(Options()), toy_input(), abi.E_CONFIG,
                          r"(?s)\n  activation_format: .*\n  timeout_ms: |"
                          r"\n  timeout_ms: .*\n  activation_format: ")
+
+    def test_key_that_is_none(self):
+        with mock.patch.dict(adapter._settings, timeout=7):
+            self.refused(toy(Options()), toy_input(), abi.E_CONFIG, "libmoxie.* no key timeout;")
 
     def test_capture_of_what_is_not_prepared(self):
         kind = adapter.KINDS[DEVICE.type]

@@ -122,6 +122,7 @@ class Experts:
             part = getattr(self.batch, name)
             self.dims[name] = (part, part.dtype, part.shape, part.strides)
         self.step = Step()
+        self.begun = -1  # the tokens of the step that was begun last
         self.parts = [self.dims[name] for name in ("x", "ids", "weights", "y")]
         self.fields = fields  # own the shapes and strides
 
@@ -163,6 +164,13 @@ class Experts:
             self.runs.destroy(handle)
             self.free.append(index)
 
+    def _begin(self, tokens):
+        """A step goes on for as many layers as there are: only another size needs another."""
+        if tokens != self.begun:
+            self.step.tokens = tokens
+            self._call(self.moves.begin_forward, self.dispatcher, ctypes.byref(self.step))
+            self.begun = tokens
+
     def forward(self, layer, tokens, x, ids, weights, y, stream=None):
         """y = the weighted sum of each token's experts; each of the four is Rows.
 
@@ -180,8 +188,7 @@ class Experts:
                 for (where, dtype, shape, _), rows in zip(self.parts, (x, ids, weights, y)):
                     where.data = rows.address + first * rows.stride * (dtype.bits >> 3)
                     shape[0] = count
-                self.step.tokens = count
-                self._call(self.moves.begin_forward, self.dispatcher, ctypes.byref(self.step))
+                self._begin(count)
                 self._call(self.instance.api.forward, self.dispatcher, layer.handle,
                            ctypes.byref(self.batch))
             if self.dead:

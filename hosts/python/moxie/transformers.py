@@ -154,7 +154,7 @@ def _biases(module):
 def _check_module(module):
     """Refuses what a description of the weights cannot say."""
     name = type(module).__name__
-    if module.has_post_expert_norm:
+    if getattr(module, "has_post_expert_norm", False):  # younger than the interface
         raise _error(abi.E_UNSUPPORTED, f"{name}: normalises the output of each expert, which "
                      "Moxie does not; keep experts_implementation='grouped_mm' for this model")
     for what, each in zip(("gate and up", "down"), _projections(module)):
@@ -209,6 +209,10 @@ class Shared:
             self.experts = Experts(_library(), config, "transformers", Allocator(device),
                                    (kind.dlpack, device.index or 0))
         self.stream = None
+        unknown = config.keys() - self.experts.instance.snapshot().keys()
+        if unknown:
+            raise _error(abi.E_CONFIG, f"configure: {_library().path} has no key "
+                         f"{', '.join(sorted(unknown))}; docs/configuration.md lists what it has")
 
     def follow(self, stream, capturing):
         """A call on another stream than the last waits for that: both use the same buffers."""
@@ -237,7 +241,7 @@ def _seen(module, number, device, top_k):
 def _share(module, config, device):
     """The Shared of this model's layers of this configuration with a place left, or a new one."""
     for turn in range(1 << 16):
-        key = (id(module.config), device, turn, *sorted(config.items()))
+        key = (_library().path, id(module.config), device, turn, *sorted(config.items()))
         shared = _shared.get(key)
         if shared is None:
             shared = _shared[key] = Shared(config, device)
@@ -347,6 +351,11 @@ def _check_input(module, x, ids, weights, w1):
                          "float16, and for top_k_index of int32 or int64")
 
 
+def _compact(each):
+    """Itself, but for columns apart from each other, which no model has been seen to give."""
+    return each if each.stride(1) == 1 else each.contiguous()
+
+
 def _rows(each):
     return Rows(each.data_ptr(), each.stride(0), NUMBERS[each.dtype])
 
@@ -360,6 +369,7 @@ def _forward(module, x, ids, weights):
                      "and the model is in training mode: call model.eval(), or train with "
                      "model.set_experts_implementation('grouped_mm')")
     _check_input(module, x, ids, weights, w1)
+    x, ids, weights = _compact(x), _compact(ids), _compact(weights)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     number, top_k, kind = NUMBERS[x.dtype], ids.shape[1], _kind(x.device)
     prepared = _layers.get(module)
