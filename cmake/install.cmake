@@ -1,5 +1,5 @@
 # What `cmake --install` puts under the prefix: the library, its two headers, the loader's source, the command,
-# and the package files for pkg-config and find_package(moxie).
+# the Python package, and the package files for pkg-config and find_package(moxie).
 
 # Not lib64 or lib/<triplet>: bin/moxie looks for the library in ../lib.
 set(CMAKE_INSTALL_LIBDIR lib CACHE PATH "where libraries go, under the prefix")
@@ -20,6 +20,9 @@ if(TARGET moxie_cli)
 endif()
 install(FILES abi.h abi/loader.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/moxie)
 install(FILES abi/loader.c DESTINATION ${CMAKE_INSTALL_DATADIR}/moxie)
+# For `pip install PREFIX/share/moxie/python`.
+install(DIRECTORY hosts/python/ DESTINATION ${CMAKE_INSTALL_DATADIR}/moxie/python
+    PATTERN __pycache__ EXCLUDE PATTERN build EXCLUDE PATTERN *.egg-info EXCLUDE)
 install(FILES LICENSE README.md CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
 # The prefix is found from where the .pc file lies, so that an installed tree can be moved.

@@ -1,4 +1,4 @@
-"""hosts/python/moxie_abi.py over the library named by MOXIE_PLUGIN: a host through ctypes alone."""
+"""hosts/python/moxie: the mirror of abi.h and a host, over the library named by MOXIE_PLUGIN."""
 
 import ctypes
 import gc
@@ -11,7 +11,7 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "hosts" / "python"))
 
-import moxie_abi as moxie  # noqa: E402
+from moxie import abi, load, matrix, tensor  # noqa: E402
 
 CONFIG = {
     "hidden_size": 2,
@@ -29,36 +29,40 @@ def floats(*values):
     return (ctypes.c_float * len(values))(*values)
 
 
+def at(array, shape, number="f32"):
+    return tensor(ctypes.addressof(array), shape, number)
+
+
 class Mirror(unittest.TestCase):
     def setUp(self):
-        self.library = moxie.load(os.environ["MOXIE_PLUGIN"])
+        self.library = load(os.environ["MOXIE_PLUGIN"])
         self.layout = self.library.layout()
 
     def test_mirror_is_complete(self):
         seen = {(structure, field) for structure, field, _, _ in self.layout if field}
         mine = {
             (structure, field)
-            for structure, mirrored in moxie.MIRROR.items()
+            for structure, mirrored in abi.MIRROR.items()
             for field, *_ in mirrored._fields_
         }
         self.assertEqual(mine, seen)
         for structure, field, _, size in self.layout:
             if not field:
-                self.assertEqual(ctypes.sizeof(moxie.MIRROR[structure]), size, structure)
-        self.assertEqual(moxie.layout_mismatches(self.layout), [])
+                self.assertEqual(ctypes.sizeof(abi.MIRROR[structure]), size, structure)
+        self.assertEqual(abi.layout_mismatches(self.layout), [])
 
     def test_every_moved_field_is_named(self):
         for index, (structure, field, offset, size) in enumerate(self.layout):
             if field:
                 moved = list(self.layout)
                 moved[index] = (structure, field, offset + 8, size)
-                found = moxie.layout_mismatches(moved, {structure: moxie.MIRROR[structure]})
+                found = abi.layout_mismatches(moved, {structure: abi.MIRROR[structure]})
                 self.assertEqual(len(found), 1)
                 self.assertTrue(found[0].startswith(f"{structure}.{field}: "), found)
 
     def test_lost_field(self):
         lost = [row for row in self.layout if row[:2] != ("moxie_step", "phase")]
-        self.assertIn("moxie_step.phase", moxie.layout_mismatches(lost)[0])
+        self.assertIn("moxie_step.phase", abi.layout_mismatches(lost)[0])
 
     def test_digest(self):
         digest = 0xCBF29CE484222325
@@ -75,34 +79,34 @@ class Mirror(unittest.TestCase):
                      "FORMAT_F32", "ORDER_PLAIN", "ORDER_GATE_UP", "ORDER_UP_GATE",
                      "ORDER_INTERLEAVED", "IDS_GLOBAL"):
             value = re.search(rf"#define MOXIE_{name} (\d+)", header).group(1)
-            self.assertEqual(getattr(moxie, name), int(value), name)
+            self.assertEqual(getattr(abi, name), int(value), name)
 
 
 class Refusals(unittest.TestCase):
     def test_another_version(self):
-        library = moxie.load(os.environ["MOXIE_PLUGIN"])
-        request = moxie.Request(abi_min=9 << 16, abi_max=9 << 16, host_build=b"python 9")
-        api = moxie.type_of("*api")()
-        with self.assertRaises(moxie.MoxieError) as caught:
-            moxie.check(library.dll.moxie_get_api_v1, ctypes.byref(request), ctypes.byref(api))
-        self.assertEqual(caught.exception.code, moxie.E_VERSION)
+        library = load(os.environ["MOXIE_PLUGIN"])
+        request = abi.Request(abi_min=9 << 16, abi_max=9 << 16, host_build=b"python 9")
+        api = abi.type_of("*api")()
+        with self.assertRaises(abi.MoxieError) as caught:
+            abi.check(library.dll.moxie_get_api_v1, ctypes.byref(request), ctypes.byref(api))
+        self.assertEqual(caught.exception.code, abi.E_VERSION)
         self.assertIn("python 9", caught.exception.text)
         self.assertFalse(api)
 
     def test_no_library(self):
         with self.assertRaises(OSError):
-            moxie.load("/nowhere/libmoxie.so")
+            load("/nowhere/libmoxie.so")
 
     def test_null_host(self):
-        library = moxie.load(os.environ["MOXIE_PLUGIN"])
-        with self.assertRaises(moxie.MoxieError) as caught:
-            moxie.check(library.api.open, None, ctypes.byref(ctypes.c_void_p()))
-        self.assertEqual(caught.exception.code, moxie.E_INVALID)
+        library = load(os.environ["MOXIE_PLUGIN"])
+        with self.assertRaises(abi.MoxieError) as caught:
+            abi.check(library.api.open, None, ctypes.byref(ctypes.c_void_p()))
+        self.assertEqual(caught.exception.code, abi.E_INVALID)
 
 
 class Host(unittest.TestCase):
     def setUp(self):
-        self.library = moxie.load(os.environ["MOXIE_PLUGIN"])
+        self.library = load(os.environ["MOXIE_PLUGIN"])
 
     def test_probe(self):
         for name, kind, device, _, reason in self.library.probe():
@@ -114,9 +118,9 @@ class Host(unittest.TestCase):
             keys = [key for _, key, _ in instance.reasons()]
             self.assertIn("hidden_size", keys)
             self.assertIn("top_k", keys)
-            with self.assertRaises(moxie.MoxieError) as caught:
+            with self.assertRaises(abi.MoxieError) as caught:
                 instance.plan()
-            self.assertEqual(caught.exception.code, moxie.E_CONFIG)
+            self.assertEqual(caught.exception.code, abi.E_CONFIG)
 
     def test_accepted_configuration(self):
         with self.library.open(CONFIG) as instance:
@@ -127,30 +131,37 @@ class Host(unittest.TestCase):
             self.assertIn("moxie_cpu", instance.runners)
             self.assertEqual(set(instance.dispatchers), {"local", "allgather", "alltoall"})
 
+    def test_backends_of_another_device(self):
+        with self.library.open({**CONFIG, "device": "cpu"}) as instance:
+            table = {}
+            register = instance._register(table)
+            for device in (b"cpu", b"sm_90"):
+                info = abi.DispatcherInfo(name=b"local", device=device)
+                self.assertEqual(register(None, ctypes.pointer(info)), 0)
+            self.assertEqual(table["local"].device, b"cpu")
+
     def test_forward(self):
         """Both experts multiply silu(x) by x; expert 1 doubles the result."""
         square = [1, 0, 0, 1]
         values1, values2 = floats(*square * 4), floats(*square, *[2 * v for v in square])
-        w1 = moxie.Matrix(format=moxie.FORMAT_F32, order=moxie.ORDER_GATE_UP,
-                          values=moxie.tensor(values1, (2, 4, 2)))
-        w2 = moxie.Matrix(format=moxie.FORMAT_F32, values=moxie.tensor(values2, (2, 2, 2)))
-        weights = moxie.Weights(w1=ctypes.pointer(w1), w2=ctypes.pointer(w2))
+        w1 = matrix(at(values1, (2, 4, 2)), "f32", abi.ORDER_GATE_UP)
+        w2 = matrix(at(values2, (2, 2, 2)), "f32", abi.ORDER_PLAIN)
+        weights = abi.Weights(w1=ctypes.pointer(w1), w2=ctypes.pointer(w2))
         x, y, chosen = floats(1, 2, 1, 2), floats(0, 0, 0, 0), floats(1, 1)
         ids = (ctypes.c_int32 * 2)(0, 1)
-        batch = moxie.Batch(id_space=moxie.IDS_GLOBAL, x=moxie.tensor(x, (2, 2)),
-                            ids=moxie.tensor(ids, (2, 1), code=0),
-                            weights=moxie.tensor(chosen, (2, 1)), y=moxie.tensor(y, (2, 2)))
-        step = moxie.Step(tokens=2)
+        batch = abi.Batch(id_space=abi.IDS_GLOBAL, x=at(x, (2, 2)), ids=at(ids, (2, 1), "i32"),
+                          weights=at(chosen, (2, 1)), y=at(y, (2, 2)))
+        step = abi.Step(tokens=2)
         runner, dispatcher = ctypes.c_void_p(), ctypes.c_void_p()
         with self.library.open(CONFIG) as instance:
             runs = instance.runners["moxie_cpu"].api.contents
             moves = instance.dispatchers["local"].api.contents
-            moxie.check(runs.create, instance.handle, 0, ctypes.byref(weights),
-                        ctypes.byref(runner))
-            moxie.check(moves.create, instance.handle, ctypes.byref(dispatcher))
-            moxie.check(moves.begin_forward, dispatcher, ctypes.byref(step))
-            moxie.check(self.library.api.forward, dispatcher, runner, ctypes.byref(batch))
-            with self.assertRaises(moxie.MoxieError):
+            abi.check(runs.create, instance.handle, 0, ctypes.byref(weights),
+                      ctypes.byref(runner))
+            abi.check(moves.create, instance.handle, ctypes.byref(dispatcher))
+            abi.check(moves.begin_forward, dispatcher, ctypes.byref(step))
+            abi.check(self.library.api.forward, dispatcher, runner, ctypes.byref(batch))
+            with self.assertRaises(abi.MoxieError):
                 instance.close()  # refused while they live
             moves.destroy(dispatcher)
             runs.destroy(runner)

@@ -20,6 +20,10 @@ have_library() {
     pkg-config --exists "$1" 2>/dev/null
 }
 
+have_venv() {
+    python3 -c 'import ensurepip' 2>/dev/null
+}
+
 # Prints the name of a clang that can build fuzzers; fails when there is none.
 fuzz_compiler() {
     local compiler probe
@@ -57,6 +61,7 @@ test_needs=(
 )
 # Tests that want these are skipped without them; installed along with the others where the release has them.
 optional_needs=(
+    "python3-venv have_venv"
     "libdlpack-dev have_header dlpack/dlpack.h"
     "clang have clang"
     "libclang-rt-dev fuzz_compiler"
@@ -70,6 +75,19 @@ missing_of() {
         read -ra words <<<"$need"
         "${words[@]:1}" >/dev/null || printf '%s\n' "${words[0]}"
     done
+}
+
+# install_torch: torch and transformers for test_transformers, in build/torch, unless they are there. 6 GB, as PyPI has
+# torch for x86 with CUDA only.
+install_torch() {
+    local venv=build/torch wanted=host_tests/torch.txt
+
+    cmp -s $wanted $venv/installed && return
+    rm -rf $venv
+    python3 -m venv $venv &&
+        timeout 900 $venv/bin/pip install --quiet --disable-pip-version-check --no-cache-dir --no-compile \
+            --only-binary=:all: --timeout 15 --retries 1 -r $wanted &&
+        cp $wanted $venv/installed
 }
 
 # How this user runs a command as root without being asked for a password; fails when there is no way.

@@ -96,7 +96,7 @@ def loader_rows(ledger):
     return "\n".join(lines) + "\n"
 
 
-# ---- The mirror in hosts/python/moxie_abi.py ----
+# ---- The mirror in hosts/python/moxie/abi.py ----
 
 PYTHON_WORDS = {"uint8_t": "u8", "uint16_t": "u16", "int32_t": "i32", "uint32_t": "u32",
                 "int64_t": "i64", "uint64_t": "u64", "double": "f64"}
@@ -283,7 +283,7 @@ FILES = {
 # Files that people copy as one piece, and that are generated only between two marker lines.
 REGIONS = {
     "abi/loader.c": loader_rows,
-    "hosts/python/moxie_abi.py": python_mirror,
+    "hosts/python/moxie/abi.py": python_mirror,
 }
 
 

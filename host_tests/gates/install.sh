@@ -15,7 +15,8 @@ mv "$work/first" "$work/prefix"
 prefix=$work/prefix
 
 wanted=(lib/libmoxie.so include/moxie/abi.h include/moxie/loader.h share/moxie/loader.c lib/pkgconfig/moxie.pc
-    lib/cmake/moxie/moxieConfig.cmake lib/cmake/moxie/moxieConfigVersion.cmake share/doc/moxie/LICENSE)
+    lib/cmake/moxie/moxieConfig.cmake lib/cmake/moxie/moxieConfigVersion.cmake share/doc/moxie/LICENSE
+    share/moxie/python/pyproject.toml share/moxie/python/moxie/transformers.py)
 if [ -x "$build/bin/moxie" ]; then
     wanted+=(bin/moxie)
 fi

@@ -1,19 +1,10 @@
-"""Moxie from Python: abi.h as ctypes, the loader's checks, and a small host.
+"""abi.h as ctypes, and how a call's failure becomes an exception.
 
-Needs Python 3.9 and nothing else.
-
-    with load("/opt/lib/libmoxie.so").open({"hidden_size": 2048, ...}) as instance:
-        for reason in instance.reasons():
-            print(reason)
-
-The mirror below is generated from abi.h. load() compares it, field by field, with the layout that
+The mirror is generated from abi.h. host.load() compares it, field by field, with the layout that
 the library reports about itself, so that a mirror that is out of date is an error and not a crash.
 """
 
 import ctypes
-import os
-
-LOG_NAMES = ("debug", "info", "warning", "error", "host misbehaving", "plugin misbehaving")
 
 # ---- The mirror --------------------------------------------------------------------------------
 
@@ -272,6 +263,7 @@ ExpandApi = mirror(
 # ---- end of what is generated ----
 
 ABI_VERSION = VERSION_MAJOR << 16 | VERSION_MINOR
+VERSION = f"{VERSION_MAJOR}.{VERSION_MINOR}.{VERSION_PATCH}"
 
 # ---- Errors and layout -------------------------------------------------------------------------
 
@@ -320,146 +312,3 @@ def layout_mismatches(report, structs=None):
             if seen != (here.offset, here.size):
                 found.append(f"{structure}.{field}: {here.offset}, {here.size} here, {seen} there")
     return found
-
-
-# ---- The host ----------------------------------------------------------------------------------
-
-
-class Library:
-    """A loaded libmoxie."""
-
-    def __init__(self, path, host_build):
-        self.path = path
-        self.dll = ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
-        entry = self.dll.moxie_get_api_v1
-        entry.argtypes = [type_of("*request"), type_of("**api"), type_of("*error")]
-        entry.restype = ctypes.c_int32
-        api = type_of("*api")()
-        request = Request(abi_min=ABI_VERSION, abi_max=ABI_VERSION, host_build=host_build.encode())
-        check(entry, ctypes.byref(request), ctypes.byref(api))
-        self.api = api.contents
-        mismatches = layout_mismatches(self.layout())
-        if mismatches:
-            raise MoxieError(E_VERSION, -1,
-                             f"{path}: {len(mismatches)} fields differ, first {mismatches[0]}")
-
-    def layout(self):
-        """[(structure, field, offset, size)] as the library was compiled."""
-        fields, count, stride = type_of("*field")(), ctypes.c_uint64(), ctypes.c_uint32()
-        self.api.layout(ctypes.byref(fields), ctypes.byref(count), ctypes.byref(stride))
-        return [(row.structure.decode(), row.field.decode(), row.offset, row.size)
-                for row in entries(fields, count.value, stride.value)]
-
-    def probe(self):
-        """[(name, kind, device, score, reason)] of every backend on this machine."""
-        table = (Probe * 64)(*[Probe() for _ in range(64)])
-        count = ctypes.c_uint64()
-        check(self.api.probe, table, ctypes.sizeof(Probe), len(table), ctypes.byref(count))
-        return [(row.name.decode(), row.kind.decode(), row.device.decode(), row.score,
-                 row.reason.decode()) for row in table[:count.value]]
-
-    def open(self, config, name="python"):
-        """An instance for the configuration, a dict of the documented keys."""
-        return Instance(self, config, name)
-
-
-def load(path, host_build="moxie_abi.py"):
-    """Loads a libmoxie, agrees on the ABI and checks the mirror; raises MoxieError."""
-    return Library(path, host_build)
-
-
-class Instance:
-    """One configuration and what lives on it. Close it, or use it in a with statement."""
-
-    def __init__(self, library, config, name):
-        self.api, self.config, self.messages = library.api, config, []
-        self.runners, self.dispatchers = {}, {}
-        self.callbacks = {  # ctypes callbacks live as long as they are referenced
-            "get_i64": self._getter(int), "get_f64": self._getter(int, float),
-            "get_str": self._get_str, "log": self._log,
-            "register_runner": self._register(self.runners),
-            "register_dispatcher": self._register(self.dispatchers)}
-        types = dict(Host._fields_)
-        self.callbacks = {slot: types[slot](call) for slot, call in self.callbacks.items()}
-        self.host = Host(abi_version=ABI_VERSION, name=name.encode(), **self.callbacks)
-        self.handle = ctypes.c_void_p()
-        check(self.api.open, ctypes.byref(self.host), ctypes.byref(self.handle))
-
-    def _getter(self, *types):
-        def get(_, key, value):
-            found = self.config.get(key.decode())
-            if found is None:
-                return CONFIG_ABSENT
-            if not isinstance(found, types):
-                return CONFIG_WRONG_TYPE
-            if isinstance(found, int) and not -(2**63) <= found < 2**63:
-                return CONFIG_WRONG_TYPE  # ctypes would cut it
-            value[0] = found
-            return CONFIG_FOUND
-        return get
-
-    def _get_str(self, _, key, buffer, capacity, length):
-        found = self.config.get(key.decode())
-        if found is None:
-            return CONFIG_ABSENT
-        if not isinstance(found, str):
-            return CONFIG_WRONG_TYPE
-        encoded = found.encode()
-        length[0] = len(encoded)
-        if capacity > 0:
-            cut = encoded[:capacity - 1] + b"\0"
-            ctypes.memmove(buffer, cut, len(cut))
-        return CONFIG_FOUND
-
-    def _log(self, _, severity, component, text, length):
-        self.messages.append((LOG_NAMES[severity], component.decode(), text[:length].decode()))
-
-    @staticmethod
-    def _register(table):
-        def register(_, info):
-            table[info.contents.name.decode()] = info.contents
-            return 0
-        return register
-
-    def snapshot(self):
-        """{key: (type, value, found)} as the library read the configuration."""
-        keys, entry = {}, ConfigEntry()
-        while self.api.config(self.handle, len(keys), ctypes.byref(entry)) == OK:
-            value = entry.value.decode(errors="replace")
-            keys[entry.key.decode()] = (entry.type.decode(), value, bool(entry.found))
-        return keys
-
-    def reasons(self):
-        """[(code name, key, message)] against the configuration; empty when it is accepted."""
-        report = type_of("*report")()
-        check(self.api.validate, self.handle, ctypes.byref(report))
-        found = report.contents
-        return [(row.name.decode(), row.key.decode(), row.message.decode())
-                for row in entries(found.reasons, found.reasons_count, found.reason_stride)]
-
-    def plan(self):
-        """[(name, kind, bytes)] of every buffer; raises MoxieError for a refused configuration."""
-        plan = type_of("*plan")()
-        check(self.api.plan, self.handle, ctypes.byref(plan))
-        found = plan.contents
-        return [(row.name.decode(), row.kind, row.bytes)
-                for row in entries(found.buffers, found.buffers_count, found.buffer_stride)]
-
-    def close(self):
-        """Refused while a runner or dispatcher lives."""
-        if self.handle:
-            check(self.api.close, self.handle)
-            self.handle = ctypes.c_void_p()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.close()
-
-
-def tensor(array, shape, code=2, bits=32):
-    """A Tensor over a ctypes array, which must outlive it; code and bits are DLPack's."""
-    return Tensor(data=ctypes.addressof(array), device=Device(type=1), ndim=len(shape),
-                  dtype=Dtype(code=code, bits=bits, lanes=1),
-                  shape=(ctypes.c_int64 * len(shape))(*shape))

@@ -1,0 +1,277 @@
+#!/usr/bin/env python3
+"""Tokens per second of a randomly initialised model with experts_implementation moxie and others.
+
+    bench/transformers.py --shape qwen3-30b-a3b --device cuda --graph --plugin libmoxie.so --json
+
+First the logits of every contestant are compared with those of the first named in --against. Then
+prefill and decode are timed in rounds of A B B A, so that a machine that slows down slows all.
+Progress goes to stderr; exit code 3 says that logits differ by more than --tolerance.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import platform
+import statistics
+import sys
+import time
+
+# In the place of this folder, in which transformers is this file.
+sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent / "hosts" / "python")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch  # noqa: E402
+import transformers  # noqa: E402
+from transformers import AutoConfig, AutoModelForCausalLM, StaticCache  # noqa: E402
+
+import moxie.transformers as adapter  # noqa: E402
+
+# The published sizes of each model; --layers cuts what does not fit.
+SHAPES = {
+    "tiny": ("qwen3_moe", {
+        "vocab_size": 1024, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4,
+        "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 32, "num_experts": 16,
+        "moe_intermediate_size": 128, "num_experts_per_tok": 4, "norm_topk_prob": True}),
+    "qwen3-30b-a3b": ("qwen3_moe", {
+        "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144,
+        "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4,
+        "head_dim": 128, "num_experts": 128, "moe_intermediate_size": 768,
+        "num_experts_per_tok": 8, "norm_topk_prob": True}),
+    "mixtral-8x7b": ("mixtral", {
+        "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "num_local_experts": 8, "num_experts_per_tok": 2}),
+    "gpt-oss-20b": ("gpt_oss", {
+        "vocab_size": 201088, "hidden_size": 2880, "intermediate_size": 2880,
+        "num_hidden_layers": 24, "num_attention_heads": 64, "num_key_value_heads": 8,
+        "head_dim": 64, "num_local_experts": 32, "num_experts_per_tok": 4}),
+    "deepseek-v3": ("deepseek_v3", {
+        "vocab_size": 129280, "hidden_size": 7168, "intermediate_size": 18432,
+        "moe_intermediate_size": 2048, "num_hidden_layers": 61, "num_attention_heads": 128,
+        "num_key_value_heads": 128, "n_routed_experts": 256, "num_experts_per_tok": 8,
+        "n_group": 8, "topk_group": 4, "q_lora_rank": 1536, "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}),
+}
+
+
+def say(text):
+    print(text, file=sys.stderr, flush=True)
+
+
+def parse(arguments):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", choices=SHAPES, default="tiny", help="default: %(default)s")
+    parser.add_argument("--config", help="a config.json instead of --shape")
+    parser.add_argument("--layers", type=int, help="layers instead of the model's own")
+    parser.add_argument("--against", default="eager,grouped_mm",
+                        help="other implementations, the first of which has the logits that count; "
+                        "default: %(default)s")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda; default: %(default)s")
+    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
+    parser.add_argument("--batch", type=int, default=1, help="sequences; default: %(default)s")
+    parser.add_argument("--prompt", type=int, default=512,
+                        help="tokens of each sequence; default: %(default)s")
+    parser.add_argument("--steps", type=int, default=32,
+                        help="tokens decoded after it; default: %(default)s")
+    parser.add_argument("--rounds", type=int, default=3,
+                        help="rounds of A B B A; default: %(default)s")
+    parser.add_argument("--graph", action="store_true",
+                        help="decode by replaying a captured CUDA graph")
+    parser.add_argument("--tolerance", type=float, default=5e-2,
+                        help="most relative difference of the logits of the median token; a token "
+                        "that a rounding routes elsewhere differs by more; default: %(default)s")
+    parser.add_argument("--threads", type=int, help="of torch and Moxie, on the CPU")
+    parser.add_argument("--forward-tokens-max", type=int, help="Moxie's bound of one call")
+    parser.add_argument("--plugin", help="libmoxie.so; default: MOXIE_PLUGIN of the environment")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    options = parser.parse_args(arguments)
+    if not options.against.strip(","):
+        parser.error("--against names no implementation")
+    return options
+
+
+def make_model(options):
+    """The model with random weights, made where it will run."""
+    cut = {"num_hidden_layers": options.layers} if options.layers else {}
+    if options.config:
+        config = AutoConfig.from_pretrained(options.config, **cut)
+    else:
+        kind, keys = SHAPES[options.shape]
+        if options.layers and kind == "deepseek_v3":
+            cut["first_k_dense_replace"] = 1  # of 3 dense layers before the first with experts
+        config = AutoConfig.for_model(kind, **{**keys, **cut})
+    torch.manual_seed(0)
+    with torch.device(options.device):
+        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, options.dtype))
+    return model.eval()
+
+
+class Contestant:
+    """One implementation on the model that all of them share."""
+
+    def __init__(self, name, model, options):
+        self.name, self.model, self.options = name, model, options
+        self.cache, self.graph, self.token, self.failure = None, None, None, None
+        self.seconds = {"prefill": [], "decode": []}
+
+    def choose(self):
+        self.model.set_experts_implementation(self.name)
+
+    def logits(self, prompt):
+        self.choose()
+        return self.model(prompt, use_cache=False).logits
+
+    def synchronise(self):
+        if self.options.device != "cpu":
+            torch.cuda.synchronize()
+
+    def step(self):
+        """One token of every sequence, into where the next step reads it."""
+        out = self.model(self.token, past_key_values=self.cache, use_cache=True)
+        self.token.copy_(out.logits[:, -1:].argmax(-1))
+
+    def prefill(self, prompt):
+        if self.cache is None:
+            room = prompt.shape[1] + self.options.steps + 4  # of the steps before a capture
+            self.cache = StaticCache(config=self.model.config, max_cache_len=room)
+        else:
+            self.cache.reset()
+        out = self.model(prompt, past_key_values=self.cache, use_cache=True)
+        token = out.logits[:, -1:].argmax(-1)
+        if self.token is None:
+            self.token = token
+        else:
+            self.token.copy_(token)
+
+    def capture(self, prompt):
+        """One step as a graph; what cannot be captured is timed without, and the reason kept."""
+        self.prefill(prompt)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                self.step()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                self.step()
+            self.graph = graph
+        except RuntimeError as error:
+            self.failure = str(error).splitlines()[0]
+            say(f"{self.name}: no graph: {self.failure}")
+            torch.cuda.synchronize()
+
+    def warm_up(self, prompt):
+        self.choose()
+        self.prefill(prompt)
+        self.step()
+        if self.options.graph:
+            self.capture(prompt)
+        self.synchronise()
+
+    def race(self, prompt):
+        self.choose()
+        self.synchronise()
+        start = time.perf_counter()
+        self.prefill(prompt)
+        self.synchronise()
+        middle = time.perf_counter()
+        advance = self.graph.replay if self.graph else self.step
+        for _ in range(self.options.steps):
+            advance()
+        self.synchronise()
+        self.seconds["prefill"].append(middle - start)
+        self.seconds["decode"].append(time.perf_counter() - middle)
+
+    def result(self):
+        tokens = {"prefill": self.options.batch * self.options.prompt,
+                  "decode": self.options.batch * self.options.steps}
+        found = {"implementation": self.name, "graph": self.graph is not None}
+        if self.failure:
+            found["no_graph_because"] = self.failure
+        for part, seconds in self.seconds.items():
+            found[part] = {"tokens_per_second": round(tokens[part] / statistics.median(seconds), 1),
+                           "most": round(tokens[part] / min(seconds), 1),
+                           "least": round(tokens[part] / max(seconds), 1)}
+        return found
+
+
+def compare(contestants, prompt):
+    """{name: relative difference of the whole, of the median token} from the first but Moxie."""
+    wanted = contestants[1].logits(prompt).float()
+    found = {}
+    for contestant in contestants:
+        apart = contestant.logits(prompt).float() - wanted
+        tokens = apart.norm(dim=-1) / wanted.norm(dim=-1)
+        found[contestant.name] = {"whole": (apart.norm() / wanted.norm()).item(),
+                                  "median_token": tokens.median().item()}
+        say(f"logits of {contestant.name}: {found[contestant.name]['median_token']:.2e} from those "
+            f"of {contestants[1].name} (median token)")
+    return found
+
+
+def processor():
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.machine()
+
+
+def describe(options):
+    """Where and of what the numbers are."""
+    if options.device == "cpu":
+        machine = f"{processor()}, {torch.get_num_threads()} threads"
+    else:
+        machine = torch.cuda.get_device_name()
+    kept = ("shape", "config", "layers", "dtype", "batch", "prompt", "steps", "rounds", "graph",
+            "forward_tokens_max")
+    return {"machine": machine, "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "command": " ".join(["bench/transformers.py", *sys.argv[1:]]),
+            **{key: value for key, value in vars(options).items() if key in kept}}
+
+
+def report(found):
+    print(f"{found['machine']}, torch {found['torch']}, transformers {found['transformers']}")
+    print(f"{'':12} {'prefill tokens/s':>24} {'decode tokens/s':>24}")
+    for each in found["results"]:
+        cells = [f"{each[part]['tokens_per_second']} ({each[part]['least']}..{each[part]['most']})"
+                 for part in ("prefill", "decode")]
+        print(f"{each['implementation']:12} {cells[0]:>24} {cells[1]:>24}"
+              f"{'  graph' if each['graph'] else ''}")
+
+
+def main(arguments):
+    options = parse(arguments)
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    adapter.configure(plugin=options.plugin, forward_tokens_max=options.forward_tokens_max)
+    say("making the model")
+    with torch.no_grad():
+        model = make_model(options)
+        names = ["moxie", *filter(None, options.against.split(","))]
+        contestants = [Contestant(name, model, options) for name in names]
+        prompt = torch.randint(0, model.config.vocab_size, (options.batch, options.prompt),
+                               device=options.device)
+        found = describe(options)
+        found["logits"] = compare(contestants, prompt)
+        for contestant in contestants:
+            say(f"warming up {contestant.name}")
+            contestant.warm_up(prompt)
+        for number in range(options.rounds):
+            say(f"round {number + 1} of {options.rounds}")
+            for contestant in contestants + contestants[::-1]:
+                contestant.race(prompt)
+    found["results"] = [contestant.result() for contestant in contestants]
+    if options.json:
+        print(json.dumps(found, indent=1))
+    else:
+        report(found)
+    return 3 if found["logits"]["moxie"]["median_token"] > options.tolerance else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

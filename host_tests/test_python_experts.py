@@ -1,0 +1,312 @@
+"""hosts/python/moxie/experts.py over the library named by MOXIE_PLUGIN, against sums in Python."""
+
+import array
+import ctypes
+import gc
+import math
+import os
+import pathlib
+import random
+import sys
+import threading
+import unittest
+from unittest import mock
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "hosts" / "python"))
+
+from moxie import Experts, MoxieError, Rows, abi, load, matrix, tensor  # noqa: E402
+
+HIDDEN, INTERMEDIATE, EXPERTS, TOP_K, TOKENS_MAX = 5, 3, 4, 2, 3
+CONFIG = {
+    "hidden_size": HIDDEN,
+    "intermediate_size": INTERMEDIATE,
+    "num_experts": EXPERTS,
+    "top_k": TOP_K,
+    "num_layers": 2,
+    "forward_tokens_max": TOKENS_MAX,
+    "weight_format": "f32",
+    "input_format": "f32",
+    "output_format": "f32",
+    "cpu_threads": 2,
+}
+SWIGLUOAI = {"activation": "swigluoai", "activation_alpha": 1.5, "activation_limit": 0.5}
+
+
+def silu(gate, up):
+    return gate / (1 + math.exp(-gate)) * up
+
+
+def swigluoai(gate, up):
+    gate, up = min(gate, 0.5), max(-0.5, min(up, 0.5))
+    return gate / (1 + math.exp(-1.5 * gate)) * (up + 1)
+
+
+class Model:
+    """Random experts as lists, and their memory in the layout asked for."""
+
+    def __init__(self, seed=1, interleaved=False, rows_in=False, bias=False):
+        self.random = random.Random(seed)
+        self.gate, self.up = self.table(INTERMEDIATE, HIDDEN), self.table(INTERMEDIATE, HIDDEN)
+        self.down = self.table(HIDDEN, INTERMEDIATE)
+        self.biases = [[self.numbers(n) if bias else [0.0] * n for _ in range(EXPERTS)]
+                       for n in (INTERMEDIATE, INTERMEDIATE, HIDDEN)]
+        self.interleaved, self.rows_in, self.bias, self.kept = interleaved, rows_in, bias, []
+
+    def numbers(self, count):
+        return [self.random.uniform(-1, 1) for _ in range(count)]
+
+    def table(self, rows, columns):
+        return [[self.numbers(columns) for _ in range(rows)] for _ in range(EXPERTS)]
+
+    def keep(self, shape, numbers):
+        self.kept.append(array.array("f", numbers))
+        return tensor(self.kept[-1].buffer_info()[0], shape)
+
+    def merge(self, gate, up):
+        if not self.interleaved:
+            return gate + up
+        return [row for pair in zip(gate, up) for row in pair]
+
+    def matrix(self, tables, biases, order):
+        rows, columns = len(tables[0]), len(tables[0][0])
+        shape = (EXPERTS, columns, rows) if self.rows_in else (EXPERTS, rows, columns)
+        turned = [zip(*each) if self.rows_in else each for each in tables]
+        values = self.keep(shape, [v for each in turned for row in each for v in row])
+        bias = self.keep((EXPERTS, rows), [v for row in biases for v in row]) if self.bias else None
+        return matrix(values, "f32", order, abi.ROWS_IN if self.rows_in else abi.ROWS_OUT, bias)
+
+    def matrices(self):
+        order = abi.ORDER_INTERLEAVED if self.interleaved else abi.ORDER_GATE_UP
+        gates, ups, downs = self.biases
+        return (self.matrix([self.merge(*pair) for pair in zip(self.gate, self.up)],
+                            [self.merge(*pair) for pair in zip(gates, ups)], order),
+                self.matrix(self.down, downs, abi.ORDER_PLAIN))
+
+    def product(self, table, bias, row):
+        return [sum(a * b for a, b in zip(line, row)) + more for line, more in zip(table, bias)]
+
+    def wanted(self, row, ids, weights, act=silu):
+        y = [0.0] * HIDDEN
+        for expert, weight in zip(ids, weights):
+            if not 0 <= expert < EXPERTS:
+                continue
+            gate = self.product(self.gate[expert], self.biases[0][expert], row)
+            up = self.product(self.up[expert], self.biases[1][expert], row)
+            mid = [act(*pair) for pair in zip(gate, up)]
+            down = self.product(self.down[expert], self.biases[2][expert], mid)
+            y = [a + weight * b for a, b in zip(y, down)]
+        return y
+
+
+class Input:
+    """Tokens with a gap of `gap` columns between rows, and room for y."""
+
+    def __init__(self, tokens, seed=7, gap=0, no_expert=()):
+        numbers = random.Random(seed)
+        self.tokens, self.pitch = tokens, HIDDEN + gap
+        self.x = array.array("f", [numbers.uniform(-1, 1) for _ in range(tokens * self.pitch)])
+        self.ids = array.array("q", [e for _ in range(tokens)
+                                     for e in numbers.sample(range(EXPERTS), TOP_K)])
+        for place, value in zip(range(0, tokens * TOP_K, 3), no_expert):
+            self.ids[place] = value
+        self.weights = array.array("f", [numbers.random() for _ in self.ids])
+        self.y = array.array("f", [math.nan] * len(self.x))
+
+    def rows(self):
+        def at(values, stride, number):
+            return Rows(values.buffer_info()[0], stride, number)
+
+        return (at(self.x, self.pitch, "f32"), at(self.ids, TOP_K, "i64"),
+                at(self.weights, TOP_K, "f32"), at(self.y, self.pitch, "f32"))
+
+
+class Allocator:
+    def __init__(self, room=1 << 24):
+        self.held, self.room, self.asked = {}, room, 0
+
+    def allocate(self, kind, size, align):
+        self.asked += size
+        if self.asked > self.room:
+            raise MemoryError(f"{size} bytes are too many")
+        memory = ctypes.create_string_buffer(size + align)
+        address = -(-ctypes.addressof(memory) // align) * align
+        self.held[address] = memory
+        return address
+
+    def release(self, address):
+        del self.held[address]
+
+
+class Forward(unittest.TestCase):
+    def setUp(self):
+        self.library = load(os.environ["MOXIE_PLUGIN"])
+
+    def run_layer(self, model, given, config=None, **options):
+        experts = Experts(self.library, {**CONFIG, **(config or {})}, **options)
+        layer = experts.add_layer(*model.matrices())
+        layer.forward(given.tokens, *given.rows())
+        return experts, layer
+
+    def compare(self, model, given, act=silu):
+        for token in range(given.tokens):
+            row = slice(token * given.pitch, token * given.pitch + HIDDEN)
+            pair = slice(token * TOP_K, (token + 1) * TOP_K)
+            wanted = model.wanted(given.x[row], given.ids[pair], given.weights[pair], act)
+            for seen, want in zip(given.y[row], wanted):
+                self.assertAlmostEqual(seen, want, places=5)
+
+    def test_layouts(self):
+        for interleaved in (False, True):
+            for rows_in in (False, True):
+                for bias in (False, True):
+                    model, given = Model(1, interleaved, rows_in, bias), Input(2)
+                    self.run_layer(model, given)
+                    self.compare(model, given)
+
+    def test_activation_parameters(self):
+        model, given = Model(), Input(3)
+        self.run_layer(model, given, SWIGLUOAI)
+        self.compare(model, given, swigluoai)
+
+    def test_more_tokens_than_one_call(self):
+        for tokens in (1, TOKENS_MAX, TOKENS_MAX + 1, 4 * TOKENS_MAX + 2):
+            model, given = Model(), Input(tokens)
+            self.run_layer(model, given)
+            self.compare(model, given)
+
+    def test_no_tokens(self):
+        self.run_layer(Model(), Input(0))
+
+    def test_strided_rows(self):
+        model, given = Model(), Input(7, gap=3)
+        self.run_layer(model, given)
+        self.compare(model, given)
+        for token in range(given.tokens):
+            gap = given.y[token * given.pitch + HIDDEN:(token + 1) * given.pitch]
+            self.assertTrue(all(math.isnan(v) for v in gap))
+
+    def test_ids_without_an_expert(self):
+        model = Model()
+        given = Input(8, no_expert=(EXPERTS, -1, 2**31, EXPERTS + 1, 2**40))
+        self.run_layer(model, given)
+        self.compare(model, given)
+
+    def test_layers_share_the_buffers(self):
+        allocator = Allocator()
+        models, given = (Model(1), Model(2)), (Input(4, 3), Input(4, 4))
+        experts, first = self.run_layer(models[0], given[0], allocator=allocator)
+        asked = allocator.asked
+        self.assertGreater(asked, 0)
+        second = experts.add_layer(*models[1].matrices())
+        second.forward(given[1].tokens, *given[1].rows())
+        self.assertEqual(allocator.asked, asked)
+        self.assertNotEqual(first.index, second.index)
+        for model, each in zip(models, given):
+            self.compare(model, each)
+
+    def test_a_step_is_begun_once(self):
+        """What follows may be captured into a graph, which beginning a step may not."""
+        experts, layer = self.run_layer(Model(), Input(2))
+        calls, given = mock.Mock(wraps=experts._call), Input(2)
+        experts._call = calls
+        layer.forward(given.tokens, *given.rows())
+        self.assertEqual(calls.call_count, 1)
+        layer.forward(1, *given.rows())
+        self.assertEqual(calls.call_count, 3)
+
+    def test_a_layer_that_is_given_up(self):
+        experts, layer = self.run_layer(Model(1), Input(1))
+        kept = experts.add_layer(*Model(2).matrices())
+        with self.assertRaisesRegex(MoxieError, "set num_layers"):
+            experts.add_layer(*Model(3).matrices())
+        index = layer.index
+        del layer
+        self.assertEqual(experts.add_layer(*Model(3).matrices()).index, index)
+        del kept
+
+    def test_everything_is_given_back(self):
+        allocator = Allocator()
+        experts, layer = self.run_layer(Model(), Input(1), allocator=allocator)
+        self.assertTrue(allocator.held)
+        del layer, experts
+        gc.collect()
+        self.assertEqual(allocator.held, {})
+
+    def test_a_layer_given_up_inside_a_step(self):
+        experts, layer = self.run_layer(Model(), Input(1))
+        with experts.lock:
+            del layer
+            self.assertEqual(len(experts.dead), 1)
+        given, model = Input(2), Model(2)
+        experts.add_layer(*model.matrices()).forward(given.tokens, *given.rows())
+        self.assertFalse(experts.dead)
+        self.compare(model, given)
+
+    def test_threads_take_turns(self):
+        models, inputs = (Model(1), Model(2)), (Input(9, 3), Input(9, 4))
+        experts = Experts(self.library, CONFIG)
+        layers = [experts.add_layer(*model.matrices()) for model in models]
+
+        def work(layer, given):
+            for _ in range(200):
+                layer.forward(given.tokens, *given.rows())
+
+        threads = [threading.Thread(target=work, args=pair) for pair in zip(layers, inputs)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for model, given in zip(models, inputs):
+            self.compare(model, given)
+
+
+class Refusals(unittest.TestCase):
+    def setUp(self):
+        self.library = load(os.environ["MOXIE_PLUGIN"])
+
+    def refused(self, code, config=None, **options):
+        with self.assertRaises(MoxieError) as caught:
+            Experts(self.library, {**CONFIG, **(config or {})}, **options)
+        self.assertEqual(caught.exception.code, code)
+        return caught.exception
+
+    def test_every_reason(self):
+        error = self.refused(abi.E_CONFIG, {"top_k": 40, "hidden_size": 0, "weight_format": "f8"})
+        for key in ("top_k", "hidden_size", "weight_format"):
+            self.assertRegex(error.text, f"\n  {key}: ")
+
+    def test_no_bound(self):
+        self.assertIn("forward_tokens_max",
+                      self.refused(abi.E_CAPACITY, {"forward_tokens_max": 0}).text)
+
+    def test_allocator_that_fails(self):
+        allocator = Allocator()
+        experts = Experts(self.library, CONFIG, allocator=allocator)
+        held, allocator.room = set(allocator.held), allocator.asked + 200
+        with self.assertRaises(MoxieError) as caught:
+            experts.add_layer(*Model().matrices())
+        self.assertEqual(caught.exception.code, abi.E_MEMORY)
+        self.assertIsInstance(caught.exception.__cause__, MemoryError)
+        self.assertEqual(set(allocator.held), held)
+        allocator.room = 1 << 24
+        experts.add_layer(*Model().matrices())
+
+    def test_weights_of_another_shape(self):
+        experts = Experts(self.library, CONFIG)
+        w1, w2 = Model().matrices()
+        w2.values.shape[1] += 1
+        with self.assertRaisesRegex(MoxieError, r"weights.w2.values"):
+            experts.add_layer(w1, w2)
+
+    def test_forward_of_another_number(self):
+        experts = Experts(self.library, CONFIG)
+        layer, given = experts.add_layer(*Model().matrices()), Input(1)
+        x, ids, weights, y = given.rows()
+        with self.assertRaisesRegex(MoxieError, "batch.x: dtype"):
+            layer.forward(1, x._replace(number="bf16"), ids, weights, y)
+        layer.forward(1, x, ids, weights, y)
+
+
+if __name__ == "__main__":
+    unittest.main()

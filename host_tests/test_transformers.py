@@ -1,0 +1,534 @@
+"""hosts/python/moxie/transformers.py: whole models, their logits with moxie against eager.
+
+Wants torch and transformers, of the interpreter that runs it or of build/torch (scripts/test makes
+that); without them it exits 77. MOXIE_TEST_DEVICE=cuda runs the same models on a GPU.
+"""
+
+import contextlib
+import copy
+import gc
+import importlib.metadata
+import importlib.util
+import os
+import pathlib
+import sys
+import unittest
+from unittest import mock
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+VENV_PYTHON = ROOT / "build" / "torch" / "bin" / "python3"
+sys.path.insert(0, str(ROOT / "hosts" / "python"))
+
+
+def has_transformers():
+    if not all(map(importlib.util.find_spec, ("torch", "transformers"))):
+        return False
+    return int(importlib.metadata.version("transformers").split(".")[0]) >= 5
+
+
+if not has_transformers():
+    if VENV_PYTHON.exists() and sys.executable != str(VENV_PYTHON):
+        os.execv(VENV_PYTHON, [str(VENV_PYTHON), *sys.argv])
+    print("skipped: torch and transformers 5 are not installed, nor in build/torch")
+    sys.exit(77)
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
+from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
+from transformers.activations import ACT2FN  # noqa: E402
+from transformers.integrations.moe import use_experts_implementation  # noqa: E402
+
+import moxie.transformers as adapter  # noqa: E402
+from moxie import MoxieError, abi, gates  # noqa: E402
+
+# With an index, as tensors have it: torch.device("cuda") equals none of theirs.
+DEVICE = torch.empty(0, device=os.environ.get("MOXIE_TEST_DEVICE", "cpu")).device
+ON_CPU = DEVICE.type == "cpu"
+torch.set_num_threads(1)  # torch's own wait for each other by spinning, on cores that others use
+TINY_QWEN3 = ROOT / "host_tests" / "golden" / "models" / "tiny-qwen3-moe"
+LAYERS, TOKENS_MAX = 3, 64
+ANY = {"vocab_size": 128, "hidden_size": 64, "num_hidden_layers": LAYERS, "num_attention_heads": 4,
+       "num_experts_per_tok": 2}
+GROUPED = {**ANY, "num_key_value_heads": 2, "head_dim": 16}
+MODELS = {
+    "qwen3_moe": {**GROUPED, "intermediate_size": 96, "moe_intermediate_size": 48,
+                  "num_experts": 8, "norm_topk_prob": True},
+    "qwen2_moe": {**GROUPED, "intermediate_size": 96, "moe_intermediate_size": 48,
+                  "shared_expert_intermediate_size": 48, "num_experts": 8},
+    "mixtral": {**GROUPED, "intermediate_size": 48, "num_local_experts": 8},
+    "gpt_oss": {**GROUPED, "intermediate_size": 48, "num_local_experts": 8, "sliding_window": 8,
+                "layer_types": ["sliding_attention", "full_attention", "full_attention"]},
+    "deepseek_v3": {**ANY, "num_key_value_heads": 4, "intermediate_size": 96,
+                    "moe_intermediate_size": 48, "n_routed_experts": 8, "n_group": 2,
+                    "topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 32,
+                    "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16,
+                    "v_head_dim": 16, "n_shared_experts": 1},
+}
+
+
+def relative(seen, wanted):
+    seen, wanted = seen.double(), wanted.double()
+    return ((seen - wanted).norm() / wanted.norm()).item()
+
+
+def model_of(name, dtype=torch.float32, **more):
+    """A tiny model of random weights, large enough for every layer to matter."""
+    torch.manual_seed(1)
+    config = AutoConfig.for_model(name, **{**MODELS[name], **more})
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, mean=float(parameter.dim() == 1), std=0.2)
+    return model.to(dtype).to(DEVICE).eval()
+
+
+def prompt(tokens=17, batch=2):
+    generator = torch.Generator().manual_seed(3)
+    return torch.randint(0, 128, (batch, tokens), generator=generator).to(DEVICE)
+
+
+def logits(model, implementation, ids):
+    model.set_experts_implementation(implementation)
+    with torch.no_grad():
+        return model(ids).logits
+
+
+@contextlib.contextmanager
+def routed_as(model, routes, record):
+    """Writes down where each layer's tokens go, or makes them go there."""
+    def hook(number):
+        def note(_, args):
+            x, ids, weights = args
+            if record:
+                routes.append((ids, weights))
+                return args
+            return x, routes[number][0], routes[number][1].to(weights.dtype)
+        return note
+
+    hooks = [module.register_forward_pre_hook(hook(number))
+             for number, module in enumerate(adapter._experts_modules(model))]
+    yield
+    for each in hooks:
+        each.remove()
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        adapter.configure(plugin=os.environ["MOXIE_PLUGIN"], forward_tokens_max=TOKENS_MAX,
+                          cpu_threads=2)
+
+
+class Models(Case):
+    @unittest.skipUnless(ON_CPU, "the runner on this device has no f32")
+    def test_f32(self):
+        for name in MODELS:
+            with self.subTest(name):
+                model, ids = model_of(name), prompt()
+                wanted = logits(model, "eager", ids)
+                self.assertLess(relative(logits(model, "moxie", ids), wanted), 5e-6)
+
+    def test_16_bit(self):
+        """Nobody rounds like another, and a rounding can send a token elsewhere: with the routes of
+        the f32 model, the logits are no farther from its logits than those of eager."""
+        for name in MODELS:
+            for dtype in (torch.bfloat16, torch.float16):
+                with self.subTest(name, dtype=dtype):
+                    model, ids, routes = model_of(name, dtype), prompt(), []
+                    exact = copy.deepcopy(model).float()
+                    with routed_as(exact, routes, record=True):
+                        wanted = logits(exact, "eager", ids)
+                    with routed_as(model, routes, record=False):
+                        eager = logits(model, "eager", ids)
+                        seen = logits(model, "moxie", ids)
+                    self.assertEqual(seen.dtype, dtype)
+                    self.assertLess(relative(seen, wanted), 1.3 * relative(eager, wanted))
+                    self.assertLess(relative(seen, eager), 3 * torch.finfo(dtype).eps)
+
+    @unittest.skipUnless(ON_CPU, "the runner on this device has no f32")
+    def test_generate(self):
+        """Prefill, then one token at a time with a cache."""
+        for name in MODELS:
+            with self.subTest(name):
+                model, ids, out = model_of(name), prompt(tokens=9), {}
+                for implementation in ("eager", "moxie"):
+                    model.set_experts_implementation(implementation)
+                    out[implementation] = model.generate(
+                        ids, max_new_tokens=12, do_sample=False, pad_token_id=0,
+                        output_logits=True, return_dict_in_generate=True)
+                self.assertTrue(torch.equal(out["moxie"].sequences, out["eager"].sequences))
+                for seen, wanted in zip(out["moxie"].logits, out["eager"].logits):
+                    self.assertLess(relative(seen, wanted), 1e-5)
+
+    @unittest.skipUnless(ON_CPU, "the runner on this device has no f32")
+    def test_golden_checkpoint(self):
+        golden = load_file(TINY_QWEN3 / "logits_golden.safetensors")
+        model = AutoModelForCausalLM.from_pretrained(
+            TINY_QWEN3, dtype=torch.float32, experts_implementation="moxie").eval()
+        # The golden logits are of a model that was cast to bf16 with its rotary frequencies.
+        rotary = model.model.rotary_emb
+        rotary.inv_freq = rotary.inv_freq.bfloat16().float()
+        with torch.no_grad():
+            seen = model(golden["input_ids"].long()[None]).logits[0]
+        self.assertLess(relative(seen, golden["logits"]), 5e-6)
+        for module in adapter._experts_modules(model):
+            self.assertIn(module, adapter._layers)
+
+    def test_from_config(self):
+        config = AutoConfig.for_model("mixtral", **MODELS["mixtral"])
+        model = AutoModelForCausalLM.from_config(config, experts_implementation="moxie",
+                                                 dtype=torch.bfloat16).to(DEVICE)
+        with torch.no_grad():
+            model(prompt())
+        self.assertEqual(sum(module in adapter._layers for module in model.modules()), LAYERS)
+
+    def test_compiled(self):
+        model, ids = model_of("qwen3_moe", torch.bfloat16), prompt()
+        wanted = logits(model, "moxie", ids)
+        with torch.no_grad(), mock.patch.object(adapter, "_opaque_forward",
+                                                wraps=adapter._opaque_forward) as opaque:
+            seen = torch.compile(model, backend="eager")(ids).logits
+        self.assertTrue(torch.equal(seen, wanted))
+        self.assertEqual(opaque.call_count, LAYERS)
+
+
+class Layers(Case):
+    """What is made for a model, when, and what it holds."""
+
+    def test_layers_share_one_instance(self):
+        model = model_of("mixtral", torch.bfloat16)
+        logits(model, "moxie", prompt())
+        layers = [adapter._layers[module] for module in adapter._experts_modules(model)]
+        self.assertEqual(len({id(each.shared) for each in layers}), 1)
+        self.assertEqual({each.layer.index for each in layers}, set(range(LAYERS)))
+
+    def test_weights_stay_where_they_are(self):
+        model = model_of("gpt_oss", torch.bfloat16)
+        logits(model, "moxie", prompt())
+        for module in adapter._experts_modules(model):
+            weights = adapter._layers[module].layer.weights
+            self.assertEqual(weights.w1.contents.values.data, module.gate_up_proj.data_ptr())
+            self.assertEqual(weights.w2.contents.values.data, module.down_proj.data_ptr())
+            self.assertEqual(weights.w1.contents.bias.data, module.gate_up_proj_bias.data_ptr())
+
+    def test_prepared_before_the_first_forward(self):
+        model = model_of("deepseek_v3", torch.bfloat16)
+        self.assertEqual(adapter.prepare(model), LAYERS - 1)  # the first layer is dense
+        made = [adapter._layers[module] for module in adapter._experts_modules(model)]
+        logits(model, "moxie", prompt())
+        self.assertEqual(made, [adapter._layers[m] for m in adapter._experts_modules(model)])
+
+    def test_batch_larger_than_one_call(self):
+        model, ids = model_of("qwen3_moe", torch.bfloat16), prompt(tokens=15, batch=3)
+        wanted = logits(model, "moxie", ids)
+        for most in (1, 7, 44, 45):
+            adapter.configure(forward_tokens_max=most)
+            self.assertTrue(torch.equal(logits(model, "moxie", ids), wanted), most)
+            shared = adapter._layers[adapter._experts_modules(model)[0]].shared
+            self.assertEqual(shared.experts.tokens_max, most)
+
+    def test_weights_that_change(self):
+        model, ids = model_of("mixtral", torch.bfloat16), prompt()
+        first = logits(model, "moxie", ids)
+        with torch.no_grad():
+            for module in adapter._experts_modules(model):
+                module.down_proj.mul_(-2)
+        adapter.weights_updated(model)
+        second = logits(model, "moxie", ids)
+        self.assertFalse(torch.equal(first, second))
+        self.assertLess(relative(second, logits(model, "eager", ids)), 0.5)
+        model.to(torch.float16)
+        self.assertEqual(logits(model, "moxie", ids).dtype, torch.float16)
+
+    def test_a_copy_is_prepared_on_its_own(self):
+        model, ids = model_of("mixtral", torch.bfloat16), prompt()
+        wanted = logits(model, "moxie", ids)
+        other = copy.deepcopy(model)
+        self.assertTrue(torch.equal(logits(other, "moxie", ids), wanted))
+        for mine, theirs in zip(*map(adapter._experts_modules, (model, other))):
+            self.assertIsNot(adapter._layers[mine].shared, adapter._layers[theirs].shared)
+
+    def test_models_share_nothing(self):
+        modules = [toy(Options()) for _ in range(2)]
+        for module in modules:
+            module.config.num_hidden_layers = 2  # so that there is room for the other
+            module(*toy_input())
+        first, second = (adapter._layers[module].shared for module in modules)
+        self.assertIsNot(first, second)
+
+    def test_everything_goes_with_the_model(self):
+        gc.collect()
+        before = len(adapter._shared)
+        model = model_of("mixtral", torch.bfloat16)
+        logits(model, "moxie", prompt())
+        self.assertEqual(len(adapter._shared), before + 1)
+        adapter.release(model)
+        self.assertEqual(len(adapter._shared), before)
+        logits(model, "moxie", prompt())
+        del model
+        gc.collect()
+        self.assertEqual(len(adapter._shared), before)
+
+    def test_another_stream_waits_for_the_last(self):
+        first, second = mock.Mock(), mock.Mock()
+        shared = adapter.Shared.__new__(adapter.Shared)
+        shared.stream = None
+        for stream in (first, first, second):
+            shared.follow(stream, lambda: False)
+        shared.follow(mock.Mock(), lambda: True)
+        first.wait_stream.assert_not_called()
+        second.wait_stream.assert_called_once_with(first)
+        self.assertIs(shared.stream, second)
+
+
+class Toy(torch.nn.Module):
+    """Experts alone, in every form that the interface has; forward is transformers' own."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.num_experts, self.act_fn = 6, ACT2FN[config.act]
+        self.alpha, self.limit = 1.3, 0.7
+        wide = 2 * 24 if config.gated else 24
+        shapes = {("gate_up" if config.gated else "up") + "_proj": (wide, 40),
+                  "down_proj": (40, 24)}
+        for name, shape in shapes.items():
+            turned = shape[::-1] if config.turned else shape
+            self.register_parameter(name, self.random(*turned))
+            self.register_parameter(name + "_bias", self.random(shape[0]))
+
+    def random(self, *shape):
+        return torch.nn.Parameter(torch.randn(6, *shape) * 0.3, requires_grad=False)
+
+    def forward(self, *_):
+        raise AssertionError("eager is not asked for")
+
+
+class Options:
+    """A configuration of Toy's."""
+
+    num_hidden_layers = 1
+
+    def __init__(self, act="silu", gated=True, turned=False, implementation="moxie"):
+        self.act, self.gated, self.turned = act, gated, turned
+        self._experts_implementation = implementation
+
+
+def clamped(self, merged):
+    gate, up = merged[..., ::2].clamp(max=self.limit), merged[..., 1::2]
+    return gate * torch.sigmoid(gate * self.alpha) * (up.clamp(-self.limit, self.limit) + 1)
+
+
+def clamped_silu(self, merged):
+    up, gate = merged.chunk(2, dim=-1)
+    return self.act_fn(gate.clamp(max=self.limit)) * up.clamp(-self.limit, self.limit)
+
+
+def toy(options, apply_gate=None, dtype=torch.bfloat16, **flags):
+    torch.manual_seed(2)
+    methods = {"_apply_gate": apply_gate} if apply_gate else {}
+    kind = use_experts_implementation(
+        type("Toy", (Toy,), {"__init__": lambda self, config: Toy.__init__(self, config),
+                             "forward": Toy.forward, **methods}),
+        has_gate=options.gated, is_transposed=options.turned, **flags)
+    return kind(options).to(dtype).to(DEVICE)
+
+
+def toy_input(tokens=11, top_k=3, dtype=torch.bfloat16):
+    torch.manual_seed(4)
+    ids = torch.rand(tokens, 6).topk(top_k, dim=-1).indices
+    return (torch.randn(tokens, 40, dtype=dtype, device=DEVICE), ids.to(DEVICE),
+            torch.rand(tokens, top_k, device=DEVICE))
+
+
+class Forms(Case):
+    def compare(self, module, given, zeroed=None):
+        """moxie against batched_mm in f32 of the same numbers."""
+        exact = copy.deepcopy(module).float()
+        exact.config = copy.copy(module.config)
+        exact.config._experts_implementation = "batched_mm"
+        x, ids, weights = given
+        wanted = exact(x.float(), *(zeroed or (ids.long(), weights.float())))
+        self.assertLess(relative(module(x, ids, weights), wanted), 4e-3)
+
+    def test_activations(self):
+        named = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_python": "gelu",
+                 "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
+                 "quick_gelu": "swigluoai", "relu2": "relu2"}
+        for act, name in named.items():
+            with self.subTest(act):
+                module = toy(Options(act, gated=act != "relu2"))
+                self.assertEqual(gates.recognise(module, DEVICE)[1]["activation"], name)
+                self.compare(module, toy_input())
+
+    def test_gates_of_the_module_itself(self):
+        self.compare(toy(Options(), clamped), toy_input())
+        self.compare(toy(Options(), clamped_silu), toy_input())
+
+    def test_layouts(self):
+        for turned in (False, True):
+            for bias in (False, True):
+                with self.subTest(turned=turned, bias=bias):
+                    self.compare(toy(Options(turned=turned), has_bias=bias), toy_input())
+
+    def test_weights_that_are_turned_views(self):
+        module = toy(Options())
+        for name in ("gate_up_proj", "down_proj"):
+            weight = getattr(module, name)
+            weight.data = weight.data.transpose(1, 2).contiguous().transpose(1, 2)
+        self.compare(module, toy_input())
+
+    def test_weights_spread_over_processes(self):
+        """What transformers' parallel loading leaves in a module: this process' part is inside."""
+        class Spread:
+            def __init__(self, part):
+                self.part = part
+
+            def to_local(self):
+                return self.part
+
+        module = toy(Options(turned=True), has_bias=True)
+        wanted = module(*toy_input())
+        for name, parameter in list(module.named_parameters()):
+            delattr(module, name)
+            setattr(module, name, Spread(parameter.detach()))
+        adapter.configure()
+        self.assertTrue(torch.equal(module(*toy_input()), wanted))
+
+    def test_ids_and_weights_of_any_type(self):
+        module, (x, ids, weights) = toy(Options()), toy_input()
+        for ids_dtype in (torch.int32, torch.int64):
+            for dtype in (torch.float32, torch.bfloat16, torch.float16):
+                self.compare(module, (x, ids.to(ids_dtype), weights.to(dtype)))
+
+    def test_strided_input(self):
+        module, (x, ids, weights) = toy(Options()), toy_input(tokens=20)
+        self.compare(module, (x[::2], ids[::2], weights[::2]))
+        self.compare(module, (x[:1].expand(20, 40), ids, weights))
+        turned = [each.T.contiguous().T for each in (x, ids, weights)]
+        self.assertTrue(torch.equal(module(*turned), module(x, ids, weights)))
+
+    def test_no_tokens(self):
+        self.assertEqual(toy(Options())(*toy_input(tokens=0)).shape, (0, 40))
+
+    def test_ids_of_no_expert(self):
+        """As expert parallelism marks what another rank computes, whatever weight stands there."""
+        module, (x, ids, weights) = toy(Options()), toy_input()
+        marked = ids.clone()
+        marked[::2, 0], marked[1::3, 1], marked[3], marked[4, 2] = 6, 7, 6, -1
+        gone = (marked < 0) | (marked >= 6)
+        self.compare(module, (x, marked, weights), (ids, weights.masked_fill(gone, 0.0)))
+        self.assertEqual(module(x, marked, weights)[3].abs().max(), 0)
+
+    def test_one_expert_of_each_token(self):
+        """As an all-to-all hands rows to their experts: top_k 1, beside the model's own."""
+        module, (x, ids, weights) = toy(Options()), toy_input()
+        self.compare(module, (x, ids, weights))
+        self.compare(module, (x, ids[:, :1], weights[:, :1]))
+
+    @unittest.skipUnless(ON_CPU, "the runner on this device has one format")
+    def test_input_of_another_type_than_the_weights(self):
+        x, ids, weights = toy_input()
+        self.assertEqual(toy(Options())(x.float(), ids, weights).dtype, torch.float32)
+        self.compare(toy(Options()), (x.float(), ids, weights))
+
+
+class Refusals(Case):
+    def refused(self, module, given, code, pattern):
+        with self.assertRaisesRegex(MoxieError, pattern) as caught:
+            module(*given)
+        self.assertEqual(caught.exception.code, code)
+
+    def test_training(self):
+        model, ids = model_of("mixtral", torch.bfloat16), prompt()
+        model.set_experts_implementation("moxie")
+        with self.assertRaisesRegex(MoxieError, "MixtralExperts.*gradients.*training mode"):
+            model.train()(ids)
+        with torch.no_grad():
+            wanted = model(ids).logits
+        out = model.eval()(ids).logits
+        self.assertTrue(torch.equal(out, wanted))
+        with self.assertRaisesRegex(MoxieError, "no gradients"):
+            out.sum().backward()
+
+    def test_activation(self):
+        self.refused(toy(Options("mish")), toy_input(), abi.E_UNSUPPORTED,
+                     "act_fn MishActivation.*silu, gelu, gelu_tanh, swigluoai.*relu2.*grouped_mm")
+        self.refused(toy(Options("silu", gated=False)), toy_input(), abi.E_UNSUPPORTED, "not gated")
+        self.refused(toy(Options(), lambda self, merged: merged.nothing), toy_input(),
+                     abi.E_UNSUPPORTED, "silu, gelu")
+        late = lambda self, merged: self.act_fn(merged[..., ::2]).clamp(max=0.5) * merged[..., 1::2]
+        self.refused(toy(Options(), late), toy_input(), abi.E_UNSUPPORTED, "silu, gelu")
+
+    def test_norm_after_each_expert(self):
+        module = toy(Options())
+        module.has_post_expert_norm = True
+        self.refused(module, toy_input(), abi.E_UNSUPPORTED, "normalises")
+
+    def test_types(self):
+        self.refused(toy(Options(), dtype=torch.float64), toy_input(dtype=torch.float64),
+                     abi.E_UNSUPPORTED, "float64.*bfloat16")
+        self.refused(toy(Options()), toy_input(dtype=torch.float64), abi.E_UNSUPPORTED,
+                     "hidden_states is torch.float64")
+        x, ids, weights = toy_input()
+        self.refused(toy(Options()), (x, ids.to(torch.int16), weights), abi.E_UNSUPPORTED,
+                     "top_k_index is torch.int16")
+        self.refused(toy(Options()), (x[None], ids, weights), abi.E_UNSUPPORTED, r"\[1, 11, 40\]")
+
+    def test_devices(self):
+        x, ids, weights = toy_input()
+        self.refused(toy(Options()), (x, ids.to("meta"), weights), abi.E_INVALID,
+                     "top_k_index on meta")
+        elsewhere = [each.to("meta") for each in (x, ids, weights)]
+        self.refused(toy(Options()).to("meta"), elsewhere, abi.E_UNSUPPORTED,
+                     "on meta.*cpu and cuda")
+
+    def test_library_that_is_not_there(self):
+        adapter.configure(plugin="/nowhere/libmoxie.so")
+        self.refused(toy(Options()), toy_input(), abi.E_UNAVAILABLE, "configure.plugin")
+
+    def test_every_reason_of_the_library(self):
+        with mock.patch.dict(adapter._settings, timeout_ms=0, activation_format="f64"):
+            self.refused(toy(Options()), toy_input(), abi.E_CONFIG,
+                         r"(?s)\n  activation_format: .*\n  timeout_ms: |"
+                         r"\n  timeout_ms: .*\n  activation_format: ")
+
+    def test_key_that_is_none(self):
+        with mock.patch.dict(adapter._settings, timeout=7):
+            self.refused(toy(Options()), toy_input(), abi.E_CONFIG, "libmoxie.* no key timeout;")
+
+    def test_capture_of_what_is_not_prepared(self):
+        kind = adapter.KINDS[DEVICE.type]
+        module, given = toy(Options()), toy_input()
+        with mock.patch.dict(adapter.KINDS, {DEVICE.type: kind._replace(capturing=lambda: True)}):
+            self.refused(module, given, abi.E_CAPTURING, r"prepare\(model\)")
+        wanted = module(*given)
+        with mock.patch.dict(adapter.KINDS, {DEVICE.type: kind._replace(capturing=lambda: True)}):
+            self.assertTrue(torch.equal(module(*given), wanted))
+
+    def test_experts_of_a_token_unknown(self):
+        model = model_of("mixtral", torch.bfloat16)
+        with mock.patch.object(adapter, "_TOP_K_NAMES", ()):
+            with self.assertRaisesRegex(MoxieError, "top_k="):
+                adapter.prepare(model)
+            self.assertEqual(adapter.prepare(model, top_k=2), LAYERS)
+
+
+@unittest.skipIf(ON_CPU, "wants a GPU")
+class Captured(Case):
+    def test_graph(self):
+        """A step captured before any forward, and replayed on other tokens."""
+        model, first, second = model_of("qwen3_moe", torch.bfloat16), prompt(), prompt().flip(0)
+        wanted = [logits(model, "moxie", ids) for ids in (first, second)]
+        adapter.release(model)
+        adapter.prepare(model)
+        ids, graph = first.clone(), torch.cuda.CUDAGraph()
+        with torch.no_grad(), torch.cuda.graph(graph):
+            out = model(ids, use_cache=False).logits
+        for given, want in zip((first, second), wanted):
+            ids.copy_(given)
+            graph.replay()
+            self.assertLess(relative(out, want), 1e-2)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,203 @@
+"""The experts of a model: one configuration at work, and a forward on raw addresses.
+
+    experts = Experts(load(path), {"hidden_size": 2048, ..., "num_layers": 48})
+    layer = experts.add_layer(matrix(...), matrix(...))
+    layer.forward(tokens, x, ids, weights, y)
+
+Nothing here knows a tensor library: whoever has tensors says where they lie.
+"""
+
+import collections
+import ctypes
+import threading
+import weakref
+from typing import NamedTuple
+
+from moxie.abi import (
+    DEVICE_CPU, DTYPE_BFLOAT, DTYPE_FLOAT, DTYPE_INT, E_CAPACITY, FORMAT_BF16, FORMAT_F16,
+    FORMAT_F32, IDS_GLOBAL, OK, Batch, Device, Dtype, Error, Matrix, MoxieError, Step, Tensor,
+    Weights)
+
+FORMATS = {"f32": FORMAT_F32, "bf16": FORMAT_BF16, "f16": FORMAT_F16}
+DTYPES = {  # of a number, by its name: DLPack's code, bits
+    "f32": (DTYPE_FLOAT, 32),
+    "bf16": (DTYPE_BFLOAT, 16),
+    "f16": (DTYPE_FLOAT, 16),
+    "i32": (DTYPE_INT, 32),
+    "i64": (DTYPE_INT, 64),
+}
+ERROR_BYTES = 1024
+
+
+def tensor(address, shape, number="f32", strides=None, device=(DEVICE_CPU, 0)):
+    """A Tensor of numbers ("f32", "i64", ...) at an address, which whoever owns it keeps valid."""
+    code, bits = DTYPES[number]
+    dims = ctypes.c_int64 * len(shape)
+    return Tensor(data=address, device=Device(type=device[0], id=device[1]), ndim=len(shape),
+                  dtype=Dtype(code=code, bits=bits, lanes=1), shape=dims(*shape),
+                  strides=dims(*strides) if strides is not None else None)
+
+
+def matrix(values, number, order, orientation=0, bias=None):
+    """One projection of all experts: `values` and `bias` are Tensors, of `number` each."""
+    return Matrix(format=FORMATS[number], order=order, orientation=orientation, values=values,
+                  bias=bias if bias is not None else Tensor())
+
+
+class Rows(NamedTuple):
+    """A two-dimensional tensor whose columns the configuration knows."""
+
+    address: int
+    stride: int  # numbers between two rows
+    number: str  # "bf16", "i64", ...
+
+
+class Layer:
+    """The experts of one layer: a runner, and the description of the weights that it borrows."""
+
+    def __init__(self, experts, index, weights, handle):
+        self.experts, self.index, self.weights, self.handle = experts, index, weights, handle
+        finalizer = weakref.finalize(self, experts.remove, index, handle)
+        finalizer.atexit = False  # a process that ends takes its memory with it
+
+    def forward(self, tokens, x, ids, weights, y, stream=None):
+        """Experts.forward of this layer."""
+        self.experts.forward(self, tokens, x, ids, weights, y, stream)
+
+    def weights_updated(self):
+        """To be called after the numbers of the weights were changed in place."""
+        self.experts.weights_updated(self)
+
+
+class Experts:
+    """An instance, its dispatcher, and a runner for each of up to num_layers layers.
+
+    The layers share the planned buffers, so that calls follow each other: here under a lock, on a
+    device by the order of the stream.
+    """
+
+    def __init__(self, library, config, name="python", allocator=None, device=(DEVICE_CPU, 0)):
+        self.config = dict(config)
+        self.instance = library.open(self.config, name, allocator)
+        self.lock = threading.Lock()
+        self.dead = collections.deque()  # runners to destroy when no step is under way
+        self.error_text = ctypes.create_string_buffer(ERROR_BYTES)
+        self.error = Error(rank=-1, text_bytes=ERROR_BYTES,
+                           text=ctypes.addressof(self.error_text))
+        self.dispatcher = ctypes.c_void_p()
+        try:
+            self.instance.refuse()
+            self._choose()
+            self.instance.check(self.moves.create, self.instance.handle,
+                                ctypes.byref(self.dispatcher))
+        except BaseException:
+            self.instance.close()
+            raise
+        self._make_batch(device)
+        finalizer = weakref.finalize(self, _close, self.instance, self.moves, self.runs,
+                                     self.dispatcher, self.dead)
+        finalizer.atexit = False
+
+    def _choose(self):
+        """The tables of the runner and dispatcher that the library resolved `auto` to."""
+        chosen = {key: value for key, (_, value, _) in self.instance.snapshot().items()}
+        self.runs = self.instance.runners[chosen["runner"]].api.contents
+        self.moves = self.instance.dispatchers[chosen["dispatcher"]].api.contents
+        self.free = list(range(int(chosen["num_layers"])))
+        self.tokens_max = int(chosen["forward_tokens_max"])
+        if self.tokens_max < 1:
+            raise MoxieError(E_CAPACITY, -1, "forward_tokens_max is not set: set it to the tokens "
+                             "of one call; more are cut into calls of that many")
+
+    def _make_batch(self, device):
+        """What every call passes, made once: a call fills in what differs."""
+        hidden, top_k = self.config["hidden_size"], self.config["top_k"]
+        columns = {"x": hidden, "ids": top_k, "weights": top_k, "y": hidden}
+        self.dims = {}
+        fields = {}
+        for name, width in columns.items():
+            fields[name] = tensor(None, (0, width), strides=(width, 1), device=device)
+        self.batch = Batch(id_space=IDS_GLOBAL, **fields)
+        for name in columns:
+            part = getattr(self.batch, name)
+            self.dims[name] = (part, part.dtype, part.shape, part.strides)
+        self.step = Step()
+        self.begun = -1  # the tokens of the step that was begun last
+        self.parts = [self.dims[name] for name in ("x", "ids", "weights", "y")]
+        self.fields = fields  # own the shapes and strides
+
+    def _call(self, slot, *arguments):
+        """abi.check without an allocation."""
+        if slot(*arguments, ctypes.byref(self.error)) != OK:
+            raise MoxieError(self.error.code, self.error.rank,
+                             self.error_text.value.decode(errors="replace"))
+
+    def add_layer(self, w1, w2):
+        """A Layer of two Matrix, whose tensors stay valid and in place as long as it lives."""
+        with self.lock:
+            self._drain()
+            if not self.free:
+                raise MoxieError(E_CAPACITY, -1, f"all {self.config['num_layers']} layers are in "
+                                 "use: set num_layers to the layers that share this instance")
+            weights = Weights(w1=ctypes.pointer(w1), w2=ctypes.pointer(w2))
+            handle = ctypes.c_void_p()
+            self.instance.check(self.runs.create, self.instance.handle, self.free[0],
+                                ctypes.byref(weights), ctypes.byref(handle))
+            return Layer(self, self.free.pop(0), weights, handle)
+
+    def weights_updated(self, layer):
+        with self.lock:
+            self._call(self.runs.weights_updated, layer.handle, None, 0)
+
+    def remove(self, index, handle):
+        """Destroys a runner; later, where a finalizer calls it in the middle of a step."""
+        self.dead.append((index, handle))
+        if self.lock.acquire(blocking=False):
+            try:
+                self._drain()
+            finally:
+                self.lock.release()
+
+    def _drain(self):
+        while self.dead:
+            index, handle = self.dead.popleft()
+            self.runs.destroy(handle)
+            self.free.append(index)
+
+    def _begin(self, tokens):
+        """A step goes on for as many layers as there are: only another size needs another."""
+        if tokens != self.begun:
+            self.step.tokens = tokens
+            self._call(self.moves.begin_forward, self.dispatcher, ctypes.byref(self.step))
+            self.begun = tokens
+
+    def forward(self, layer, tokens, x, ids, weights, y, stream=None):
+        """y = the weighted sum of each token's experts; each of the four is Rows.
+
+        Ids that name no expert of the layer count as no expert. More tokens than forward_tokens_max
+        go in several calls. On a device, `stream` is the handle of one, and nothing is waited for.
+        """
+        with self.lock:
+            self.batch.layer, self.batch.stream = layer.index, stream
+            for part, rows in zip(self.parts, (x, ids, weights, y)):
+                _, dtype, _, strides = part
+                dtype.code, dtype.bits = DTYPES[rows.number]
+                strides[0] = rows.stride
+            for first in range(0, tokens, self.tokens_max):
+                count = min(tokens - first, self.tokens_max)
+                for (where, dtype, shape, _), rows in zip(self.parts, (x, ids, weights, y)):
+                    where.data = rows.address + first * rows.stride * (dtype.bits >> 3)
+                    shape[0] = count
+                self._begin(count)
+                self._call(self.instance.api.forward, self.dispatcher, layer.handle,
+                           ctypes.byref(self.batch))
+            if self.dead:
+                self._drain()
+
+
+def _close(instance, moves, runs, dispatcher, dead):
+    """Every Layer holds its Experts, so that only runners already given up are left."""
+    for _, handle in dead:
+        runs.destroy(handle)
+    moves.destroy(dispatcher)
+    instance.close()

@@ -1,0 +1,186 @@
+"""A host in Python: a loaded library, and an instance of it for one configuration.
+
+    with load("/opt/lib/libmoxie.so").open({"hidden_size": 2048, ...}) as instance:
+        for reason in instance.reasons():
+            print(reason)
+"""
+
+import ctypes
+import os
+
+from moxie.abi import (
+    ABI_VERSION, CONFIG_ABSENT, CONFIG_FOUND, CONFIG_WRONG_TYPE, E_CONFIG, E_VERSION, OK, VERSION,
+    ConfigEntry, Host, MoxieError, Probe, Request, check, entries, layout_mismatches, type_of)
+
+LOG_NAMES = ("debug", "info", "warning", "error", "host misbehaving", "plugin misbehaving")
+
+
+class Library:
+    """A loaded libmoxie."""
+
+    def __init__(self, path, host_build):
+        self.path = path
+        self.dll = ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
+        entry = self.dll.moxie_get_api_v1
+        entry.argtypes = [type_of("*request"), type_of("**api"), type_of("*error")]
+        entry.restype = ctypes.c_int32
+        api = type_of("*api")()
+        request = Request(abi_min=ABI_VERSION, abi_max=ABI_VERSION, host_build=host_build.encode())
+        check(entry, ctypes.byref(request), ctypes.byref(api))
+        self.api = api.contents
+        mismatches = layout_mismatches(self.layout())
+        if mismatches:
+            raise MoxieError(E_VERSION, -1,
+                             f"{path}: {len(mismatches)} fields differ, first {mismatches[0]}")
+
+    def layout(self):
+        """[(structure, field, offset, size)] as the library was compiled."""
+        fields, count, stride = type_of("*field")(), ctypes.c_uint64(), ctypes.c_uint32()
+        self.api.layout(ctypes.byref(fields), ctypes.byref(count), ctypes.byref(stride))
+        return [(row.structure.decode(), row.field.decode(), row.offset, row.size)
+                for row in entries(fields, count.value, stride.value)]
+
+    def probe(self):
+        """[(name, kind, device, score, reason)] of every backend on this machine."""
+        table = (Probe * 64)(*[Probe() for _ in range(64)])
+        count = ctypes.c_uint64()
+        check(self.api.probe, table, ctypes.sizeof(Probe), len(table), ctypes.byref(count))
+        return [(row.name.decode(), row.kind.decode(), row.device.decode(), row.score,
+                 row.reason.decode()) for row in table[:count.value]]
+
+    def open(self, config, name="python", allocator=None):
+        """An instance for the configuration, a dict of the documented keys.
+
+        `allocator` gives the planned buffers: allocate(kind, bytes, align) returns an address,
+        release(address) takes it back. Without one the library allocates.
+        """
+        return Instance(self, config, name, allocator)
+
+
+def load(path, host_build=f"moxie for Python {VERSION}"):
+    """Loads a libmoxie, agrees on the ABI and checks the mirror; raises MoxieError."""
+    return Library(path, host_build)
+
+
+class Instance:
+    """One configuration and what lives on it. Close it, or use it in a with statement."""
+
+    def __init__(self, library, config, name, allocator=None):
+        self.api, self.config, self.messages = library.api, config, []
+        self.allocator, self.raised = allocator, None
+        self.device = config.get("device", "cpu")
+        self.runners, self.dispatchers = {}, {}
+        callbacks = {
+            "get_i64": self._getter(int), "get_f64": self._getter(int, float),
+            "get_str": self._get_str, "log": self._log,
+            "register_runner": self._register(self.runners),
+            "register_dispatcher": self._register(self.dispatchers)}
+        if allocator is not None:
+            callbacks.update(allocate=self._allocate, release=self._release)
+        types = dict(Host._fields_)
+        # ctypes callbacks live as long as they are referenced.
+        self.callbacks = {slot: types[slot](call) for slot, call in callbacks.items()}
+        self.host = Host(abi_version=ABI_VERSION, name=name.encode(), **self.callbacks)
+        self.handle = ctypes.c_void_p()
+        check(self.api.open, ctypes.byref(self.host), ctypes.byref(self.handle))
+
+    def _getter(self, *types):
+        def get(_, key, value):
+            found = self.config.get(key.decode())
+            if found is None:
+                return CONFIG_ABSENT
+            if not isinstance(found, types):
+                return CONFIG_WRONG_TYPE
+            if isinstance(found, int) and not -(2**63) <= found < 2**63:
+                return CONFIG_WRONG_TYPE  # ctypes would cut it
+            value[0] = found
+            return CONFIG_FOUND
+        return get
+
+    def _get_str(self, _, key, buffer, capacity, length):
+        found = self.config.get(key.decode())
+        if found is None:
+            return CONFIG_ABSENT
+        if not isinstance(found, str):
+            return CONFIG_WRONG_TYPE
+        encoded = found.encode()
+        length[0] = len(encoded)
+        if capacity > 0:
+            cut = encoded[:capacity - 1] + b"\0"
+            ctypes.memmove(buffer, cut, len(cut))
+        return CONFIG_FOUND
+
+    def _allocate(self, _, request, memory):
+        # ctypes would print an exception and answer 0, which means success.
+        try:
+            wanted = request.contents
+            memory[0] = self.allocator.allocate(wanted.kind, wanted.bytes, wanted.align)
+            return 0
+        except Exception as error:  # whatever an allocator raises
+            self.raised = error
+            return 1
+
+    def _release(self, _, request, memory):
+        self.allocator.release(memory)
+
+    def _log(self, _, severity, component, text, length):
+        self.messages.append((LOG_NAMES[severity], component.decode(), text[:length].decode()))
+
+    def _register(self, table):
+        def register(_, info):
+            # A name may be registered once for each device.
+            if info.contents.device.decode() == self.device:
+                table[info.contents.name.decode()] = info.contents
+            return 0
+        return register
+
+    def check(self, call, *arguments):
+        """As abi.check; what the allocator raised meanwhile is the cause of the error."""
+        self.raised = None
+        try:
+            check(call, *arguments)
+        except MoxieError as error:
+            raise error from self.raised
+
+    def snapshot(self):
+        """{key: (type, value, found)} as the library read the configuration."""
+        keys, entry = {}, ConfigEntry()
+        while self.api.config(self.handle, len(keys), ctypes.byref(entry)) == OK:
+            value = entry.value.decode(errors="replace")
+            keys[entry.key.decode()] = (entry.type.decode(), value, bool(entry.found))
+        return keys
+
+    def reasons(self):
+        """[(code name, key, message)] against the configuration; empty when it is accepted."""
+        report = type_of("*report")()
+        check(self.api.validate, self.handle, ctypes.byref(report))
+        found = report.contents
+        return [(row.name.decode(), row.key.decode(), row.message.decode())
+                for row in entries(found.reasons, found.reasons_count, found.reason_stride)]
+
+    def refuse(self):
+        """Raises MoxieError with every reason against the configuration, if there is one."""
+        reasons = [f"{key}: {message}" for _, key, message in self.reasons()]
+        if reasons:
+            raise MoxieError(E_CONFIG, -1, "the configuration cannot work:\n  "
+                             + "\n  ".join(reasons))
+
+    def plan(self):
+        """[(name, kind, bytes)] of every buffer; raises MoxieError for a refused configuration."""
+        plan = type_of("*plan")()
+        check(self.api.plan, self.handle, ctypes.byref(plan))
+        found = plan.contents
+        return [(row.name.decode(), row.kind, row.bytes)
+                for row in entries(found.buffers, found.buffers_count, found.buffer_stride)]
+
+    def close(self):
+        """Refused while a runner or dispatcher lives."""
+        if self.handle:
+            check(self.api.close, self.handle)
+            self.handle = ctypes.c_void_p()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()

@@ -1,0 +1,401 @@
+"""Moxie as an experts implementation of Hugging Face transformers.
+
+    import moxie.transformers
+
+    moxie.transformers.configure(plugin="/opt/lib/libmoxie.so")
+    model = AutoModelForCausalLM.from_pretrained(name, experts_implementation="moxie")
+
+The weights stay where the model has them, in whatever orientation and order. Layers of a model that
+are of one size share one instance, and with it the memory between the two products.
+"""
+
+import contextlib
+import os
+import weakref
+from typing import Any, Callable, NamedTuple
+
+import torch
+from transformers.integrations.moe import ExpertsInterface
+
+from moxie import abi, gates
+from moxie.experts import Experts, Rows, matrix, tensor
+from moxie.host import load
+
+TOKENS_MAX = 4096  # of one call: enough for the weights to be read once per many rows
+
+# ---- What depends on the device ----------------------------------------------------------------
+
+
+class Kind(NamedTuple):
+    """What differs between the devices that tensors lie on."""
+
+    dlpack: int
+    key: Callable  # device -> the configuration's name of it
+    keys: Callable  # () -> more of the configuration
+    stream: Callable  # device -> torch's current stream there, or None
+    capturing: Callable  # () -> whether that stream is being captured into a graph
+    current: Callable  # device -> a context in which it is the current device
+
+
+def _cuda_current(device):
+    if torch.cuda.current_device() == device.index:
+        return contextlib.nullcontext()
+    return torch.cuda.device(device)
+
+
+KINDS = {
+    "cpu": Kind(
+        dlpack=abi.DEVICE_CPU,
+        key=lambda device: "cpu",
+        keys=lambda: {"cpu_threads": torch.get_num_threads()},
+        stream=lambda device: None,
+        capturing=lambda: False,
+        current=lambda device: contextlib.nullcontext()),
+    "cuda": Kind(
+        dlpack=abi.DEVICE_CUDA,
+        key=lambda device: "sm_%d%d" % torch.cuda.get_device_capability(device),
+        keys=dict,
+        stream=torch.cuda.current_stream,
+        capturing=torch.cuda.is_current_stream_capturing,
+        current=_cuda_current),
+}
+
+
+def _kind(device):
+    if device.type not in KINDS:
+        raise _error(abi.E_UNSUPPORTED, f"the experts are on {device}; Moxie runs on "
+                     f"{' and '.join(KINDS)}")
+    return KINDS[device.type]
+
+
+NUMBERS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16",
+           torch.int32: "i32", torch.int64: "i64"}
+
+
+class Allocator:
+    """The planned buffers from torch, so that they count in its statistics and limits."""
+
+    def __init__(self, device):
+        self.device, self.held = device, {}
+
+    def allocate(self, kind, size, align):
+        where = self.device if kind == abi.MEMORY_DEVICE else torch.device("cpu")
+        memory = torch.empty(size + align, dtype=torch.uint8, device=where,
+                             pin_memory=kind == abi.MEMORY_PINNED)
+        address = -(-memory.data_ptr() // align) * align
+        self.held[address] = memory
+        return address
+
+    def release(self, address):
+        del self.held[address]
+
+
+# ---- Settings ----------------------------------------------------------------------------------
+
+_settings = {"plugin": None, "forward_tokens_max": TOKENS_MAX}
+_libraries = {}  # path -> Library
+_shared = weakref.WeakValueDictionary()  # what must be equal -> Shared
+_layers = weakref.WeakKeyDictionary()  # experts module -> Prepared
+
+
+def configure(plugin=None, forward_tokens_max=None, **keys):
+    """Says which library to load, and what else a forward may be.
+
+    plugin: the path of a libmoxie; without it MOXIE_PLUGIN of the environment, or libmoxie.so where
+    the loader looks. forward_tokens_max: the most tokens of one call, which the memory is planned
+    for; a larger batch goes in several. keys: any others of docs/configuration.md, such as
+    device_memory_budget_bytes. What was prepared before is prepared anew.
+    """
+    given = dict(keys, plugin=plugin, forward_tokens_max=forward_tokens_max)
+    _settings.update({key: value for key, value in given.items() if value is not None})
+    _layers.clear()
+
+
+def _library():
+    path = _settings["plugin"] or os.environ.get("MOXIE_PLUGIN") or "libmoxie.so"
+    if path not in _libraries:
+        try:
+            _libraries[path] = load(path, f"moxie.transformers {abi.VERSION}")
+        except OSError as error:
+            raise _error(abi.E_UNAVAILABLE, f"{path} cannot be loaded ({error}): name a library "
+                         "with moxie.transformers.configure(plugin=...) or the variable "
+                         "MOXIE_PLUGIN") from error
+    return _libraries[path]
+
+
+def _error(code, text):
+    return abi.MoxieError(code, -1, text)
+
+
+# ---- What a module says about itself -----------------------------------------------------------
+
+
+PLAIN = (torch.nn.Parameter, torch.Tensor)
+
+
+def _local(each):
+    """This process' part of a weight, where transformers has spread it over several."""
+    return each.to_local() if type(each) not in PLAIN and hasattr(each, "to_local") else each
+
+
+def _projections(module):
+    """The merged gate and up (or up alone), and down."""
+    return (_local(module.gate_up_proj if module.has_gate else module.up_proj),
+            _local(module.down_proj))
+
+
+def _biases(module):
+    if not module.has_bias:
+        return None, None
+    return (_local(module.gate_up_proj_bias if module.has_gate else module.up_proj_bias),
+            _local(module.down_proj_bias))
+
+
+def _check_module(module):
+    """Refuses what a description of the weights cannot say."""
+    name = type(module).__name__
+    if getattr(module, "has_post_expert_norm", False):  # younger than the interface
+        raise _error(abi.E_UNSUPPORTED, f"{name}: normalises the output of each expert, which "
+                     "Moxie does not; keep experts_implementation='grouped_mm' for this model")
+    for what, each in zip(("gate and up", "down"), _projections(module)):
+        if type(each) not in PLAIN or each.dtype not in NUMBERS:
+            raise _error(abi.E_UNSUPPORTED, f"{name}: the weights of {what} are a "
+                         f"{type(each).__name__} of {each.dtype}; Moxie takes plain tensors of "
+                         "float32, bfloat16 or float16 here: load the model with one of these as "
+                         "dtype")
+
+
+def _describe(each):
+    """A torch tensor as Moxie's."""
+    kind = _kind(each.device)
+    return tensor(each.data_ptr(), each.shape, NUMBERS[each.dtype], each.stride(),
+                  (kind.dlpack, each.device.index or 0))
+
+
+def _matrix(weight, bias, order, transposed):
+    """A projection in place: of a view with turned columns, the orientation is what turns."""
+    rows_in = transposed
+    if weight.stride(-1) != 1 and weight.stride(-2) == 1:
+        weight, rows_in = weight.transpose(-1, -2), not transposed
+    return matrix(_describe(weight), NUMBERS[weight.dtype], order,
+                  abi.ROWS_IN if rows_in else abi.ROWS_OUT,
+                  _describe(bias) if bias is not None else None)
+
+
+def _sizes(module):
+    """hidden_size, intermediate_size and num_experts, of what this process holds."""
+    w1, _ = _projections(module)
+    experts, rows, columns = w1.shape
+    if module.is_transposed:
+        rows, columns = columns, rows
+    return {"hidden_size": columns, "intermediate_size": rows // (2 if module.has_gate else 1),
+            "num_experts": experts}
+
+
+def _layers_of(config):
+    """How many layers of one size a model of this configuration may have."""
+    return max(1, int(getattr(config, "num_hidden_layers", None) or 1))
+
+
+# ---- Preparing ---------------------------------------------------------------------------------
+
+
+class Shared:
+    """The Experts of the layers that are alike, and the stream of their last call."""
+
+    def __init__(self, config, device):
+        kind = _kind(device)
+        with kind.current(device):
+            self.experts = Experts(_library(), config, "transformers", Allocator(device),
+                                   (kind.dlpack, device.index or 0))
+        self.stream = None
+        unknown = config.keys() - self.experts.instance.snapshot().keys()
+        if unknown:
+            raise _error(abi.E_CONFIG, f"configure: {_library().path} has no key "
+                         f"{', '.join(sorted(unknown))}; docs/configuration.md lists what it has")
+
+    def follow(self, stream, capturing):
+        """A call on another stream than the last waits for that: both use the same buffers."""
+        if capturing():
+            return  # torch has waited for everything before it captures
+        if self.stream is not None and self.stream != stream:
+            stream.wait_stream(self.stream)
+        self.stream = stream
+
+
+class Prepared(NamedTuple):
+    """A module's layer, and what of the module and its input it was made for."""
+
+    seen: tuple
+    shared: Shared
+    layer: Any
+
+
+def _seen(module, number, device, top_k):
+    """All that a layer was made from, as cheap as a comparison of each forward has to be."""
+    w1, w2 = _projections(module)
+    return (w1.data_ptr(), w2.data_ptr(), w1.shape, w1.dtype, number, device, top_k,
+            *(each.data_ptr() for each in _biases(module) if each is not None))
+
+
+def _share(module, config, device):
+    """The Shared of this model's layers of this configuration with a place left, or a new one."""
+    for turn in range(1 << 16):
+        key = (_library().path, id(module.config), device, turn, *sorted(config.items()))
+        shared = _shared.get(key)
+        if shared is None:
+            shared = _shared[key] = Shared(config, device)
+        if shared.experts.free or shared.experts.dead:
+            return shared
+    raise _error(abi.E_INTERNAL, f"{type(module).__name__}: too many layers")
+
+
+def _prepare(module, number, device, top_k):
+    """Makes the layer of a module, for input of a number type and top_k."""
+    _layers.pop(module, None)
+    kind = _kind(device)
+    if kind.capturing():
+        raise _error(abi.E_CAPTURING, f"{type(module).__name__}: this layer is not prepared, and "
+                     "cannot be while a graph is captured: call moxie.transformers.prepare(model), "
+                     "or the model once, before the capture")
+    _check_module(module)
+    order, activation = gates.recognise(module, device)
+    (w1, w2), (bias1, bias2) = _projections(module), _biases(module)
+    config = {**kind.keys(), "num_layers": _layers_of(module.config), **_settings, **_sizes(module),
+              **activation, "top_k": top_k, "device": kind.key(device),
+              "weight_format": NUMBERS[w1.dtype], "input_format": number, "output_format": number}
+    config.pop("plugin")
+    shared = _share(module, config, device)
+    with kind.current(device):
+        layer = shared.experts.add_layer(
+            _matrix(w1, bias1, order, module.is_transposed),
+            _matrix(w2, bias2, abi.ORDER_PLAIN, module.is_transposed))
+    prepared = Prepared(_seen(module, number, device, top_k), shared, layer)
+    _layers[module] = prepared
+    return prepared
+
+
+def _experts_modules(model):
+    """The modules of a model that choose their implementation by the interface."""
+    return [each for each in model.modules()
+            if {"has_gate", "is_transposed", "config"} <= each.__dict__.keys()
+            and hasattr(each, "_apply_gate")]
+
+
+# What configurations call the experts of a token.
+_TOP_K_NAMES = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "top_k")
+
+
+def _top_k_of(config):
+    for name in _TOP_K_NAMES:
+        value = getattr(config, name, None)
+        if isinstance(value, int):
+            return value
+    raise _error(abi.E_INVALID, f"{type(config).__name__} does not say how many experts a token "
+                 "has: give prepare(model, top_k=...)")
+
+
+def prepare(model, top_k=None):
+    """Makes every layer of a model ready, so that the first forward can already be captured.
+
+    Otherwise each is made at its first forward. Returns how many there are.
+    """
+    modules = _experts_modules(model)
+    for module in modules:
+        _check_module(module)
+        w1, _ = _projections(module)
+        _prepare(module, NUMBERS[w1.dtype], w1.device,
+                 top_k if top_k is not None else _top_k_of(module.config))
+    return len(modules)
+
+
+def weights_updated(model):
+    """To be called after weights were changed in place. Weights that moved are noticed."""
+    for module in _experts_modules(model):
+        if module in _layers:
+            _layers[module].layer.weights_updated()
+
+
+def release(model):
+    """Gives back what was made for a model; a later forward makes it again."""
+    for module in _experts_modules(model):
+        _layers.pop(module, None)
+
+
+# ---- Forward -----------------------------------------------------------------------------------
+
+
+class InferenceOnly(torch.autograd.Function):
+    """Lets a forward pass that nobody told to do without gradients through, but not back."""
+
+    @staticmethod
+    def forward(ctx, y, *inputs):
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        raise _error(abi.E_UNSUPPORTED, "Moxie computes no gradients: to train, use "
+                     "model.set_experts_implementation('grouped_mm')")
+
+
+def _check_input(module, x, ids, weights, w1):
+    name = type(module).__name__
+    if not w1.device == x.device == ids.device == weights.device:
+        raise _error(abi.E_INVALID, f"{name}: the experts are on {w1.device}, hidden_states on "
+                     f"{x.device}, top_k_index on {ids.device} and top_k_weights on "
+                     f"{weights.device}; all must be on one device")
+    for what, each in (("hidden_states", x), ("top_k_index", ids), ("top_k_weights", weights)):
+        if each.dtype not in NUMBERS or each.dim() != 2:
+            raise _error(abi.E_UNSUPPORTED, f"{name}: {what} is {each.dtype} of shape "
+                         f"{list(each.shape)}; Moxie takes two dimensions of float32, bfloat16 or "
+                         "float16, and for top_k_index of int32 or int64")
+
+
+def _compact(each):
+    """Itself, but for columns apart from each other, which no model has been seen to give."""
+    return each if each.stride(1) == 1 else each.contiguous()
+
+
+def _rows(each):
+    return Rows(each.data_ptr(), each.stride(0), NUMBERS[each.dtype])
+
+
+def _forward(module, x, ids, weights):
+    w1, _ = _projections(module)
+    graded = torch.is_grad_enabled() and (x.requires_grad or w1.requires_grad
+                                          or weights.requires_grad)
+    if graded and module.training:
+        raise _error(abi.E_UNSUPPORTED, f"{type(module).__name__}: Moxie computes no gradients, "
+                     "and the model is in training mode: call model.eval(), or train with "
+                     "model.set_experts_implementation('grouped_mm')")
+    _check_input(module, x, ids, weights, w1)
+    x, ids, weights = _compact(x), _compact(ids), _compact(weights)
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    number, top_k, kind = NUMBERS[x.dtype], ids.shape[1], _kind(x.device)
+    prepared = _layers.get(module)
+    if prepared is None or prepared.seen != _seen(module, number, x.device, top_k):
+        prepared = _prepare(module, number, x.device, top_k)
+    with kind.current(x.device):
+        stream = kind.stream(x.device)
+        if stream is not None:
+            prepared.shared.follow(stream, kind.capturing)
+        prepared.layer.forward(x.shape[0], _rows(x), _rows(ids), _rows(weights), _rows(y),
+                               stream.cuda_stream if stream is not None else None)
+    return InferenceOnly.apply(y, x, w1, weights) if graded else y
+
+
+# A compiled model calls it as it is, between two graphs.
+_opaque_forward = torch.compiler.disable(_forward)
+
+
+def forward(module, hidden_states, top_k_index, top_k_weights):
+    """ExpertsInterface's function: [T, H], ids [T, k], weights [T, k] to [T, H].
+
+    Ids that are not those of an expert here, as expert parallelism makes them, add nothing.
+    """
+    if torch.compiler.is_compiling():
+        return _opaque_forward(module, hidden_states, top_k_index, top_k_weights)
+    return _forward(module, hidden_states, top_k_index, top_k_weights)
+
+
+ExpertsInterface.register("moxie", forward)
