@@ -84,10 +84,16 @@ install_torch() {
 
     cmp -s $wanted $venv/installed && return
     rm -rf $venv
+    if [ "$(df -Pk build | awk 'NR == 2 { print $4 }')" -lt $((12 << 20)) ]; then
+        echo "torch needs 12 GB on this disk while it is installed"
+        return 1
+    fi
     python3 -m venv $venv &&
-        timeout 900 $venv/bin/pip install --quiet --disable-pip-version-check --no-cache-dir --no-compile \
+        timeout 300 $venv/bin/pip install --quiet --disable-pip-version-check --no-cache-dir --no-compile \
             --only-binary=:all: --timeout 15 --retries 1 -r $wanted &&
-        cp $wanted $venv/installed
+        cp $wanted $venv/installed && return
+    rm -rf $venv
+    return 1
 }
 
 # How this user runs a command as root without being asked for a password; fails when there is no way.
