@@ -47,15 +47,19 @@ END_TEST
 START_TEST(a_gpu_has_limits_of_its_own)
 {
     static const struct {
-        const char *key, *word, *text;
+        const char *weights, *key, *word, *text;
         int64_t number;
     } rows[] = {
-        {"weight_format", "fp8_block128", "no kernel on sm_90 for weight_format fp8_block128", 0},
-        {"input_format", "f16", "input_format is f16 while weight_format is bf16", 0},
-        {"activation_format", "f16", "activation_format is f16 while", 0},
-        {"hidden_size", NULL, "multiple of 8 (pad the weights with zeros), and it is 68", 68},
-        {"intermediate_size", NULL, "multiple of 8 (pad the weights with zeros), and it is 97", 97},
-        {"num_experts", NULL, "takes 1024 experts a rank", 1025},
+        {"int4_g32", "weight_format", "int4_g32", "no kernel on sm_90 for weight_format int4", 0},
+        {"bf16", "input_format", "f16", "input_format is f16 while weight_format is bf16", 0},
+        {"bf16", "activation_format", "f16", "activation_format is f16 while", 0},
+        {"bf16", "hidden_size", NULL, "multiple of 8 (pad the weights with zeros), and it is", 68},
+        {"bf16", "intermediate_size", NULL, "multiple of 8 (pad the weights with zeros)", 97},
+        {"bf16", "num_experts", NULL, "takes 1024 experts a rank", 1025},
+        {"fp8_channel", "activation_format", "bf16", "is bf16 while weight_format is fp8_ch", 0},
+        {"fp8_tensor", "input_format", "f32", "no kernel on sm_90 for input_format f32", 0},
+        {"fp8_block128", "hidden_size", NULL, "multiple of 16 (pad the weights", 72},
+        {"fp8_block128", "intermediate_size", NULL, "multiple of 16 (pad the weights", 104},
     };
 
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
@@ -63,6 +67,7 @@ START_TEST(a_gpu_has_limits_of_its_own)
 
         mock_host_init(&mock);
         mock_set_str(&mock, "device", "sm_90");
+        mock_set_str(&mock, "weight_format", rows[i].weights);
         if (rows[i].word != NULL)
             mock_set_str(&mock, rows[i].key, rows[i].word);
         else

@@ -148,8 +148,8 @@ START_TEST(a_failure_leaves_other_users_alone)
     ACCEPTED(&s.said, take(&s, BIT(BUFFER_MID)));
     mid = memory_slot(&s.memory, BUFFER_MID, 0);
     s.mock.allocate_fail_at = 2;
-    SAID(&s.said, MOXIE_E_MEMORY, take(&s, BIT(BUFFER_MID) | BIT(BUFFER_PAIR_OUT)), "buffer 5",
-         "3072 bytes");
+    SAID(&s.said, MOXIE_E_MEMORY, take(&s, BIT(BUFFER_MID) | BIT(BUFFER_PAIR_OUT)), "buffer 7",
+         "4096 bytes");
     ck_assert_ptr_eq(memory_slot(&s.memory, BUFFER_MID, 0), mid);
     ck_assert_uint_eq(s.mock.release_calls, 0);
     memory_drop(&s.memory, BIT(BUFFER_MID));

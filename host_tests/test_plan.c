@@ -375,6 +375,39 @@ START_TEST(limits_carry_the_numbers)
 }
 END_TEST
 
+// On a GPU with fp8 weights mid is there twice, and the quantised x fits pair_out, however narrow.
+START_TEST(fp8_on_a_gpu_is_quantised_between)
+{
+    static const int64_t sizes[] = {16, 64, 7168};
+    const struct limits *limits;
+    struct verdict verdict;
+    struct mock_host mock;
+
+    mock_host_init(&mock);
+    mock_set_str(&mock, "device", "sm_90");
+    mock_set_i64(&mock, "hidden_size", sizes[_i]);
+    mock_set_i64(&mock, "intermediate_size", 192);
+    verdict_make(&verdict, &mock);
+    ck_assert_uint_eq(verdict.report.reasons_count, 0);
+    ck_assert_int_eq(verdict.plan.slot_bytes[BUFFER_MID_FP8], 0);
+    verdict_free(&verdict);
+    mock_set_str(&mock, "weight_format", "fp8_block128");
+    verdict_make(&verdict, &mock);
+    ck_assert_uint_eq(verdict.report.reasons_count, 0);
+    limits = &verdict.plan.limits;
+    ck_assert_int_eq(limits->operand_format, FORMAT_FP8);
+    ck_assert_int_eq(limits->mid_format, FORMAT_BF16);
+    ck_assert_int_ge(verdict.plan.slot_bytes[BUFFER_MID_FP8], limits->pairs_max * 192);
+    ck_assert_int_ge(verdict.plan.slot_bytes[BUFFER_MID_SCALES], limits->pairs_max * 2 * 4);
+    ck_assert_int_ge(limits->x_fp8_bytes, sizes[_i]);
+    ck_assert_int_ge(limits->x_fp8_scale_bytes, (sizes[_i] + 127) / 128 * 4);
+    ck_assert_int_ge(verdict.plan.slot_bytes[BUFFER_PAIR_OUT],
+                     limits->pairs_max * (limits->x_fp8_bytes + limits->x_fp8_scale_bytes));
+    verdict_free(&verdict);
+    mock_host_fini(&mock);
+}
+END_TEST
+
 static void add(TCase *tests)
 {
     tcase_add_test(tests, one_rank);
@@ -387,6 +420,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, uneven_experts);
     tcase_add_test(tests, overflow_is_a_reason);
     tcase_add_test(tests, limits_carry_the_numbers);
+    tcase_add_loop_test(tests, fp8_on_a_gpu_is_quantised_between, 0, 3);
 }
 
 SUITE_MAIN("plan", 60, add)

@@ -12,13 +12,13 @@
 struct gate_up_args {
     const struct row_slab *slabs; // [slabs_count], host array
     const int32_t *expert_offset; // [experts + 1]
-    const int32_t *pair_row;      // [pairs] flat rows
+    const int32_t *pair_row;      // [pairs] flat rows; NULL: a pair's row is its own number
     const float *pair_weight;     // multiplies the input row before the product; NULL: not (router
                                   // weight on input)
     struct weight_view w1; // n = 2 * intermediate, or intermediate with ORDER_PLAIN; k = hidden
     void *mid; // out [pairs, intermediate] of mid_format, rows pitched to mid_stride_bytes
     int64_t mid_stride_bytes;
-    int32_t mid_format; // F32, BF16 or F16; CUDA: that of the weights
+    int32_t mid_format; // F32, BF16 or F16; CUDA: that of the weights, BF16 for fp8
     int32_t experts;
     int32_t slabs_count;
     int32_t rows_cap;
@@ -37,9 +37,11 @@ struct down_args {
     struct weight_view w2; // n = hidden, k = intermediate
     void *pair_out;        // out [pairs, hidden] of pair_format
     int64_t pair_stride_bytes;
-    int64_t pairs_max; // rows of mid
-    int32_t mid_format;
-    int32_t pair_format; // F32, BF16 or F16; CUDA: that of the weights
+    const void *mid_scales; // mid of FP8_BLOCK128: f32 [pairs, ceil(intermediate/128)]; else NULL
+    int64_t mid_scale_stride_bytes;
+    int64_t pairs_max;   // rows of mid
+    int32_t mid_format;  // F32, BF16, F16, or FP8_BLOCK128: as it is multiplied
+    int32_t pair_format; // F32, BF16 or F16; CUDA: that of the weights, BF16 for fp8
     int32_t experts;
     int32_t operand_format;
 };

@@ -9,9 +9,12 @@
 #include "kernels/types.h"
 
 struct quantise_args {
-    const void *x; // [rows, columns] of x_format
-    void *rows;    // out, of `format`: fp8 [rows, columns], nvfp4 [rows, columns / 2]
-    void *scales;  // out, as row_slab.scales
+    const int32_t *x_row; // device [rows_count]: the row of x that each row comes from; NULL: its
+                          // own
+    const void *x;        // [rows, columns] of x_format
+    void *rows;           // out, of `format`: fp8 [rows, columns], nvfp4 [rows, columns / 2]
+    void *scales;         // out, as row_slab.scales
+    const int32_t *count; // device: rows to write, up to rows_count; NULL: all
     int64_t x_stride_bytes, row_stride_bytes, scale_stride_bytes;
     int32_t x_format;
     int32_t format; // FP8_BLOCK128 or NVFP4

@@ -40,6 +40,9 @@ const moxie_traits traits_local = {
     .row_align_bytes = 1,
 };
 
+#define FORMAT_BITS_FP8                                                                            \
+    (BACKEND_BIT(FORMAT_FP8_TENSOR) | BACKEND_BIT(FORMAT_FP8_CHANNEL) |                            \
+     BACKEND_BIT(FORMAT_FP8_BLOCK128))
 #define FORMAT_BITS_16 (BACKEND_BIT(FORMAT_BF16) | BACKEND_BIT(FORMAT_F16))
 #define ACTIVATION_BITS                                                                            \
     (BACKEND_BIT(ACTIVATION_SILU) | BACKEND_BIT(ACTIVATION_GELU) |                                 \
@@ -93,10 +96,8 @@ const struct backend backends[] = {
         .device = "cpu",
         .traits = &traits_runner_cpu,
         .kind = BACKEND_RUNNER,
-        .weight_formats = FORMAT_BITS_16_32 | BACKEND_BIT(FORMAT_FP8_TENSOR) |
-                          BACKEND_BIT(FORMAT_FP8_CHANNEL) | BACKEND_BIT(FORMAT_FP8_BLOCK128) |
-                          BACKEND_BIT(FORMAT_INT4_G32) | BACKEND_BIT(FORMAT_MXFP4) |
-                          BACKEND_BIT(FORMAT_NVFP4),
+        .weight_formats = FORMAT_BITS_16_32 | FORMAT_BITS_FP8 | BACKEND_BIT(FORMAT_INT4_G32) |
+                          BACKEND_BIT(FORMAT_MXFP4) | BACKEND_BIT(FORMAT_NVFP4),
         .activation_formats =
             FORMAT_BITS_16_32 | BACKEND_BIT(FORMAT_FP8) | BACKEND_BIT(FORMAT_NVFP4),
         .input_formats = FORMAT_BITS_16_32,
@@ -109,13 +110,13 @@ const struct backend backends[] = {
         .device = "sm_90",
         .traits = &traits_runner_cuda,
         .kind = BACKEND_RUNNER,
-        .weight_formats = FORMAT_BITS_16,
-        .activation_formats = FORMAT_BITS_16,
+        .weight_formats = FORMAT_BITS_16 | FORMAT_BITS_FP8,
+        .activation_formats = FORMAT_BITS_16 | BACKEND_BIT(FORMAT_FP8),
         .input_formats = FORMAT_BITS_16,
         .output_formats = FORMAT_BITS_16_32,
         .wire_formats = FORMAT_BITS_16,
         .activations = ACTIVATION_BITS,
-        .size_multiple = 8,
+        .row_multiple_bytes = 16,
         .experts_max = 1024,
         .one_format = 1,
     },

@@ -20,11 +20,13 @@ struct backend {
     uint32_t weight_formats;     // BACKEND_BIT(MOXIE_FORMAT_*) sets
     uint32_t activation_formats; // what the GEMMs can multiply
     uint32_t input_formats, output_formats;
-    uint32_t wire_formats; // dispatchers: bit of the payload format pushed
-    uint32_t activations;  // BACKEND_BIT(enum activation)
-    int32_t size_multiple; // runners: of hidden_size and intermediate_size; 0: any size
-    int32_t experts_max;   // runners: that one rank can own; 0: any number
-    int32_t one_format;    // runners: x, the weights and the GEMMs' operands are of one format
+    uint32_t wire_formats;      // dispatchers: bit of the payload format pushed
+    uint32_t activations;       // BACKEND_BIT(enum activation)
+    int32_t row_multiple_bytes; // runners: of a row of weights, hidden_size and intermediate_size
+                                // long; 0: any
+    int32_t experts_max;        // runners: that one rank can own; 0: any number
+    int32_t one_format; // runners: x, the weights and the GEMMs' operands are of one format; with
+                        // fp8 weights the operands are fp8, and x of 16 bits is quantised
 };
 
 // By name, for the door's constant tables.

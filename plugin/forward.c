@@ -11,7 +11,7 @@ struct experts_buffers {
     int32_t *pair_row;
     float *pair_weight;
     int32_t *row_pair;
-    void *mid;
+    void *mid, *mid_fp8, *mid_scales;
     void *pair_out;
     int64_t mid_stride_bytes;
     int64_t pair_stride_bytes;
@@ -28,6 +28,8 @@ static struct experts_buffers buffers_of(const struct experts_job *job)
         .pair_weight = memory_slot(memory, BUFFER_PAIR_WEIGHT, job->slot),
         .row_pair = memory_slot(memory, BUFFER_ROW_PAIR, job->slot),
         .mid = memory_slot(memory, BUFFER_MID, job->slot),
+        .mid_fp8 = memory_slot(memory, BUFFER_MID_FP8, job->slot),
+        .mid_scales = memory_slot(memory, BUFFER_MID_SCALES, job->slot),
         .pair_out = memory_slot(memory, BUFFER_PAIR_OUT, job->slot),
         .mid_stride_bytes = limits->mid_bytes,
         .pair_stride_bytes = limits->pair_bytes,
@@ -58,15 +60,87 @@ static struct route_args route_stage(const struct experts_job *job, const struct
     };
 }
 
+// x as the product multiplies it, and where each pair's row is.
+struct operand_rows {
+    struct row_slab slabs[KERNEL_RANKS_MAX];
+    const int32_t *pair_row; // NULL: rows lie in the order of the pairs
+    int32_t rows_cap;
+};
+
+// The rows of a layout by expert may be many more than its pairs, so its quantised rows lie in the
+// order of the pairs.
+static struct quantise_args quantise_x_stage(const struct experts_job *job,
+                                             const struct experts_buffers *b, int32_t slab)
+{
+    const struct limits *limits = &job->instance->plan.limits;
+    const struct rows_view *in = job->in;
+    int64_t first = (int64_t)slab * in->rows_cap;
+    unsigned char *rows = b->pair_out, *scales = rows + limits->pairs_max * limits->x_fp8_bytes;
+    struct quantise_args args = {
+        .x = in->slabs[slab].rows,
+        .rows = rows + first * limits->x_fp8_bytes,
+        .scales = scales + first * limits->x_fp8_scale_bytes,
+        .count = in->slabs[slab].count,
+        .x_stride_bytes = in->slabs[slab].row_stride_bytes,
+        .row_stride_bytes = limits->x_fp8_bytes,
+        .scale_stride_bytes = limits->x_fp8_scale_bytes,
+        .x_format = in->slabs[slab].format,
+        .format = FORMAT_FP8_BLOCK128,
+        .rows_count = in->slabs[slab].cap,
+        .columns = limits->hidden,
+    };
+
+    if (in->by == ROUTE_BY_IDS) return args;
+    args.x_row = b->pair_row;
+    args.count = &b->expert_offset[limits->experts_local];
+    args.rows_count = (int32_t)in->pairs_max;
+    return args;
+}
+
+// As x came, or e4m3 in pair_out, which nobody has written yet.
+static int32_t quantise_x(const struct experts_job *job, const struct experts_buffers *b,
+                          struct operand_rows *operand, moxie_error *error)
+{
+    const struct limits *limits = &job->instance->plan.limits;
+    const struct rows_view *in = job->in;
+    int32_t st = MOXIE_OK;
+
+    operand->pair_row = b->pair_row;
+    operand->rows_cap = in->rows_cap;
+    for (int32_t i = 0; i < in->slabs_count; i++) {
+        struct row_slab *slab = &operand->slabs[i];
+        struct quantise_args args;
+
+        *slab = in->slabs[i];
+        if (limits->x_fp8_bytes == 0 || slab->format == FORMAT_FP8_BLOCK128) continue;
+        args = quantise_x_stage(job, b, i);
+        if (args.x_row != NULL) {
+            operand->pair_row = NULL;
+            operand->rows_cap = args.rows_count;
+        }
+        slab->rows = args.rows;
+        slab->scales = args.scales;
+        slab->row_stride_bytes = args.row_stride_bytes;
+        slab->scale_stride_bytes = args.scale_stride_bytes;
+        slab->format = FORMAT_FP8_BLOCK128;
+        TRY(instance_launched(job->instance,
+                              job->instance->device->kernels->quantise(&args, job->stream),
+                              "quantise", error));
+    }
+out:
+    return st;
+}
+
 static struct gate_up_args gate_up_stage(const struct experts_job *job,
-                                         const struct experts_buffers *b)
+                                         const struct experts_buffers *b,
+                                         const struct operand_rows *operand)
 {
     const struct limits *limits = &job->instance->plan.limits;
 
     return (struct gate_up_args){
-        .slabs = job->in->slabs,
+        .slabs = operand->slabs,
         .expert_offset = b->expert_offset,
-        .pair_row = b->pair_row,
+        .pair_row = operand->pair_row,
         .pair_weight = limits->weight_on_input ? b->pair_weight : NULL,
         .w1 = job->weights->w1,
         .mid = b->mid,
@@ -74,7 +148,7 @@ static struct gate_up_args gate_up_stage(const struct experts_job *job,
         .mid_format = limits->mid_format,
         .experts = limits->experts_local,
         .slabs_count = job->in->slabs_count,
-        .rows_cap = job->in->rows_cap,
+        .rows_cap = operand->rows_cap,
         .hidden = limits->hidden,
         .intermediate = limits->intermediate,
         .activation = limits->activation,
@@ -85,19 +159,47 @@ static struct gate_up_args gate_up_stage(const struct experts_job *job,
     };
 }
 
+// mid as the second product multiplies it.
+static int32_t quantise_mid(const struct experts_job *job, const struct experts_buffers *b,
+                            moxie_error *error)
+{
+    const struct limits *limits = &job->instance->plan.limits;
+    const struct quantise_args args = {
+        .x = b->mid,
+        .rows = b->mid_fp8,
+        .scales = b->mid_scales,
+        .count = &b->expert_offset[limits->experts_local],
+        .x_stride_bytes = b->mid_stride_bytes,
+        .row_stride_bytes = limits->mid_fp8_bytes,
+        .scale_stride_bytes = limits->mid_fp8_scale_bytes,
+        .x_format = limits->mid_format,
+        .format = FORMAT_FP8_BLOCK128,
+        .rows_count = (int32_t)limits->pairs_max,
+        .columns = limits->intermediate,
+    };
+
+    if (b->mid_fp8 == NULL) return MOXIE_OK;
+    return instance_launched(job->instance,
+                             job->instance->device->kernels->quantise(&args, job->stream),
+                             "quantise", error);
+}
+
 static struct down_args down_stage(const struct experts_job *job, const struct experts_buffers *b)
 {
     const struct limits *limits = &job->instance->plan.limits;
+    int quantised = b->mid_fp8 != NULL;
 
     return (struct down_args){
         .expert_offset = b->expert_offset,
-        .mid = b->mid,
-        .mid_stride_bytes = b->mid_stride_bytes,
+        .mid = quantised ? b->mid_fp8 : b->mid,
+        .mid_stride_bytes = quantised ? limits->mid_fp8_bytes : b->mid_stride_bytes,
+        .mid_scales = b->mid_scales,
+        .mid_scale_stride_bytes = limits->mid_fp8_scale_bytes,
         .w2 = job->weights->w2,
         .pair_out = b->pair_out,
         .pair_stride_bytes = b->pair_stride_bytes,
         .pairs_max = limits->pairs_max,
-        .mid_format = limits->mid_format,
+        .mid_format = quantised ? FORMAT_FP8_BLOCK128 : limits->mid_format,
         .pair_format = limits->pair_format,
         .experts = limits->experts_local,
         .operand_format = limits->operand_format,
@@ -141,7 +243,8 @@ int32_t forward_experts(const struct experts_job *job, moxie_error *error)
 {
     const struct kernels *kernels = job->instance->device->kernels;
     const struct experts_buffers buffers = buffers_of(job);
-    const struct gate_up_args gate_up = gate_up_stage(job, &buffers);
+    struct operand_rows operand;
+    struct gate_up_args gate_up;
     const struct down_args down = down_stage(job, &buffers);
     const struct combine_args combine = combine_stage(job, &buffers);
     moxie_instance *instance = job->instance;
@@ -149,7 +252,10 @@ int32_t forward_experts(const struct experts_job *job, moxie_error *error)
     int32_t st = MOXIE_OK;
 
     TRY(forward_route(job, &route, error));
+    TRY(quantise_x(job, &buffers, &operand, error));
+    gate_up = gate_up_stage(job, &buffers, &operand);
     TRY(instance_launched(instance, kernels->gate_up(&gate_up, job->stream), "gate_up", error));
+    TRY(quantise_mid(job, &buffers, error));
     TRY(instance_launched(instance, kernels->down(&down, job->stream), "down", error));
     TRY(instance_launched(instance, kernels->combine(&combine, job->stream), "combine", error));
 out:

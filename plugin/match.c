@@ -141,10 +141,18 @@ static void check_group(const struct config *config, const struct backend *dispa
         dispatcher->name, tp_size, other);
 }
 
+// Bytes of one weight as a GPU multiplies it.
+static int64_t format_bytes(int32_t format)
+{
+    return format == FORMAT_BF16 || format == FORMAT_F16 ? 2 : 1;
+}
+
 static void check_multiple(const struct config *config, const struct backend *runner,
                            enum config_key key, struct report *report)
 {
-    int64_t size = config_i64(config, key), multiple = runner->size_multiple;
+    int64_t size = config_i64(config, key);
+    int64_t multiple =
+        runner->row_multiple_bytes / format_bytes(config_word(config, KEY_WEIGHT_FORMAT));
 
     // Sizes past 32 bits are refused for that.
     if (multiple == 0 || !config_ok(config, key) || size > INT32_MAX || size % multiple == 0)
@@ -156,19 +164,18 @@ static void check_multiple(const struct config *config, const struct backend *ru
                   ceil_div(size, multiple) * multiple);
 }
 
+// `wanted`: the key's word that goes with weight_format.
 static void check_one_format(const struct config *config, const struct backend *runner,
-                             enum config_key key, struct report *report)
+                             enum config_key key, const char *wanted, struct report *report)
 {
-    const char *weights = config_str(config, KEY_WEIGHT_FORMAT);
-
     if (!runner->one_format || !config_ok(config, key) ||
-        strcmp(config_str(config, key), weights) == 0)
+        strcmp(config_str(config, key), wanted) == 0)
         return;
     report_reason(report, MOXIE_E_UNSUPPORTED, key,
-                  "%s on %s multiplies rows of the weights' format, and %s is %s while "
+                  "%s on %s multiplies rows of the weights' kind, and %s is %s while "
                   "weight_format is %s: set %s to %s",
-                  runner->name, runner->device, config_name(key), config_str(config, key), weights,
-                  config_name(key), weights);
+                  runner->name, runner->device, config_name(key), config_str(config, key),
+                  config_str(config, KEY_WEIGHT_FORMAT), config_name(key), wanted);
 }
 
 // What a runner's kernels cannot do beyond its formats.
@@ -177,6 +184,7 @@ static void check_runner(const struct config *config, const struct backend *runn
 {
     int64_t ranks = config_i64(config, KEY_EP_SIZE);
     int64_t experts = config_i64(config, KEY_NUM_EXPERTS);
+    const char *weights;
 
     check_multiple(config, runner, KEY_HIDDEN_SIZE, report);
     check_multiple(config, runner, KEY_INTERMEDIATE_SIZE, report);
@@ -187,8 +195,13 @@ static void check_runner(const struct config *config, const struct backend *runn
                       runner->name, runner->device, runner->experts_max, experts, ranks,
                       runner->experts_max * ranks);
     if ((BACKEND_BIT(config_word(config, KEY_WEIGHT_FORMAT)) & runner->weight_formats) == 0) return;
-    check_one_format(config, runner, KEY_INPUT_FORMAT, report);
-    check_one_format(config, runner, KEY_ACTIVATION_FORMAT, report);
+    weights = config_str(config, KEY_WEIGHT_FORMAT);
+    if (format_bytes(config_word(config, KEY_WEIGHT_FORMAT)) == 1) {
+        check_one_format(config, runner, KEY_ACTIVATION_FORMAT, "fp8", report);
+        return;
+    }
+    check_one_format(config, runner, KEY_INPUT_FORMAT, weights, report);
+    check_one_format(config, runner, KEY_ACTIVATION_FORMAT, weights, report);
 }
 
 void validate_backends(const struct config *config, const struct backend *runner,

@@ -150,9 +150,20 @@ static void limits_formats(struct limits *limits, const struct config *config)
     limits->result_bytes = pitch(row_bytes_of(limits->output_format, limits->hidden), ALIGN_BYTES);
     limits->mid_format = limits->pair_format = FORMAT_F32;
     if (runner != NULL && runner->one_format)
-        limits->mid_format = limits->pair_format = limits->weight_format;
+        limits->mid_format = limits->pair_format =
+            limits->operand_format == FORMAT_FP8 ? FORMAT_BF16 : limits->weight_format;
+    if (runner != NULL && runner->one_format && limits->operand_format == FORMAT_FP8) {
+        limits->x_fp8_bytes = pitch(limits->hidden, ALIGN_BYTES);
+        limits->x_fp8_scale_bytes =
+            pitch(scale_bytes_of(FORMAT_FP8_BLOCK128, limits->hidden), SCALE_ALIGN_BYTES);
+        limits->mid_fp8_bytes = pitch(limits->intermediate, ALIGN_BYTES);
+        limits->mid_fp8_scale_bytes =
+            pitch(scale_bytes_of(FORMAT_FP8_BLOCK128, limits->intermediate), SCALE_ALIGN_BYTES);
+    }
     limits->mid_bytes = pitch(row_bytes_of(limits->mid_format, limits->intermediate), ALIGN_BYTES);
     limits->pair_bytes = pitch(row_bytes_of(limits->pair_format, limits->hidden), ALIGN_BYTES);
+    if (limits->pair_bytes < limits->x_fp8_bytes + limits->x_fp8_scale_bytes)
+        limits->pair_bytes = pitch(limits->x_fp8_bytes + limits->x_fp8_scale_bytes, ALIGN_BYTES);
 }
 
 static void limits_fill(struct limits *limits, const struct config *config,
@@ -301,6 +312,11 @@ static int runner_buffers(const struct planner *planner)
         {BUFFER_MID, MOXIE_MEMORY_DEVICE, "mid",
          "activations between the two GEMMs: intermediate_size numbers per pair", slots,
          limits->pairs_max, limits->mid_bytes, KEY_INTERMEDIATE_SIZE},
+        {BUFFER_MID_FP8, MOXIE_MEMORY_DEVICE, "mid_fp8",
+         "mid as the second GEMM multiplies it, e4m3", slots, limits->pairs_max,
+         limits->mid_fp8_bytes, KEY_INTERMEDIATE_SIZE},
+        {BUFFER_MID_SCALES, MOXIE_MEMORY_DEVICE, "mid_scales", "its scales, f32 per 128 numbers",
+         slots, limits->pairs_max, limits->mid_fp8_scale_bytes, KEY_INTERMEDIATE_SIZE},
         {BUFFER_PAIR_OUT, MOXIE_MEMORY_DEVICE, "pair_out",
          "result of each pair before the sum: hidden_size numbers", slots, limits->pairs_max,
          limits->pair_bytes, KEY_HIDDEN_SIZE},
@@ -313,7 +329,7 @@ static int runner_buffers(const struct planner *planner)
     int on_cpu = config_word(planner->config, KEY_DEVICE) == DEVICE_WORD_CPU;
 
     for (size_t i = 0; i < sizeof requests / sizeof requests[0] - !on_cpu; i++) {
-        if (!buffer_add(planner, &requests[i])) return 0;
+        if (requests[i].row_bytes > 0 && !buffer_add(planner, &requests[i])) return 0;
     }
     return 1;
 }

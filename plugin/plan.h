@@ -39,6 +39,9 @@ struct limits {
     int64_t row_bytes, scale_bytes, id_bytes, weight_bytes; // of one wire row, pitched
     int64_t result_bytes;                                   // of one result row, pitched
     int64_t mid_bytes, pair_bytes; // of one row of mid and pair_out, pitched
+    // On a GPU with fp8 weights: of one row of x and of mid as e4m3, and of its scales, pitched;
+    // else 0. The quantised x lies in pair_out, which is written after its last reader.
+    int64_t x_fp8_bytes, x_fp8_scale_bytes, mid_fp8_bytes, mid_fp8_scale_bytes;
 };
 
 // Where everything lies inside a symmetric window: one window per slot. Offsets from its base, in
@@ -60,7 +63,9 @@ enum buffer_id {
     BUFFER_PAIR_ROW,
     BUFFER_PAIR_WEIGHT,
     BUFFER_ROW_PAIR,
-    BUFFER_MID,         // activations between the GEMMs, per slot
+    BUFFER_MID,     // activations between the GEMMs, per slot
+    BUFFER_MID_FP8, // the same quantised, per slot
+    BUFFER_MID_SCALES,
     BUFFER_PAIR_OUT,    // one row per pair, per slot
     BUFFER_CPU_SCRATCH, // one piece per worker
     BUFFER_SEND_SLOT,   // dispatch: per slot

@@ -99,11 +99,13 @@ out:
 static int32_t check_device_rows(const struct limits *limits, const struct row_slab *rows,
                                  moxie_error *error)
 {
-    if (rows->format != limits->weight_format)
+    if (limits->operand_format == FORMAT_FP8
+            ? rows->format == FORMAT_F32 || rows->format == FORMAT_NVFP4
+            : rows->format != limits->weight_format)
         return fail_with(error, MOXIE_E_UNSUPPORTED,
-                         "rows.slab.rows: format %d; this device multiplies rows of the weights' "
-                         "format %d",
-                         rows->format, limits->weight_format);
+                         "rows.slab.rows: format %d; this device takes rows of format %d%s",
+                         rows->format, limits->operand_format,
+                         limits->operand_format == FORMAT_FP8 ? ", or of 16 bits" : "");
     if (((uintptr_t)rows->rows | (uintptr_t)rows->row_stride_bytes) % 16 != 0)
         return fail_with(error, MOXIE_E_UNSUPPORTED,
                          "rows.slab.rows: at %p with %" PRId64

@@ -13,7 +13,8 @@
 
 #define RUNNER_BUFFERS                                                                             \
     (1u << BUFFER_EXPERT_OFFSET | 1u << BUFFER_PAIR_ROW | 1u << BUFFER_PAIR_WEIGHT |               \
-     1u << BUFFER_ROW_PAIR | 1u << BUFFER_MID | 1u << BUFFER_PAIR_OUT | 1u << BUFFER_CPU_SCRATCH)
+     1u << BUFFER_ROW_PAIR | 1u << BUFFER_MID | 1u << BUFFER_MID_FP8 | 1u << BUFFER_MID_SCALES |   \
+     1u << BUFFER_PAIR_OUT | 1u << BUFFER_CPU_SCRATCH)
 
 struct moxie_runner {
     uint64_t magic;

@@ -54,6 +54,11 @@ static int32_t check_device_values(const struct reading *r, const struct weight_
 {
     uintptr_t bits = (uintptr_t)view->values | (uintptr_t)view->row_stride_bytes;
 
+    if (view->block_offset != 0)
+        return fail_with(error, MOXIE_E_UNSUPPORTED,
+                         "%s: block_offset %d; on this device a shard begins with a block, so want "
+                         "0: cut intermediate_size at multiples of 128",
+                         r->values, view->block_offset);
     if (r->experts > 1) bits |= (uintptr_t)view->expert_stride_bytes;
     if (bits % 16 != 0)
         return fail_with(error, MOXIE_E_UNSUPPORTED,

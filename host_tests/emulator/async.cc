@@ -32,7 +32,7 @@ struct tensor_copy {
 // One of a thread's, in order: a copy, the end of a group, or an arrival.
 struct thread_copy {
     enum { kCopy, kGroup, kArrive } kind;
-    uint32_t smem, bytes;
+    uint32_t smem, bytes, given;
     const void *global;
     uint64_t *barrier;
 };
@@ -100,10 +100,10 @@ void land_thread_copy(unsigned thread)
         barrier.pending--;
         settle(barrier);
     } else {
-        unsigned char *to = smem_pointer(copy.smem, kChunk);
+        unsigned char *to = smem_pointer(copy.smem, copy.bytes);
 
-        std::memset(to, 0, kChunk);
-        std::memcpy(to, copy.global, copy.bytes);
+        std::memset(to, 0, copy.bytes);
+        std::memcpy(to, copy.global, copy.given);
         chunk_at(copy.smem) = {++f().moment, thread};
     }
 }
@@ -251,17 +251,17 @@ static void add_thread_copy(const thread_copy &copy)
     copies.push_back(copy);
 }
 
-void copy_16(uint32_t smem, const void *global, uint32_t bytes)
+void copy(uint32_t smem, const void *global, uint32_t bytes, uint32_t given)
 {
-    if (smem % kChunk != 0 || reinterpret_cast<uintptr_t>(global) % kChunk != 0)
-        die("cp.async of 16 bytes, not aligned");
-    add_thread_copy({thread_copy::kCopy, smem, bytes, global, nullptr});
+    if (smem % bytes != 0 || reinterpret_cast<uintptr_t>(global) % bytes != 0)
+        die("cp.async of %u bytes, not aligned", bytes);
+    add_thread_copy({thread_copy::kCopy, smem, bytes, given, global, nullptr});
 }
 
 void copy_commit()
 {
     f().threads[here.thread.x].groups++;
-    add_thread_copy({thread_copy::kGroup, 0, 0, nullptr, nullptr});
+    add_thread_copy({thread_copy::kGroup, 0, 0, 0, nullptr, nullptr});
 }
 
 void copy_wait(unsigned pending)
@@ -273,7 +273,7 @@ void copy_wait(unsigned pending)
 
 void copy_arrive_noinc(uint64_t *barrier)
 {
-    add_thread_copy({thread_copy::kArrive, 0, 0, nullptr, barrier});
+    add_thread_copy({thread_copy::kArrive, 0, 0, 0, nullptr, barrier});
 }
 
 void fence_proxy_async()

@@ -29,22 +29,29 @@ void mbarrier_wait(uint64_t *barrier, uint32_t parity);
 
 void copy_tensor(void *smem, const CUtensorMap *map, uint64_t *barrier, const int32_t *coordinates,
                  unsigned rank);
-void copy_16(uint32_t smem, const void *global, uint32_t bytes);
+// cp.async of `bytes`, 4 or 16, of which the first `given` come from memory and the rest are zeros.
+void copy(uint32_t smem, const void *global, uint32_t bytes, uint32_t given);
 void copy_commit();
 void copy_wait(unsigned pending);
 // Arrives once this thread's copies so far have landed; the phase's count does not change.
 void copy_arrive_noinc(uint64_t *barrier);
 void fence_proxy_async();
 
-// c[64 x n] += a . b^T; `c` is the thread's n / 2 sums.
+enum number { kBf16, kF16, kE4m3 };
+
+// c[64 x n] = a . b^T, plus c where it adds, over 32 bytes of inputs; `c` is the thread's n / 2
+// sums.
 struct wgmma_operands {
     uint64_t a, b;
     int n;
-    bool is_bf16, a_rows_in; // a_rows_in: a lies with its 64 rows contiguous
+    number type;
+    bool a_rows_in; // a lies with its 64 rows contiguous
+    bool adds;
 
     bool operator==(const wgmma_operands &o) const
     {
-        return a == o.a && b == o.b && n == o.n && is_bf16 == o.is_bf16 && a_rows_in == o.a_rows_in;
+        return a == o.a && b == o.b && n == o.n && type == o.type && a_rows_in == o.a_rows_in &&
+               adds == o.adds;
     }
 };
 void wgmma_fence();

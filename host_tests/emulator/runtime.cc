@@ -73,7 +73,7 @@ int capability(int part)
     return static_cast<int>(part == 0 ? major : strtol(rest + 1, nullptr, 10));
 }
 
-CUresult encode_tiled(CUtensorMap *map, CUtensorMapDataType, cuuint32_t rank, void *base,
+CUresult encode_tiled(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *base,
                       const cuuint64_t *extents, const cuuint64_t *strides, const cuuint32_t *box,
                       const cuuint32_t *steps, CUtensorMapInterleave, CUtensorMapSwizzle swizzle,
                       CUtensorMapL2promotion, CUtensorMapFloatOOBfill)
@@ -85,7 +85,7 @@ CUresult encode_tiled(CUtensorMap *map, CUtensorMapDataType, cuuint32_t rank, vo
         return CUDA_ERROR_INVALID_VALUE;
     made.base = static_cast<const unsigned char *>(base);
     made.rank = static_cast<uint16_t>(rank);
-    made.element_bytes = 2;
+    made.element_bytes = type == CU_TENSOR_MAP_DATA_TYPE_UINT8 ? 1 : 2;
     made.swizzle_bytes = spans[swizzle];
     for (cuuint32_t d = 0; d < rank; d++) {
         if (extents[d] == 0 || extents[d] > uint64_t{1} << 32 || box[d] == 0 || box[d] > 256 ||

@@ -1,5 +1,6 @@
-// wgmma.mma_async.m64nNk16 with fp32 sums. Operands by descriptor, in the canonical layouts of the
-// PTX manual ("Shared Memory Matrix Layout"), swizzled by the bits of the address.
+// wgmma.mma_async.m64nNk16 of 16-bit numbers and m64nNk32 of e4m3, with fp32 sums. Operands by
+// descriptor, in the canonical layouts of the PTX manual ("Shared Memory Matrix Layout"), swizzled
+// by the bits of the address.
 
 #include "host_tests/emulator/async.h"
 #include "host_tests/emulator/block.h"
@@ -16,7 +17,7 @@ namespace
 {
 
 constexpr unsigned kWarpgroups = kThreadsMax / kWarpgroupThreads;
-constexpr int kRows = 64, kDepth = 16, kColumnsMax = 256;
+constexpr int kRows = 64, kDepthMax = 32, kColumnsMax = 256;
 
 struct product {
     wgmma_operands operands;
@@ -68,49 +69,62 @@ layout layout_of(uint64_t descriptor)
 // Where element (row, k) of an operand lies. K-major: rows of `span` bytes, 8 rows a `stride`.
 // Otherwise `span` bytes hold consecutive rows of one k, 8 k a `stride`, and `leading` leads to the
 // next rows.
-uint32_t element_address(const layout &l, bool rows_in, uint32_t row, uint32_t k)
+uint32_t element_address(const layout &l, bool rows_in, uint32_t bytes, uint32_t row, uint32_t k)
 {
-    uint32_t across = l.span / 2, address;
+    uint32_t across = l.span / bytes, address;
 
     if (rows_in)
         address = l.start + row / across * l.leading + k / 8 * l.stride + k % 8 * l.span +
-                  row % across * 2;
+                  row % across * bytes;
     else
-        address = l.start + row / 8 * l.stride + row % 8 * l.span + k * 2;
+        address = l.start + row / 8 * l.stride + row % 8 * l.span + k * bytes;
     return address ^ ((address >> 7 & (l.span / 16 - 1)) << 4);
 }
 
-void read_operand(uint64_t descriptor, bool rows_in, bool is_bf16, uint32_t rows,
-                  float (*to)[kDepth])
+float number_at(number type, const unsigned char *at)
 {
-    layout l = layout_of(descriptor);
+    uint16_t bits;
 
-    for (uint32_t row = 0; row < rows; row++)
-        for (uint32_t k = 0; k < kDepth; k++) {
-            uint32_t address = element_address(l, rows_in, row, k);
-            uint16_t bits;
+    if (type == kE4m3) return from_e4m3(*at);
+    std::memcpy(&bits, at, sizeof bits);
+    return type == kBf16 ? from_bf16(bits) : from_f16(bits);
+}
 
-            std::memcpy(&bits, read_16(address & ~15u) + address % 16, sizeof bits);
-            to[row][k] = is_bf16 ? from_bf16(bits) : from_f16(bits);
+struct matrix {
+    uint64_t descriptor;
+    bool rows_in;
+    uint32_t rows;
+};
+
+void read_operand(const matrix &from, number type, float (*to)[kDepthMax])
+{
+    layout l = layout_of(from.descriptor);
+    uint32_t bytes = type == kE4m3 ? 1 : 2;
+
+    for (uint32_t row = 0; row < from.rows; row++)
+        for (uint32_t k = 0; k < 32 / bytes; k++) {
+            uint32_t address = element_address(l, from.rows_in, bytes, row, k);
+
+            to[row][k] = number_at(type, read_16(address & ~15u) + address % 16);
         }
 }
 
 void run_product(const product &p)
 {
-    static float a[kRows][kDepth], b[kColumnsMax][kDepth];
-    int n = p.operands.n;
+    static float a[kRows][kDepthMax], b[kColumnsMax][kDepthMax];
+    int n = p.operands.n, depth = p.operands.type == kE4m3 ? 32 : 16;
 
-    read_operand(p.operands.a, p.operands.a_rows_in, p.operands.is_bf16, kRows, a);
-    read_operand(p.operands.b, false, p.operands.is_bf16, static_cast<uint32_t>(n), b);
+    read_operand({p.operands.a, p.operands.a_rows_in, kRows}, p.operands.type, a);
+    read_operand({p.operands.b, false, static_cast<uint32_t>(n)}, p.operands.type, b);
     for (int thread = 0; thread < static_cast<int>(kWarpgroupThreads); thread++)
         for (int i = 0; i < n / 2; i++) {
             int row = thread / 32 * 16 + thread % 32 / 4 + i / 2 % 2 * 8;
             int column = i / 4 * 8 + thread % 4 * 2 + i % 2;
-            float sum = 0.0f;
+            float sum = p.operands.adds ? p.c[thread][i] : 0.0f;
 
-            for (int k = 0; k < kDepth; k++)
+            for (int k = 0; k < depth; k++)
                 sum += a[row][k] * b[column][k];
-            p.c[thread][i] += sum;
+            p.c[thread][i] = sum;
         }
 }
 

@@ -1,15 +1,18 @@
 #include "host_tests/gpu/gpu_layer.h"
 
 #include "host_tests/suite.h"
+#include "kernels/cpu/numbers.h"
 #include "plugin/tensor.h"
+
+#include <math.h>
 
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
-const char *const gpu_layers[] = {"deepseek_v3_a",      "gpt_oss_a",   "llama4_a",
-                                  "mixtral_a",          "qwen2_moe_a", "qwen3_moe_a",
-                                  "qwen3_moe_norenorm", "qwen3_moe_t1"};
+const char *const gpu_layers[] = {"deepseek_v3_a", "mixtral_a",    "qwen2_moe_a",
+                                  "qwen3_moe_a",   "qwen3_moe_t1", "qwen3_moe_norenorm",
+                                  "gpt_oss_a",     "llama4_a"};
 
 _Static_assert(sizeof gpu_layers / sizeof gpu_layers[0] == GPU_LAYERS, "GPU_LAYERS");
 
@@ -61,7 +64,53 @@ void gpu_accept(const struct gpu_layer *gpu, int32_t answer)
     ck_assert_msg(answer == MOXIE_OK, "%s", gpu->mock.text);
 }
 
-void gpu_layer_open(struct gpu_layer *gpu, const char *name, int32_t capture)
+// The weights of a projection as e4m3 codes with a scale per row, in host memory that is never
+// freed before the upload.
+static void quantise(moxie_matrix *matrix, int64_t scale_dims[2])
+{
+    const uint16_t *from = (const uint16_t *)(const void *)tensor_data(&matrix->values);
+    int64_t experts = matrix->values.shape[0], rows = matrix->values.shape[1];
+    int64_t columns = matrix->values.shape[2];
+    uint8_t *codes = malloc((size_t)(experts * rows * columns));
+    float *scales = malloc((size_t)(experts * rows) * sizeof *scales);
+
+    ck_assert(codes != NULL && scales != NULL);
+    for (int64_t row = 0; row < experts * rows; row++) {
+        float largest = 0.0f;
+
+        for (int64_t k = 0; k < columns; k++)
+            largest = fmaxf(largest, fabsf(number_load(FORMAT_BF16, from, row * columns + k)));
+        scales[row] = largest / 448.0f;
+        for (int64_t k = 0; k < columns; k++)
+            codes[row * columns + k] =
+                e4m3_encode(number_load(FORMAT_BF16, from, row * columns + k) / scales[row]);
+    }
+    scale_dims[0] = experts;
+    scale_dims[1] = rows;
+    matrix->format = MOXIE_FORMAT_FP8_CHANNEL;
+    matrix->values = tensor_make(codes, 3, matrix->values.shape, NULL, TENSOR_UINT8);
+    matrix->scales = tensor_make(scales, 2, scale_dims, NULL, 1u << MOXIE_FORMAT_F32);
+    gpu_upload(&matrix->values);
+    gpu_upload(&matrix->scales);
+    free(codes);
+    free(scales);
+}
+
+static void upload_weights(struct gpu_layer *gpu, int32_t fp8)
+{
+    layer_weights_of(&gpu->layer, 0, gpu->layer.experts, &gpu->weights);
+    if (fp8) {
+        quantise(&gpu->weights.w1, gpu->scale_dims[0]);
+        quantise(&gpu->weights.w2, gpu->scale_dims[1]);
+    } else {
+        gpu_upload(&gpu->weights.w1.values);
+        gpu_upload(&gpu->weights.w2.values);
+    }
+    gpu_upload(&gpu->weights.w1.bias);
+    gpu_upload(&gpu->weights.w2.bias);
+}
+
+void gpu_layer_open(struct gpu_layer *gpu, const char *name, struct gpu_options options)
 {
     static const struct registry none;
     moxie_error *error = &gpu->mock.error;
@@ -73,18 +122,17 @@ void gpu_layer_open(struct gpu_layer *gpu, const char *name, int32_t capture)
     mock_host_init(&gpu->mock);
     layer_configure(&gpu->layer, &gpu->mock);
     mock_set_str(&gpu->mock, "device", "sm_90");
-    mock_set_i64(&gpu->mock, "capture_routed_experts", capture);
+    mock_set_i64(&gpu->mock, "capture_routed_experts", options.capture);
+    if (options.fp8) mock_set_str(&gpu->mock, "weight_format", "fp8_channel");
+    // The golden output is that of weights and rows that were not rounded to fp8.
+    gpu->bound = options.fp8 ? 8e-2 : 5e-3;
     // Room for three ranks' slabs.
     mock_set_i64(&gpu->mock, "forward_tokens_max", 2 * gpu->layer.tokens + 1);
     gpu->mock.host.allocate = mock_allocate;
     gpu->mock.host.release = mock_release;
     gpu_accept(gpu, instance_open(&gpu->mock.host, &none, &gpu->instance, error));
     gpu_accept(gpu, instance_plan(gpu->instance, &plan, error));
-    layer_weights_of(&gpu->layer, 0, gpu->layer.experts, &gpu->weights);
-    gpu_upload(&gpu->weights.w1.values);
-    gpu_upload(&gpu->weights.w2.values);
-    gpu_upload(&gpu->weights.w1.bias);
-    gpu_upload(&gpu->weights.w2.bias);
+    upload_weights(gpu, options.fp8);
     gpu_accept(gpu, runner_create(gpu->instance, 0, &gpu->weights.weights, &gpu->runner, error));
     gpu_accept(gpu, dispatcher_create(gpu->instance, DISPATCHER_LOCAL, &gpu->dispatcher, error));
     gpu->y_bytes = (size_t)(gpu->layer.tokens * gpu->layer.hidden) * sizeof(float);
@@ -108,6 +156,8 @@ void gpu_layer_close(struct gpu_layer *gpu)
     ck_assert_int_eq(instance_close(gpu->instance, &gpu->mock.error), MOXIE_OK);
     must(cudaStreamDestroy(gpu->stream));
     must(cudaFree(gpu->weights.w1.values.data));
+    must(cudaFree(gpu->weights.w1.scales.data));
+    must(cudaFree(gpu->weights.w2.scales.data));
     must(cudaFree(gpu->weights.w2.values.data));
     must(cudaFree(gpu->weights.w1.bias.data));
     must(cudaFree(gpu->weights.w2.bias.data));

@@ -12,9 +12,17 @@
 #include <check.h>
 #include <cuda_runtime_api.h>
 
-// What the suites run through.
+// What the suites run through: first those that fp8 takes: weights [E, N, K], sizes that 16
+// divides.
 extern const char *const gpu_layers[];
-#define GPU_LAYERS 8
+#define GPU_LAYERS     8
+#define GPU_LAYERS_FP8 5
+
+// Of the keys.
+struct gpu_options {
+    int32_t capture; // capture_routed_experts
+    int32_t fp8;     // 1: the weights become fp8_channel
+};
 
 struct gpu_layer {
     struct layer layer;
@@ -29,6 +37,8 @@ struct gpu_layer {
     size_t y_bytes;
     cudaStream_t stream;
     uint64_t allocate_calls; // of the host's allocator
+    int64_t scale_dims[2][2];
+    double bound; // of the error against the golden output
 };
 
 void must(cudaError_t st);
@@ -37,8 +47,7 @@ void *gpu_poisoned(size_t bytes);
 // The tensor's bytes move to device memory, which cudaFree gives back.
 void gpu_upload(moxie_tensor *tensor);
 
-// `capture`: the key capture_routed_experts.
-void gpu_layer_open(struct gpu_layer *gpu, const char *name, int32_t capture);
+void gpu_layer_open(struct gpu_layer *gpu, const char *name, struct gpu_options options);
 void gpu_layer_close(struct gpu_layer *gpu);
 // MOXIE_OK, or the test fails with the error's text.
 void gpu_accept(const struct gpu_layer *gpu, int32_t answer);

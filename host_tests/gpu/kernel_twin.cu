@@ -54,6 +54,18 @@ struct twin {
     {
         return (T *)(device ? gpu : cpu.data());
     }
+    // e4m3: the sign of a NaN is nobody's promise.
+    void clear_nan_signs()
+    {
+        std::vector<unsigned char> got(cpu.size());
+
+        CHECK(cudaMemcpy(got.data(), gpu, got.size(), cudaMemcpyDeviceToHost));
+        for (size_t i = 0; i < got.size(); i++) {
+            if (got[i] == 0xff) got[i] = 0x7f;
+            if (cpu[i] == 0xff) cpu[i] = 0x7f;
+        }
+        CHECK(cudaMemcpy(gpu, got.data(), got.size(), cudaMemcpyHostToDevice));
+    }
     // 1 when both sides hold the same bytes.
     int same(const char *what)
     {
@@ -62,7 +74,7 @@ struct twin {
         CHECK(cudaMemcpy(got.data(), gpu, got.size(), cudaMemcpyDeviceToHost));
         for (size_t i = 0; i < got.size(); i++)
             if (got[i] != cpu[i]) {
-                printf("%s differs at byte %zu of %zu\n", what, i, got.size());
+                printf("%s differs at byte %zu of %zu: %02x, wanted %02x\n", what, i, got.size(), got[i], cpu[i]);
                 return 0;
             }
         return 1;
@@ -179,6 +191,55 @@ static int try_record()
     }
     CHECK(cudaDeviceSynchronize());
     return out.same("record.out");
+}
+
+static int try_quantise()
+{
+    int rows = (int)draw(20), columns = 1 + (int)draw(700), format = draw(2) ? FORMAT_BF16 : FORMAT_F32;
+    int bytes = format == FORMAT_F32 ? 4 : 2, groups = (columns + 127) / 128;
+    twin x((size_t)rows * columns * 4), out((size_t)rows * (columns + 5) + 1), scales((size_t)rows * groups * 4), count(4);
+    twin index((size_t)rows * 4);
+    bool counted = draw(2), indexed = draw(2);
+
+    for (int i = 0; i < rows * columns; i++) {
+        static const float rare[] = {0.0f, -0.0f, INFINITY, NAN, 3e38f, 1e-44f};
+        float value = ldexpf((float)((int)draw(4001) - 2000), (int)draw(24) - 20);
+        uint32_t bits;
+
+        if (draw(3000) == 0) value = rare[draw(6)];
+        if (columns % 7 == 0 && i / 128 % 3 == 0) value = 0.0f;
+        memcpy(&bits, &value, 4);
+        if (bytes == 4)
+            ((float *)x.cpu.data())[i] = value;
+        else
+            ((uint16_t *)x.cpu.data())[i] = (uint16_t)(bits >> 16);
+    }
+    *(int32_t *)count.cpu.data() = (int32_t)draw(rows + 3) - 1;
+    for (int i = 0; i < rows; i++)
+        ((int32_t *)index.cpu.data())[i] = (int32_t)draw(rows);
+    x.send();
+    index.send();
+    count.send();
+    for (int device = 0; device < 2; device++) {
+        quantise_args args = {};
+
+        args.x = x.on<void>(device);
+        args.rows = out.on<void>(device);
+        args.scales = scales.on<void>(device);
+        args.count = counted ? count.on<int32_t>(device) : NULL;
+        args.x_row = indexed ? index.on<int32_t>(device) : NULL;
+        args.x_stride_bytes = columns * bytes;
+        args.row_stride_bytes = columns + 5;
+        args.scale_stride_bytes = groups * 4;
+        args.x_format = format;
+        args.format = FORMAT_FP8_BLOCK128;
+        args.rows_count = rows;
+        args.columns = columns;
+        CHECK(device ? kernels_cuda.quantise(&args, NULL) : kernels_cpu.quantise(&args, stream_of_cpu()));
+    }
+    CHECK(cudaDeviceSynchronize());
+    out.clear_nan_signs();
+    return out.same("quantise.rows") & scales.same("quantise.scales");
 }
 
 // What route wrote, for the kernels after it.
@@ -376,7 +437,7 @@ int main(int argc, char **argv)
     CHECK(kernels_cuda_load());
     for (uint64_t seed = first; seed < first + count; seed++) {
         seed_state = seed * 0x9e3779b97f4a7c15u;
-        if (try_record() && try_route()) continue;
+        if (try_record() && try_quantise() && try_route()) continue;
         printf("seed %llu failed\n", (unsigned long long)seed);
         failed++;
     }

@@ -43,12 +43,14 @@ static uint16_t bf16(float value)
 }
 
 struct layer_case {
-    int tokens, hidden, intermediate, experts, top_k, order, activation, skew, bias, weight_on_input, rows_in;
+    int tokens, hidden, intermediate, experts, top_k, order, activation, skew, bias, weight_on_input, rows_in, format;
 };
 
 struct layer {
     layer_case shape;
     std::vector<uint16_t> x, w1, w2, b1, b2;
+    std::vector<uint8_t> q1, q2; // fp8 weights
+    std::vector<float> s1, s2;   // and their scales
     std::vector<int32_t> ids;
     std::vector<float> weights;
 };
@@ -64,6 +66,24 @@ static void fill(std::vector<uint16_t> &to, size_t count, float scale)
         to[i] = to[i - drawn];
 }
 
+// Codes that need not be the nearest: what is compared is one product of the same codes. Each half of a matrix has block rows
+// of its own.
+static void quantise_weights(const std::vector<uint16_t> &from, int experts, int rows, int columns, int halves, int format,
+                             std::vector<uint8_t> &codes, std::vector<float> &scales)
+{
+    size_t blocks = halves * ((rows / halves + 127) / 128), block_columns = (columns + 127) / 128;
+    size_t count = format == FORMAT_FP8_BLOCK128  ? blocks * block_columns
+                   : format == FORMAT_FP8_CHANNEL ? rows
+                                                  : halves;
+
+    codes.resize(from.size());
+    for (size_t i = 0; i < codes.size(); i++)
+        codes[i] = (uint8_t)((from[i] >> 8 & 0x80) | (from[i] * 37u >> 3 & 0x7f) % 0x60);
+    scales.resize(experts * count);
+    for (auto &scale : scales)
+        scale = (float)(0.5 + uniform()) / sqrtf((float)columns) / 4;
+}
+
 static void make(layer &l, const layer_case &c)
 {
     int rows = c.order == ORDER_PLAIN ? c.intermediate : 2 * c.intermediate;
@@ -73,6 +93,10 @@ static void make(layer &l, const layer_case &c)
     fill(l.w2, (size_t)c.experts * c.hidden * c.intermediate, 1.7f / sqrtf((float)c.intermediate));
     fill(l.b1, (size_t)c.experts * rows, 0.5f);
     fill(l.b2, (size_t)c.experts * c.hidden, 0.5f);
+    if (c.format != FORMAT_BF16) {
+        quantise_weights(l.w1, c.experts, rows, c.hidden, c.order == ORDER_PLAIN ? 1 : 2, c.format, l.q1, l.s1);
+        quantise_weights(l.w2, c.experts, c.hidden, c.intermediate, 1, c.format, l.q2, l.s2);
+    }
     l.ids.resize((size_t)c.tokens * c.top_k);
     l.weights.resize(l.ids.size());
     for (size_t i = 0; i < l.ids.size(); i++) {
@@ -98,13 +122,39 @@ template <class T> static T *poison(size_t count)
 }
 
 struct stages {
-    row_slab slab;
+    row_slab slab, quantised_slab;
+    quantise_args quantise_x, quantise_mid; // fp8
+    bool fp8;
     out_slab out;
     route_args route;
     gate_up_args gate_up;
     down_args down;
     combine_args combine;
 };
+
+static weight_view fp8_view_of(const void *values, const void *scales, const void *bias, int64_t n, int64_t k, int order, int format)
+{
+    weight_view v = {};
+    int64_t halves = order == ORDER_PLAIN ? 1 : 2, block_rows = halves * ((n / halves + 127) / 128), columns = (k + 127) / 128;
+    v.values = values;
+    v.scales = scales;
+    v.bias = bias;
+    v.n = n;
+    v.k = k;
+    v.row_stride_bytes = k;
+    v.expert_stride_bytes = n * k;
+    v.scale_row_stride_bytes = format == FORMAT_FP8_BLOCK128 ? columns * 4 : 4;
+    v.scale_expert_stride_bytes = (format == FORMAT_FP8_BLOCK128  ? block_rows * columns
+                                   : format == FORMAT_FP8_CHANNEL ? n
+                                                                  : halves) *
+                                  4;
+    v.global_stride = format == FORMAT_FP8_TENSOR ? (int32_t)halves : 0;
+    v.bias_expert_stride_bytes = n * 2;
+    v.format = format;
+    v.order = order;
+    v.bias_format = FORMAT_BF16;
+    return v;
+}
 
 // [E, N, K], or [E, K, N] where rows_in.
 static weight_view view_of(const void *values, const void *bias, int64_t n, int64_t k, int order, int rows_in)
@@ -124,7 +174,7 @@ static weight_view view_of(const void *values, const void *bias, int64_t n, int6
     return v;
 }
 
-static void make_last_stages(stages &s, const layer_case &c, const weight_view &w2, int mid_format, void *buffers[7])
+static void make_last_stages(stages &s, const layer_case &c, const weight_view &w2, int mid_format, void *buffers[])
 {
     int64_t pairs = (int64_t)c.tokens * c.top_k;
     int bytes = mid_format == FORMAT_F32 ? 4 : 2;
@@ -153,8 +203,49 @@ static void make_last_stages(stages &s, const layer_case &c, const weight_view &
     s.combine.scale = 1.0f;
 }
 
+// x and mid, each quantised before it is multiplied: buffers 6 to 9.
+static void make_fp8_stages(stages &s, const layer_case &c, void *buffers[])
+{
+    s.fp8 = true;
+    s.quantise_x.x = s.slab.rows;
+    s.quantise_x.rows = buffers[6];
+    s.quantise_x.scales = buffers[7];
+    s.quantise_x.x_stride_bytes = c.hidden * 2;
+    s.quantise_x.row_stride_bytes = (c.hidden + 127) / 128 * 128;
+    s.quantise_x.scale_stride_bytes = (c.hidden + 127) / 128 * 4;
+    s.quantise_x.x_format = FORMAT_BF16;
+    s.quantise_x.format = FORMAT_FP8_BLOCK128;
+    s.quantise_x.rows_count = c.tokens;
+    s.quantise_x.columns = c.hidden;
+    s.quantised_slab = s.slab;
+    s.quantised_slab.rows = buffers[6];
+    s.quantised_slab.scales = buffers[7];
+    s.quantised_slab.row_stride_bytes = s.quantise_x.row_stride_bytes;
+    s.quantised_slab.scale_stride_bytes = s.quantise_x.scale_stride_bytes;
+    s.quantised_slab.format = FORMAT_FP8_BLOCK128;
+    s.gate_up.slabs = &s.quantised_slab;
+    s.gate_up.operand_format = FORMAT_FP8;
+    s.quantise_mid = s.quantise_x;
+    s.quantise_mid.x = buffers[4];
+    s.quantise_mid.rows = buffers[8];
+    s.quantise_mid.scales = buffers[9];
+    s.quantise_mid.count = s.route.expert_offset + c.experts;
+    s.quantise_mid.x_stride_bytes = s.gate_up.mid_stride_bytes;
+    s.quantise_mid.row_stride_bytes = (c.intermediate + 127) / 128 * 128;
+    s.quantise_mid.scale_stride_bytes = (c.intermediate + 127) / 128 * 4;
+    s.quantise_mid.x_format = s.gate_up.mid_format;
+    s.quantise_mid.rows_count = c.tokens * c.top_k;
+    s.quantise_mid.columns = c.intermediate;
+    s.down.mid = buffers[8];
+    s.down.mid_stride_bytes = s.quantise_mid.row_stride_bytes;
+    s.down.mid_scales = buffers[9];
+    s.down.mid_scale_stride_bytes = s.quantise_mid.scale_stride_bytes;
+    s.down.mid_format = FORMAT_FP8_BLOCK128;
+    s.down.operand_format = FORMAT_FP8;
+}
+
 static void make_stages(stages &s, const layer_case &c, const void *x, const void *ids, const void *weights, const weight_view &w1,
-                        const weight_view &w2, int mid_format, void *buffers[7], void *y)
+                        const weight_view &w2, int mid_format, void *buffers[], void *y)
 {
     int64_t pairs = (int64_t)c.tokens * c.top_k;
     int bytes = mid_format == FORMAT_F32 ? 4 : 2;
@@ -202,28 +293,37 @@ static void make_stages(stages &s, const layer_case &c, const void *x, const voi
     s.gate_up.beta = 1.0f;
     s.gate_up.limit = 2.0f;
     make_last_stages(s, c, w2, mid_format, buffers);
+    if (c.format != FORMAT_BF16) make_fp8_stages(s, c, buffers);
 }
 
 static int run_stages(const struct kernels *kernels, const stages &s, void *stream)
 {
     int st = kernels->route(&s.route, stream);
+    if (st == 0 && s.fp8) st = kernels->quantise(&s.quantise_x, stream);
     if (st == 0) st = kernels->gate_up(&s.gate_up, stream);
+    if (st == 0 && s.fp8) st = kernels->quantise(&s.quantise_mid, stream);
     if (st == 0) st = kernels->down(&s.down, stream);
     return st == 0 ? kernels->combine(&s.combine, stream) : st;
 }
 
-static void buffers_for(const layer_case &c, size_t sizes[6])
+#define BUFFERS 10
+
+static void buffers_for(const layer_case &c, size_t sizes[BUFFERS])
 {
     size_t pairs = (size_t)c.tokens * c.top_k;
     sizes[0] = (c.experts + 1) * 4;
     sizes[1] = sizes[2] = sizes[3] = pairs * 4;
     sizes[4] = pairs * (((size_t)c.intermediate * 4 + 127) / 128 * 128);
     sizes[5] = pairs * (((size_t)c.hidden * 4 + 127) / 128 * 128);
+    sizes[6] = (size_t)c.tokens * ((c.hidden + 127) / 128 * 128);
+    sizes[7] = (size_t)c.tokens * ((c.hidden + 127) / 128 * 4);
+    sizes[8] = pairs * ((c.intermediate + 127) / 128 * 128);
+    sizes[9] = pairs * ((c.intermediate + 127) / 128 * 4);
 }
 
 struct gpu_layer {
     stages s;
-    void *memory[13];
+    void *memory[BUFFERS + 9];
     float *y;
 };
 
@@ -231,22 +331,31 @@ static void upload_layer(gpu_layer &g, const layer &l)
 {
     const layer_case &c = l.shape;
     int rows = c.order == ORDER_PLAIN ? c.intermediate : 2 * c.intermediate;
-    size_t sizes[6];
-    void *buffers[7];
+    size_t sizes[BUFFERS];
+    void *buffers[BUFFERS], **m = g.memory + BUFFERS;
+    bool fp8 = c.format != FORMAT_BF16;
     buffers_for(c, sizes);
-    for (int i = 0; i < 6; i++)
+    for (int i = 0; i < BUFFERS; i++)
         g.memory[i] = buffers[i] = poison<char>(sizes[i]);
-    g.memory[6] = upload(l.x);
-    g.memory[7] = upload(l.ids);
-    g.memory[8] = upload(l.weights);
-    g.memory[9] = upload(l.w1);
-    g.memory[10] = upload(l.w2);
-    g.memory[11] = c.bias ? upload(l.b1) : NULL;
-    g.memory[12] = c.bias ? upload(l.b2) : NULL;
+    m[0] = upload(l.x);
+    m[1] = upload(l.ids);
+    m[2] = upload(l.weights);
+    m[3] = fp8 ? (void *)upload(l.q1) : upload(l.w1);
+    m[4] = fp8 ? (void *)upload(l.q2) : upload(l.w2);
+    m[5] = c.bias ? upload(l.b1) : NULL;
+    m[6] = c.bias ? upload(l.b2) : NULL;
+    m[7] = fp8 ? upload(l.s1) : NULL;
+    m[8] = fp8 ? upload(l.s2) : NULL;
     g.y = poison<float>((size_t)c.tokens * c.hidden);
-    make_stages(g.s, c, g.memory[6], g.memory[7], g.memory[8], view_of(g.memory[9], g.memory[11], rows, c.hidden, c.order, c.rows_in),
-                view_of(g.memory[10], g.memory[12], c.hidden, c.intermediate, ORDER_PLAIN, c.rows_in), FORMAT_BF16, buffers, g.y);
-    g.s.route.slabs = g.s.gate_up.slabs = &g.s.slab;
+    weight_view w1 = view_of(m[3], m[5], rows, c.hidden, c.order, c.rows_in);
+    weight_view w2 = view_of(m[4], m[6], c.hidden, c.intermediate, ORDER_PLAIN, c.rows_in);
+    if (fp8) {
+        w1 = fp8_view_of(m[3], m[7], m[5], rows, c.hidden, c.order, c.format);
+        w2 = fp8_view_of(m[4], m[8], m[6], c.hidden, c.intermediate, ORDER_PLAIN, c.format);
+    }
+    make_stages(g.s, c, m[0], m[1], m[2], w1, w2, FORMAT_BF16, buffers, g.y);
+    g.s.route.slabs = &g.s.slab;
+    g.s.gate_up.slabs = fp8 ? &g.s.quantised_slab : &g.s.slab;
     g.s.combine.slabs = &g.s.out;
 }
 
@@ -268,12 +377,13 @@ static void run_cpu(const layer &l, std::vector<float> &y)
 {
     const layer_case &c = l.shape;
     int rows = c.order == ORDER_PLAIN ? c.intermediate : 2 * c.intermediate;
-    size_t sizes[6];
-    void *buffers[7], *scratch;
+    size_t sizes[BUFFERS];
+    void *buffers[BUFFERS], *scratch;
+    bool fp8 = c.format != FORMAT_BF16;
     stages s;
     cpu_stream stream = {};
     buffers_for(c, sizes);
-    for (int i = 0; i < 6; i++)
+    for (int i = 0; i < BUFFERS; i++)
         buffers[i] = calloc(1, sizes[i] + 128);
     scratch = aligned_alloc(64, CPU_SCRATCH_BYTES);
     stream.parallel_for = inline_tasks;
@@ -281,12 +391,17 @@ static void run_cpu(const layer &l, std::vector<float> &y)
     stream.workers = 1;
     stream.isa = cpu_isa_best();
     y.assign((size_t)c.tokens * c.hidden, NAN);
-    make_stages(s, c, l.x.data(), l.ids.data(), l.weights.data(),
-                view_of(l.w1.data(), c.bias ? l.b1.data() : NULL, rows, c.hidden, c.order, c.rows_in),
-                view_of(l.w2.data(), c.bias ? l.b2.data() : NULL, c.hidden, c.intermediate, ORDER_PLAIN, c.rows_in), FORMAT_F32, buffers,
-                y.data());
+    const void *b1 = c.bias ? l.b1.data() : NULL, *b2 = c.bias ? l.b2.data() : NULL;
+    weight_view w1 = view_of(l.w1.data(), b1, rows, c.hidden, c.order, c.rows_in);
+    weight_view w2 = view_of(l.w2.data(), b2, c.hidden, c.intermediate, ORDER_PLAIN, c.rows_in);
+    if (fp8) {
+        w1 = fp8_view_of(l.q1.data(), l.s1.data(), b1, rows, c.hidden, c.order, c.format);
+        w2 = fp8_view_of(l.q2.data(), l.s2.data(), b2, c.hidden, c.intermediate, ORDER_PLAIN, c.format);
+    }
+    // mid rounds as on the device, so that both quantise the same numbers.
+    make_stages(s, c, l.x.data(), l.ids.data(), l.weights.data(), w1, w2, fp8 ? FORMAT_BF16 : FORMAT_F32, buffers, y.data());
     if (run_stages(&kernels_cpu, s, &stream) != 0) exit(2);
-    for (int i = 0; i < 6; i++)
+    for (int i = 0; i < BUFFERS; i++)
         free(buffers[i]);
     free(scratch);
 }
@@ -313,9 +428,9 @@ static int compare(const layer_case &c)
     double error = sqrt(difference / norm);
     int bits = memcmp(got.data(), again.data(), got.size() * 4) == 0;
     int ok = error <= 5e-3 && bits;
-    printf("%s tokens %d hidden %d intermediate %d experts %d top-k %d order %d activation %d skew %d bias %d on-input %d rows-in %d: error %.2e%s\n",
+    printf("%s tokens %d hidden %d intermediate %d experts %d top-k %d order %d activation %d skew %d bias %d on-input %d rows-in %d format %d: error %.2e%s\n",
            ok ? "ok  " : "FAIL", c.tokens, c.hidden, c.intermediate, c.experts, c.top_k, c.order, c.activation, c.skew, c.bias,
-           c.weight_on_input, c.rows_in, error, bits ? "" : ", bits differ between runs");
+           c.weight_on_input, c.rows_in, c.format, error, bits ? "" : ", bits differ between runs");
     fflush(stdout);
     free_layer(g);
     return !ok;
@@ -421,28 +536,37 @@ static void time_layer(const layer_case &c)
 int main(int argc, char **argv)
 {
     static const layer_case cases[] = {
-        {1, 128, 64, 4, 1, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0},
-        {7, 256, 128, 8, 2, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0},
-        {33, 128, 64, 16, 4, ORDER_UP_GATE, ACTIVATION_SILU, 2, 1, 0, 0},
-        {64, 512, 192, 8, 4, ORDER_INTERLEAVED, ACTIVATION_SWIGLUOAI, 0, 1, 0, 0},
-        {100, 264, 72, 8, 2, ORDER_GATE_UP, ACTIVATION_GELU, 0, 1, 0, 0},
-        {100, 264, 72, 8, 2, ORDER_GATE_UP, ACTIVATION_GELU_TANH, 0, 0, 0, 0},
-        {150, 256, 144, 8, 2, ORDER_PLAIN, ACTIVATION_RELU2, 0, 1, 0, 0},
-        {57, 2880, 1440, 4, 2, ORDER_INTERLEAVED, ACTIVATION_SWIGLUOAI, 0, 1, 0, 0},
-        {23, 64, 128, 8, 1, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 1, 0},
-        {300, 256, 256, 4, 2, ORDER_GATE_UP, ACTIVATION_SILU, 1, 0, 0, 0},
-        {600, 512, 192, 128, 8, ORDER_GATE_UP, ACTIVATION_SILU, 2, 0, 0, 0},
-        {1000, 128, 96, 1, 1, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0},
-        {40, 128, 64, 1024, 32, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0},
-        {1, 128, 64, 4, 1, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 1},
-        {33, 128, 64, 16, 4, ORDER_UP_GATE, ACTIVATION_SILU, 2, 1, 0, 1},
-        {64, 512, 192, 8, 4, ORDER_INTERLEAVED, ACTIVATION_SWIGLUOAI, 0, 1, 0, 1},
-        {100, 264, 72, 8, 2, ORDER_INTERLEAVED, ACTIVATION_SILU, 0, 1, 1, 1},
-        {100, 264, 72, 8, 2, ORDER_GATE_UP, ACTIVATION_GELU, 0, 1, 1, 1},
-        {150, 256, 144, 8, 2, ORDER_PLAIN, ACTIVATION_RELU2, 0, 1, 0, 1},
-        {57, 360, 360, 4, 2, ORDER_INTERLEAVED, ACTIVATION_SWIGLUOAI, 0, 1, 0, 1},
-        {300, 256, 256, 4, 2, ORDER_GATE_UP, ACTIVATION_SILU, 1, 0, 0, 1},
-        {1000, 128, 96, 1, 1, ORDER_INTERLEAVED, ACTIVATION_SILU, 0, 0, 0, 1},
+        {1, 128, 64, 4, 1, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_BF16},
+        {7, 256, 128, 8, 2, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_BF16},
+        {33, 128, 64, 16, 4, ORDER_UP_GATE, ACTIVATION_SILU, 2, 1, 0, 0, FORMAT_BF16},
+        {64, 512, 192, 8, 4, ORDER_INTERLEAVED, ACTIVATION_SWIGLUOAI, 0, 1, 0, 0, FORMAT_BF16},
+        {100, 264, 72, 8, 2, ORDER_GATE_UP, ACTIVATION_GELU, 0, 1, 0, 0, FORMAT_BF16},
+        {100, 264, 72, 8, 2, ORDER_GATE_UP, ACTIVATION_GELU_TANH, 0, 0, 0, 0, FORMAT_BF16},
+        {150, 256, 144, 8, 2, ORDER_PLAIN, ACTIVATION_RELU2, 0, 1, 0, 0, FORMAT_BF16},
+        {57, 2880, 1440, 4, 2, ORDER_INTERLEAVED, ACTIVATION_SWIGLUOAI, 0, 1, 0, 0, FORMAT_BF16},
+        {23, 64, 128, 8, 1, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 1, 0, FORMAT_BF16},
+        {300, 256, 256, 4, 2, ORDER_GATE_UP, ACTIVATION_SILU, 1, 0, 0, 0, FORMAT_BF16},
+        {600, 512, 192, 128, 8, ORDER_GATE_UP, ACTIVATION_SILU, 2, 0, 0, 0, FORMAT_BF16},
+        {1000, 128, 96, 1, 1, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_BF16},
+        {40, 128, 64, 1024, 32, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_BF16},
+        {1, 128, 64, 4, 1, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 1, FORMAT_BF16},
+        {33, 128, 64, 16, 4, ORDER_UP_GATE, ACTIVATION_SILU, 2, 1, 0, 1, FORMAT_BF16},
+        {64, 512, 192, 8, 4, ORDER_INTERLEAVED, ACTIVATION_SWIGLUOAI, 0, 1, 0, 1, FORMAT_BF16},
+        {100, 264, 72, 8, 2, ORDER_INTERLEAVED, ACTIVATION_SILU, 0, 1, 1, 1, FORMAT_BF16},
+        {100, 264, 72, 8, 2, ORDER_GATE_UP, ACTIVATION_GELU, 0, 1, 1, 1, FORMAT_BF16},
+        {150, 256, 144, 8, 2, ORDER_PLAIN, ACTIVATION_RELU2, 0, 1, 0, 1, FORMAT_BF16},
+        {57, 360, 360, 4, 2, ORDER_INTERLEAVED, ACTIVATION_SWIGLUOAI, 0, 1, 0, 1, FORMAT_BF16},
+        {300, 256, 256, 4, 2, ORDER_GATE_UP, ACTIVATION_SILU, 1, 0, 0, 1, FORMAT_BF16},
+        {1000, 128, 96, 1, 1, ORDER_INTERLEAVED, ACTIVATION_SILU, 0, 0, 0, 1, FORMAT_BF16},
+        {1, 256, 128, 4, 2, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_FP8_BLOCK128},
+        {33, 384, 192, 8, 4, ORDER_UP_GATE, ACTIVATION_SILU, 2, 1, 0, 0, FORMAT_FP8_BLOCK128},
+        {64, 400, 208, 8, 2, ORDER_INTERLEAVED, ACTIVATION_SWIGLUOAI, 0, 1, 0, 0, FORMAT_FP8_BLOCK128},
+        {300, 256, 320, 4, 2, ORDER_GATE_UP, ACTIVATION_GELU_TANH, 1, 0, 0, 0, FORMAT_FP8_BLOCK128},
+        {70, 512, 144, 16, 4, ORDER_PLAIN, ACTIVATION_RELU2, 0, 1, 0, 0, FORMAT_FP8_BLOCK128},
+        {50, 256, 160, 8, 2, ORDER_GATE_UP, ACTIVATION_SILU, 0, 1, 0, 0, FORMAT_FP8_CHANNEL},
+        {50, 256, 160, 8, 2, ORDER_INTERLEAVED, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_FP8_CHANNEL},
+        {50, 256, 160, 8, 2, ORDER_UP_GATE, ACTIVATION_SILU, 0, 1, 0, 0, FORMAT_FP8_TENSOR},
+        {9, 256, 160, 8, 1, ORDER_PLAIN, ACTIVATION_RELU2, 0, 0, 1, 0, FORMAT_FP8_TENSOR},
     };
     int failed = 0, devices = 0;
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) return 77;
@@ -450,13 +574,13 @@ int main(int argc, char **argv)
     if (argc > 1 && strcmp(argv[1], "--time") == 0) {
         const int tokens[] = {1, 16, 64, 256, 1024, 4096, 16384};
         for (int t : tokens)
-            time_layer({t, 2048, 768, 128, 8, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0});
+            time_layer({t, 2048, 768, 128, 8, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_BF16});
         for (int t : tokens)
-            time_layer({t, 4096, 1536, 128, 8, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0});
+            time_layer({t, 4096, 1536, 128, 8, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_BF16});
         for (int t : {64, 1024, 4096, 32768})
-            time_layer({t, 7168, 2048, 32, 1, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0});
+            time_layer({t, 7168, 2048, 32, 1, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_BF16});
         for (int t : {1, 64, 1024, 4096})
-            time_layer({t, 4096, 14336, 8, 2, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0});
+            time_layer({t, 4096, 14336, 8, 2, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_BF16});
         return 0;
     }
     for (const layer_case &c : cases)

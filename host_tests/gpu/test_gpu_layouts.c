@@ -80,33 +80,33 @@ static void layouts_free(struct layouts *l)
     must(cudaFree(l->row_index.data));
 }
 
-static void by_expert(const char *name, int32_t layout)
+static void by_expert(const char *name, int32_t layout, int32_t fp8)
 {
     struct gpu_layer gpu;
     struct layouts l;
     moxie_error *error = &gpu.mock.error;
 
-    gpu_layer_open(&gpu, name, 0);
+    gpu_layer_open(&gpu, name, (struct gpu_options){.fp8 = fp8});
     layouts_make(&l, &gpu, layout);
     gpu_poison(&gpu);
     gpu_accept(&gpu, runner_expand(gpu.runner, &l.call, &l.in, &l.expanded, &l.row_index, error));
     gpu_accept(&gpu, runner_run(gpu.runner, &l.call, &l.expanded, &l.results, error));
     gpu_accept(&gpu, runner_fold(gpu.runner, &l.call, &l.results, &l.row_index, &l.out, error));
     gpu_fetch(&gpu);
-    ck_assert_double_le(golden_error(gpu.y, &gpu.layer.want), 5e-3);
+    ck_assert_double_le(golden_error(gpu.y, &gpu.layer.want), gpu.bound);
     layouts_free(&l);
     gpu_layer_close(&gpu);
 }
 
 START_TEST(expert_contiguous_rows)
 {
-    by_expert(gpu_layers[_i], MOXIE_LAYOUT_EXPERT_CONTIGUOUS);
+    by_expert(gpu_layers[_i % GPU_LAYERS], MOXIE_LAYOUT_EXPERT_CONTIGUOUS, _i >= GPU_LAYERS);
 }
 END_TEST
 
 START_TEST(expert_masked_rows)
 {
-    by_expert(gpu_layers[_i], MOXIE_LAYOUT_EXPERT_MASKED);
+    by_expert(gpu_layers[_i % GPU_LAYERS], MOXIE_LAYOUT_EXPERT_MASKED, _i >= GPU_LAYERS);
 }
 END_TEST
 
@@ -133,7 +133,8 @@ START_TEST(rank_major_rows)
     int32_t counts[3];
     moxie_call call = {.struct_size = sizeof call};
 
-    gpu_layer_open(&gpu, gpu_layers[_i], 0);
+    gpu_layer_open(&gpu, gpu_layers[_i % GPU_LAYERS],
+                   (struct gpu_options){.fp8 = _i >= GPU_LAYERS});
     batch = &gpu.batch.batch;
     for (int32_t i = 0; i < 3; i++) {
         counts[i] =
@@ -154,7 +155,7 @@ START_TEST(rank_major_rows)
     gpu_poison(&gpu);
     gpu_accept(&gpu, runner_run(gpu.runner, &call, &in_rows, &out_rows, &gpu.mock.error));
     gpu_fetch(&gpu);
-    ck_assert_double_le(golden_error(gpu.y, &gpu.layer.want), 5e-3);
+    ck_assert_double_le(golden_error(gpu.y, &gpu.layer.want), gpu.bound);
     must(cudaFree(in_rows.counts.data));
     gpu_layer_close(&gpu);
 }
@@ -165,7 +166,7 @@ START_TEST(folded_rows_lie_on_16_bytes)
     struct gpu_layer gpu;
     struct layouts l;
 
-    gpu_layer_open(&gpu, "mixtral_a", 0);
+    gpu_layer_open(&gpu, "mixtral_a", (struct gpu_options){0});
     layouts_make(&l, &gpu, MOXIE_LAYOUT_EXPERT_CONTIGUOUS);
     l.result_slab.rows.byte_offset = 4;
     ck_assert_int_eq(
@@ -177,11 +178,12 @@ START_TEST(folded_rows_lie_on_16_bytes)
 }
 END_TEST
 
+// Every layer in 16 bits and, where its weights lie so, in fp8.
 static void add(TCase *tests)
 {
-    tcase_add_loop_test(tests, expert_contiguous_rows, 0, GPU_LAYERS);
-    tcase_add_loop_test(tests, expert_masked_rows, 0, GPU_LAYERS);
-    tcase_add_loop_test(tests, rank_major_rows, 0, GPU_LAYERS);
+    tcase_add_loop_test(tests, expert_contiguous_rows, 0, GPU_LAYERS + GPU_LAYERS_FP8);
+    tcase_add_loop_test(tests, expert_masked_rows, 0, GPU_LAYERS + GPU_LAYERS_FP8);
+    tcase_add_loop_test(tests, rank_major_rows, 0, GPU_LAYERS + GPU_LAYERS_FP8);
     tcase_add_test(tests, folded_rows_lie_on_16_bytes);
 }
 

@@ -71,7 +71,7 @@ struct tile {
 static void fetch_row(const struct gemm *gemm, int64_t pair, int64_t k, int64_t count, float *to)
 {
     const struct gate_up_args *args = gemm->gate_up;
-    int64_t flat = args->pair_row[pair];
+    int64_t flat = args->pair_row != NULL ? args->pair_row[pair] : pair;
     const struct row_slab *slab;
     struct row_view row;
 
@@ -99,6 +99,8 @@ static void fetch_mid(const struct gemm *gemm, int64_t pair, int64_t k, int64_t 
         .format = args->mid_format,
     };
 
+    if (args->mid_scales != NULL)
+        row.scales = (const unsigned char *)args->mid_scales + pair * args->mid_scale_stride_bytes;
     row_decode(&row, k, count, to);
 }
 
@@ -379,7 +381,7 @@ int32_t down_cpu(const struct down_args *args, void *stream)
         .k = args->w2.k,
         .half = {w2_half(&args->w2)},
         .halves = 1,
-        .operand = args->operand_format,
+        .operand = args->mid_format == FORMAT_FP8_BLOCK128 ? FORMAT_F32 : args->operand_format,
     };
 
     if (args->mid_format == FORMAT_F32 && args->operand_format == FORMAT_F32) gemm.a = args->mid;

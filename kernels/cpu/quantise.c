@@ -10,8 +10,9 @@
 
 static void quantise_row(const struct quantise_args *args, int64_t row)
 {
+    int64_t x_row = args->x_row != NULL ? args->x_row[row] : row;
     struct row_view from = {
-        .values = (const unsigned char *)args->x + row * args->x_stride_bytes,
+        .values = (const unsigned char *)args->x + x_row * args->x_stride_bytes,
         .format = args->x_format,
     };
     unsigned char *values = (unsigned char *)args->rows + row * args->row_stride_bytes;
@@ -44,9 +45,11 @@ static void quantise_body(struct work *work, unsigned char *scratch)
 
 int32_t quantise_cpu(const struct quantise_args *args, void *stream)
 {
-    struct work work = {
-        .body = quantise_body, .args = args, .items = args->rows_count, .grain = GRAIN};
+    struct work work = {.body = quantise_body,
+                        .args = args,
+                        .items = count_read(args->count, args->rows_count),
+                        .grain = GRAIN};
 
-    work_run(&work, stream, (int64_t)args->rows_count * args->columns * 4);
+    work_run(&work, stream, work.items * args->columns * 4);
     return 0;
 }

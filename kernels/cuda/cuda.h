@@ -26,6 +26,8 @@ int32_t record_cuda(const struct record_args *args, void *stream);
 int32_t record_cuda_load(void);
 int32_t expand_cuda(const struct expand_args *args, void *stream);
 int32_t expand_cuda_load(void);
+int32_t quantise_cuda(const struct quantise_args *args, void *stream);
+int32_t quantise_cuda_load(void);
 
 #ifdef __cplusplus
 }

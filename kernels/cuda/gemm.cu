@@ -15,6 +15,7 @@
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/gemm_finish.cuh"
 #include "kernels/cuda/gemm_load.cuh"
+#include "kernels/cuda/gemm_scale.cuh"
 #include "kernels/cuda/gemm_tile.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/ptx.cuh"
@@ -33,27 +34,34 @@ template <int N, bool rows_in> struct share {
     static constexpr int tokens = rows_in && N > 8 ? N / 2 : N;
 };
 
-template <int N, bool is_bf16, bool rows_in>
-__device__ __forceinline__ void multiply(const gemm_args &args, gemm_smem &smem, int32_t warpgroup, uint32_t &step,
-                                         float (&c)[share<N, rows_in>::blocks][share<N, rows_in>::tokens / 2])
+// The sums of a warpgroup's thread.
+template <int N, class P> struct sums {
+    static constexpr int blocks = share<N, P::rows_in>::blocks, tokens = share<N, P::rows_in>::tokens;
+    float c[blocks][tokens / 2];
+};
+
+template <int N, class P>
+__device__ __forceinline__ void multiply(const gemm_args &args, gemm_smem &smem, int32_t warpgroup, uint32_t &step, sums<N, P> &to)
 {
-    constexpr int blocks = share<N, rows_in>::blocks, tokens = share<N, rows_in>::tokens;
+    constexpr bool rows_in = P::rows_in;
+    constexpr int tokens = to.tokens;
     const bool elected = threadIdx.x % 128 == 0;
     uint32_t first = step;
 
-    for (int32_t k = 0; k < args.depth; k += kDepth, step++) {
+    for (int32_t k = 0; k < args.depth; k += P::depth, step++) {
         uint32_t stage = step % kStages;
         uint64_t a = wgmma_descriptor(smem.weights[stage] + (rows_in ? 0 : warpgroup * kBlockBytes));
-        uint64_t b = wgmma_descriptor(smem.tokens[stage] + (rows_in ? warpgroup * tokens * 128 : 0));
+        uint64_t b = wgmma_descriptor(smem.tokens[stage] + (rows_in ? warpgroup * tokens * kRowBytes : 0));
 
         mbarrier_wait(&smem.full[stage], step / kStages & 1);
         wgmma_fence();
 #pragma unroll
-        for (int32_t part = 0; part < kDepth / 16; part++)
+        for (int32_t part = 0; part < 4; part++)
 #pragma unroll
-            for (int32_t block = 0; block < blocks; block++)
-                wgmma<tokens, is_bf16, rows_in>::run(c[block], a + block * (kBlockBytes >> 4) + part * wgmma_next_inputs<rows_in>,
-                                                     b + part * wgmma_next_inputs<false>);
+            for (int32_t block = 0; block < to.blocks; block++)
+                wgmma<tokens, P::is_bf16, rows_in>::run(to.c[block],
+                                                        a + block * (kBlockBytes >> 4) + part * wgmma_next_inputs<rows_in>,
+                                                        b + part * wgmma_next_inputs<false>);
         wgmma_commit();
         if (step == first) continue;
         wgmma_wait<1>();
@@ -63,17 +71,59 @@ __device__ __forceinline__ void multiply(const gemm_args &args, gemm_smem &smem,
     if (elected) mbarrier_arrive(&smem.empty[(step - 1) % kStages]);
 }
 
-template <int N, bool is_bf16, bool is_gate_up, bool rows_in>
-__device__ __forceinline__ void finish(const gemm_args &args, const tile &t, int32_t warpgroup,
-                                       const float (&c)[share<N, rows_in>::blocks][share<N, rows_in>::tokens / 2])
+// e4m3: 128 inputs in the tensor core, then fp32 with the scales of both.
+template <int N, class P>
+__device__ __forceinline__ void multiply_scaled(const gemm_args &args, gemm_smem &smem, const row_scales &rows, int32_t warpgroup,
+                                                uint32_t &step, sums<N, P> &to)
 {
-    constexpr int blocks = share<N, rows_in>::blocks, tokens = share<N, rows_in>::tokens;
-    const bool gated = is_gate_up && args.order != ORDER_PLAIN;
+    const int32_t lane = threadIdx.x % 32;
+    float part_sums[N / 2];
+
+#pragma unroll
+    for (int32_t i = 0; i < N / 2; i++)
+        part_sums[i] = 0.0f;
+    for (int32_t k = 0; k < args.depth; k += P::depth, step++) {
+        uint32_t stage = step % kStages;
+        uint64_t a = wgmma_descriptor(smem.weights[stage] + warpgroup * kBlockBytes);
+        uint64_t b = wgmma_descriptor(smem.tokens[stage]);
+        float2 weight = rows.of_block(k / P::depth);
+
+        mbarrier_wait(&smem.full[stage], step / kStages & 1);
+        wgmma_fence();
+#pragma unroll
+        for (int32_t part = 0; part < 4; part++)
+            wgmma_e4m3<N>::run(part_sums, a + part * wgmma_next_inputs<false>, b + part * wgmma_next_inputs<false>, part);
+        wgmma_commit();
+        wgmma_wait<0>();
+#pragma unroll
+        for (int32_t block = 0; block < N / 8; block++) {
+            float2 token = *reinterpret_cast<const float2 *>(&smem.token_scale[stage][block * 8 + lane % 4 * 2]);
+
+            to.c[0][block * 4] += part_sums[block * 4] * (token.x * weight.x);
+            to.c[0][block * 4 + 1] += part_sums[block * 4 + 1] * (token.y * weight.x);
+            to.c[0][block * 4 + 2] += part_sums[block * 4 + 2] * (token.x * weight.y);
+            to.c[0][block * 4 + 3] += part_sums[block * 4 + 3] * (token.y * weight.y);
+        }
+        // Every warp has read the scales.
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(&smem.empty[stage]);
+    }
+#pragma unroll
+    for (int32_t i = 0; i < N / 2; i++)
+        to.c[0][i] *= i & 2 ? rows.whole.y : rows.whole.x;
+}
+
+template <int N, class P>
+__device__ __forceinline__ void finish(const gemm_args &args, const tile &t, int32_t warpgroup, const sums<N, P> &from)
+{
+    constexpr int blocks = from.blocks, tokens = from.tokens;
+    constexpr bool rows_in = P::rows_in, is_bf16 = P::is_bf16;
+    const bool gated = P::is_gate_up && args.order != ORDER_PLAIN;
     int32_t warp = threadIdx.x / 32 % 4;
     int32_t token = rows_in ? warpgroup * tokens : 0;
 
     if (rows_in && gated && args.order != ORDER_INTERLEAVED) {
-        finish_blocks<tokens, is_bf16>(args, t, t.row_tile * kBlockRows + warp * 16, token, c[0], c[blocks - 1]);
+        finish_blocks<tokens, is_bf16>(args, t, t.row_tile * kBlockRows + warp * 16, token, from.c[0], from.c[blocks - 1]);
         return;
     }
 #pragma unroll
@@ -81,103 +131,134 @@ __device__ __forceinline__ void finish(const gemm_args &args, const tile &t, int
         int32_t row = t.row_tile * kRows + (rows_in ? block : warpgroup) * kBlockRows + warp * 16;
 
         if (!gated)
-            finish_plain<tokens, is_bf16, is_gate_up>(args, t, row, token, c[block]);
+            finish_plain<tokens, is_bf16, P::is_gate_up>(args, t, row, token, from.c[block]);
         else if (rows_in)
-            finish_neighbours<tokens, is_bf16>(args, t, row / 2, token, c[block]);
+            finish_neighbours<tokens, is_bf16>(args, t, row / 2, token, from.c[block]);
         else
-            finish_turns<tokens, is_bf16>(args, t, row / 2, token, c[block]);
+            finish_turns<tokens, is_bf16>(args, t, row / 2, token, from.c[block]);
     }
 }
 
-template <int N, bool is_bf16, bool is_gate_up, bool rows_in>
+template <int N, class P>
 __device__ __forceinline__ void consume(const gemm_args &args, gemm_smem &smem, const tile &t, int32_t warpgroup, uint32_t &step)
 {
-    constexpr int blocks = share<N, rows_in>::blocks, tokens = share<N, rows_in>::tokens;
-    float c[blocks][tokens / 2];
+    sums<N, P> own;
 
     // Without it the compiler keeps the sums apart from wgmma's registers, spills them and serialises wgmma.
 #pragma unroll
-    for (int32_t block = 0; block < blocks; block++)
+    for (int32_t block = 0; block < own.blocks; block++)
 #pragma unroll
-        for (int32_t i = 0; i < tokens / 2; i++)
-            c[block][i] = 0.0f;
-    multiply<N, is_bf16, rows_in>(args, smem, warpgroup, step, c);
-    finish<N, is_bf16, is_gate_up, rows_in>(args, t, warpgroup, c);
+        for (int32_t i = 0; i < own.tokens / 2; i++)
+            own.c[block][i] = 0.0f;
+    if constexpr (P::is_scaled)
+        multiply_scaled<N, P>(args, smem, find_row_scales<P>(args, t, warpgroup), warpgroup, step, own);
+    else
+        multiply<N, P>(args, smem, warpgroup, step, own);
+    finish<N, P>(args, t, warpgroup, own);
 }
 
-template <bool is_bf16, bool is_gate_up, bool rows_in>
-__device__ __forceinline__ void consumer_loop(const gemm_args &args, gemm_smem &smem, int32_t warpgroup)
+template <class P> __device__ __forceinline__ void consumer_loop(const gemm_args &args, gemm_smem &smem, int32_t warpgroup)
 {
     uint32_t step = 0;
 
     for (int32_t index = blockIdx.x; index < smem.tile_first[args.experts]; index += gridDim.x) {
-        tile t = find_tile(args, smem, index);
+        tile t = find_tile<P>(args, smem, index);
 
         switch (tile_columns(t.tokens)) {
         case 8:
-            consume<8, is_bf16, is_gate_up, rows_in>(args, smem, t, warpgroup, step);
+            consume<8, P>(args, smem, t, warpgroup, step);
             break;
         case 16:
-            consume<16, is_bf16, is_gate_up, rows_in>(args, smem, t, warpgroup, step);
+            consume<16, P>(args, smem, t, warpgroup, step);
             break;
         case 32:
-            consume<32, is_bf16, is_gate_up, rows_in>(args, smem, t, warpgroup, step);
+            consume<32, P>(args, smem, t, warpgroup, step);
             break;
         case 64:
-            consume<64, is_bf16, is_gate_up, rows_in>(args, smem, t, warpgroup, step);
+            consume<64, P>(args, smem, t, warpgroup, step);
             break;
         case 128:
-            consume<128, is_bf16, is_gate_up, rows_in>(args, smem, t, warpgroup, step);
+            consume<128, P>(args, smem, t, warpgroup, step);
             break;
         default:
-            consume<256, is_bf16, is_gate_up, rows_in>(args, smem, t, warpgroup, step);
+            if constexpr (P::columns == 256) consume<256, P>(args, smem, t, warpgroup, step);
             break;
         }
     }
 }
 
-template <bool is_bf16, bool is_gate_up, bool rows_in>
+template <int type, bool is_gate_up, bool rows_in>
 __global__ void __launch_bounds__(kThreads, 1) gemm_kernel(const __grid_constant__ gemm_args args)
 {
+    using P = product<static_cast<operand>(type), is_gate_up, rows_in>;
     gemm_smem &smem = *dynamic_smem<gemm_smem>();
     int32_t warpgroup = threadIdx.x / 128;
 
     if (threadIdx.x == 0) {
         prefetch_tensormap(&args.weights);
         for (int32_t stage = 0; stage < kStages; stage++) {
-            mbarrier_init(&smem.full[stage], is_gate_up ? 1 + 128 : 1);
-            mbarrier_init(&smem.empty[stage], 2);
+            mbarrier_init(&smem.full[stage], P::copies ? 1 + 128 : 1);
+            mbarrier_init(&smem.empty[stage], P::is_scaled ? 8 : 2); // a warp, or a warpgroup, releases a stage
         }
         fence_mbarrier_init();
     }
     griddepcontrol_wait();
-    make_tables(args, smem);
+    make_tables<P>(args, smem);
     griddepcontrol_launch_dependents();
     if (warpgroup == kProducer) {
         setmaxnreg_dec<56>();
-        producer_loop<is_gate_up, rows_in>(args, smem);
+        producer_loop<P>(args, smem);
     } else {
         setmaxnreg_inc<224>();
-        consumer_loop<is_bf16, is_gate_up, rows_in>(args, smem, warpgroup - kConsumer0);
+        consumer_loop<P>(args, smem, warpgroup - kConsumer0);
     }
 }
 
 // ---- Launching ---------------------------------------------------------------------------------
+
+// Of the weights; 0 when there is no kernel.
+int32_t element_bytes_of(int32_t format)
+{
+    switch (format) {
+    case FORMAT_BF16:
+    case FORMAT_F16:
+        return 2;
+    case FORMAT_FP8_TENSOR:
+    case FORMAT_FP8_CHANNEL:
+    case FORMAT_FP8_BLOCK128:
+        return 1;
+    default:
+        return 0;
+    }
+}
+
+operand operand_of(int32_t format)
+{
+    return format == FORMAT_BF16 ? OPERAND_BF16 : format == FORMAT_F16 ? OPERAND_F16 : OPERAND_E4M3;
+}
+
+CUtensorMapDataType numbers_of(int32_t format)
+{
+    return format == FORMAT_BF16  ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+           : format == FORMAT_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                  : CU_TENSOR_MAP_DATA_TYPE_UINT8;
+}
 
 // The weights of all experts. Rows along K and gated: (K, 8 units, gate | up, units / 8, expert), whatever their order.
 tensor_map_shape weights_shape(const weight_view &view, int32_t experts)
 {
     cuuint64_t row = view.row_stride_bytes, expert = view.expert_stride_bytes;
     cuuint64_t k = view.k, units = view.n / 2;
+    cuuint32_t depth = kRowBytes / element_bytes_of(view.format);
 
     if (experts == 1) expert = row * (view.rows_in ? view.k : view.n);
     if (view.rows_in)
-        return {3, {cuuint64_t(view.n), k, cuuint64_t(experts)}, {row, expert}, {kBlockRows, kDepth, 1}};
+        return {3, {cuuint64_t(view.n), k, cuuint64_t(experts)}, {row, expert}, {kBlockRows, depth, 1}};
     if (view.order == ORDER_PLAIN)
-        return {3, {k, cuuint64_t(view.n), cuuint64_t(experts)}, {row, expert}, {kDepth, kRows, 1}};
+        return {3, {k, cuuint64_t(view.n), cuuint64_t(experts)}, {row, expert}, {depth, kRows, 1}};
     if (view.order == ORDER_INTERLEAVED)
-        return {5, {k, 8, 2, units / 8, cuuint64_t(experts)}, {2 * row, row, 16 * row, expert}, {kDepth, 8, 2, 8, 1}};
-    return {5, {k, 8, 2, units / 8, cuuint64_t(experts)}, {row, units * row, 8 * row, expert}, {kDepth, 8, 2, 8, 1}};
+        return {5, {k, 8, 2, units / 8, cuuint64_t(experts)}, {2 * row, row, 16 * row, expert}, {depth, 8, 2, 8, 1}};
+    return {5, {k, 8, 2, units / 8, cuuint64_t(experts)}, {row, units * row, 8 * row, expert}, {depth, 8, 2, 8, 1}};
 }
 
 int32_t sm_count()
@@ -191,17 +272,23 @@ int32_t sm_count()
 
 typedef void (*gemm_entry)(gemm_args);
 
-template <bool is_gate_up> gemm_entry entry_of(bool is_bf16, bool rows_in)
+template <bool is_gate_up> gemm_entry entry_of(operand type, bool rows_in)
 {
-    if (is_bf16) return rows_in ? gemm_kernel<true, is_gate_up, true> : gemm_kernel<true, is_gate_up, false>;
-    return rows_in ? gemm_kernel<false, is_gate_up, true> : gemm_kernel<false, is_gate_up, false>;
+    switch (type) {
+    case OPERAND_BF16:
+        return rows_in ? gemm_kernel<OPERAND_BF16, is_gate_up, true> : gemm_kernel<OPERAND_BF16, is_gate_up, false>;
+    case OPERAND_F16:
+        return rows_in ? gemm_kernel<OPERAND_F16, is_gate_up, true> : gemm_kernel<OPERAND_F16, is_gate_up, false>;
+    default:
+        return gemm_kernel<OPERAND_E4M3, is_gate_up, false>;
+    }
 }
 
 template <bool is_gate_up> cudaError_t launch_gemm(const gemm_args &args, const weight_view &view, void *stream)
 {
     launch_shape shape = {static_cast<unsigned>(sm_count()), kThreads, sizeof(gemm_smem), LAUNCH_EARLY};
 
-    return launch(entry_of<is_gate_up>(view.format == FORMAT_BF16, view.rows_in != 0), shape, stream, args);
+    return launch(entry_of<is_gate_up>(operand_of(view.format), view.rows_in != 0), shape, stream, args);
 }
 
 void take_weights(gemm_args &to, const weight_view &view)
@@ -211,14 +298,34 @@ void take_weights(gemm_args &to, const weight_view &view)
     to.bias_expert_stride_bytes = view.bias_expert_stride_bytes;
     to.order = view.order;
     to.depth = static_cast<int32_t>(view.k);
+    to.scales.scales = static_cast<const float *>(view.scales);
+    to.scales.expert_stride = view.scale_expert_stride_bytes / 4;
+    to.scales.row_stride = view.scale_row_stride_bytes / 4;
+    to.scales.format = view.format;
+    to.scales.second_block = static_cast<int32_t>((view.n / 2 + 127) / 128);
+    to.scales.halves = view.global_stride;
 }
 
 // What the tensor maps and 16-byte copies need.
 bool fits(const weight_view &view)
 {
-    return (view.format == FORMAT_BF16 || view.format == FORMAT_F16) && view.k % 8 == 0 && view.n % (view.order == ORDER_PLAIN ? 8 : 16) == 0 &&
-           view.row_stride_bytes % 16 == 0 && view.expert_stride_bytes % 16 == 0 &&
-           reinterpret_cast<uintptr_t>(view.values) % 16 == 0;
+    int32_t element_bytes = element_bytes_of(view.format);
+
+    return element_bytes != 0 && !(element_bytes == 1 && view.rows_in) && view.block_offset == 0 && view.k * element_bytes % 16 == 0 &&
+           view.n % (view.order == ORDER_PLAIN ? 8 : 16) == 0 && view.row_stride_bytes % 16 == 0 &&
+           view.expert_stride_bytes % 16 == 0 && reinterpret_cast<uintptr_t>(view.values) % 16 == 0;
+}
+
+// The formats that belong to those of the weights: what the products multiply, and mid and pair_out.
+bool formats_meet(const weight_view &view, int32_t operand, int32_t out)
+{
+    if (element_bytes_of(view.format) == 1) return operand == FORMAT_FP8 && out == FORMAT_BF16;
+    return operand == view.format && out == view.format;
+}
+
+int32_t rows_format_of(const weight_view &view)
+{
+    return element_bytes_of(view.format) == 1 ? FORMAT_FP8_BLOCK128 : view.format;
 }
 
 } // namespace
@@ -227,8 +334,9 @@ extern "C" int32_t gemm_cuda_load(void)
 {
     cudaError_t st = cudaSuccess;
 
-    for (int32_t i = 0; i < 8 && st == cudaSuccess; i++) {
-        gemm_entry entry = i & 4 ? entry_of<true>(i & 1, i & 2) : entry_of<false>(i & 1, i & 2);
+    for (int32_t i = 0; i < 12 && st == cudaSuccess; i++) {
+        operand type = static_cast<operand>(i / 4);
+        gemm_entry entry = i & 1 ? entry_of<true>(type, i & 2) : entry_of<false>(type, i & 2);
 
         st = cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(gemm_smem));
     }
@@ -237,18 +345,18 @@ extern "C" int32_t gemm_cuda_load(void)
 
 extern "C" int32_t gate_up_cuda(const struct gate_up_args *args, void *stream)
 {
-    bool is_bf16 = args->w1.format == FORMAT_BF16;
     gemm_args to = {};
     cudaError_t st;
 
-    if (!fits(args->w1) || args->experts > kExpertsMax || args->mid_format != args->w1.format ||
-        args->operand_format != args->w1.format)
+    if (!fits(args->w1) || args->experts > kExpertsMax || !formats_meet(args->w1, args->operand_format, args->mid_format))
         return cudaErrorInvalidValue;
     take_weights(to, args->w1);
     for (int32_t i = 0; i < args->slabs_count; i++) {
-        if (args->slabs[i].format != args->w1.format) return cudaErrorInvalidValue;
-        to.slabs[i].rows = static_cast<const unsigned char *>(args->slabs[i].rows);
-        to.slabs[i].row_stride_bytes = args->slabs[i].row_stride_bytes;
+        const row_slab &slab = args->slabs[i];
+
+        if (slab.format != rows_format_of(args->w1)) return cudaErrorInvalidValue;
+        to.slabs[i] = {static_cast<const unsigned char *>(slab.rows), static_cast<const unsigned char *>(slab.scales),
+                       slab.row_stride_bytes, slab.scale_stride_bytes};
     }
     to.expert_offset = args->expert_offset;
     to.pair_row = args->pair_row;
@@ -263,36 +371,34 @@ extern "C" int32_t gate_up_cuda(const struct gate_up_args *args, void *stream)
     to.alpha = args->alpha;
     to.beta = args->beta;
     to.limit = args->limit;
-    st = tensor_map_make(&to.weights, args->w1.values, is_bf16, weights_shape(args->w1, args->experts));
-    if (st != cudaSuccess) return st;
-    return launch_gemm<true>(to, args->w1, stream);
+    st = tensor_map_make(&to.weights, args->w1.values, numbers_of(args->w1.format), weights_shape(args->w1, args->experts));
+    return st != cudaSuccess ? st : launch_gemm<true>(to, args->w1, stream);
 }
 
 extern "C" int32_t down_cuda(const struct down_args *args, void *stream)
 {
-    bool is_bf16 = args->w2.format == FORMAT_BF16;
+    CUtensorMapDataType numbers = numbers_of(args->w2.format);
     cuuint64_t stride = args->mid_stride_bytes, pairs = args->pairs_max;
-    tensor_map_shape mid = {3, {cuuint64_t(args->w2.k), pairs, 1}, {stride, stride * pairs}, {kDepth, 8, 1}};
+    cuuint32_t depth = kRowBytes / max(element_bytes_of(args->w2.format), 1);
+    tensor_map_shape mid = {3, {cuuint64_t(args->w2.k), pairs, 1}, {stride, stride * pairs}, {depth, 8, 1}};
     gemm_args to = {};
     cudaError_t st;
 
-    if (!fits(args->w2) || args->experts > kExpertsMax || args->mid_format != args->w2.format ||
-        args->pair_format != args->w2.format || args->operand_format != args->w2.format)
+    if (!fits(args->w2) || args->experts > kExpertsMax || args->mid_format != rows_format_of(args->w2) ||
+        !formats_meet(args->w2, args->operand_format, args->pair_format))
         return cudaErrorInvalidValue;
     take_weights(to, args->w2);
+    to.slabs[0].scales = static_cast<const unsigned char *>(args->mid_scales);
+    to.slabs[0].scale_stride_bytes = args->mid_scale_stride_bytes;
     to.expert_offset = args->expert_offset;
     to.out = static_cast<unsigned char *>(args->pair_out);
     to.out_stride_bytes = args->pair_stride_bytes;
     to.experts = args->experts;
     to.outputs = static_cast<int32_t>(args->w2.n);
     to.row_tiles = static_cast<int32_t>((args->w2.n + kRows - 1) / kRows);
-    st = tensor_map_make(&to.weights, args->w2.values, is_bf16, weights_shape(args->w2, args->experts));
-    if (st != cudaSuccess) return st;
-    mid.box[1] = 8;
-    st = tensor_map_make(&to.tokens, args->mid, is_bf16, mid);
-    if (st != cudaSuccess) return st;
+    st = tensor_map_make(&to.weights, args->w2.values, numbers, weights_shape(args->w2, args->experts));
+    if (st == cudaSuccess) st = tensor_map_make(&to.tokens, args->mid, numbers, mid);
     mid.box[1] = kManyTokens;
-    st = tensor_map_make(&to.many_tokens, args->mid, is_bf16, mid);
-    if (st != cudaSuccess) return st;
-    return launch_gemm<false>(to, args->w2, stream);
+    if (st == cudaSuccess) st = tensor_map_make(&to.many_tokens, args->mid, numbers, mid);
+    return st != cudaSuccess ? st : launch_gemm<false>(to, args->w2, stream);
 }

@@ -12,27 +12,52 @@ namespace {
 
 constexpr int kRows = 128;      // weight rows of a tile
 constexpr int kBlockRows = 64;  // of one wgmma
-constexpr int kBlockBytes = kBlockRows * 128;
+constexpr int kBlockBytes = kBlockRows * 128; // of a stage
 constexpr int kColumns = 256;   // tokens of the largest tile
-constexpr int kDepth = 64;      // inputs of a stage: 128 bytes
+constexpr int kScaled = 128;    // of the largest fp8 one, which keeps its sums twice
+constexpr int kRowBytes = 128;  // of a stage, for each weight row and token
 constexpr int kStages = 4;
 constexpr int kManyTokens = 64; // token rows of the larger box
 constexpr int kLag = 2;         // stages between a gather's issue and its arrival
 constexpr int kThreads = 384;
 constexpr int kExpertsMax = 1024;
 
+enum operand { OPERAND_BF16, OPERAND_F16, OPERAND_E4M3 };
+
+// What a kernel is compiled for. e4m3 is multiplied 128 inputs at a time and scaled in fp32; its outputs are bf16.
+template <operand type, bool is_gate_up_, bool rows_in_> struct product {
+    static constexpr bool is_gate_up = is_gate_up_;
+    static constexpr bool rows_in = rows_in_; // weights [E, K, N]
+    static constexpr bool is_scaled = type == OPERAND_E4M3;
+    static constexpr bool is_bf16 = type != OPERAND_F16; // of the outputs
+    static constexpr int depth = is_scaled ? kRowBytes : kRowBytes / 2; // inputs of a stage
+    static constexpr int columns = is_scaled ? kScaled : kColumns;
+    static constexpr bool copies = is_gate_up || is_scaled; // the loading threads copy, besides the engine
+};
+
 struct alignas(1024) gemm_smem {
-    unsigned char weights[kStages][kRows * 128];
-    unsigned char tokens[kStages][kColumns * 128];
+    unsigned char weights[kStages][kRows * kRowBytes];
+    unsigned char tokens[kStages][kColumns * kRowBytes];
+    float token_scale[kStages][kScaled];
     uint64_t full[kStages], empty[kStages];
     const unsigned char *token_row[kColumns]; // of the tile being loaded; NULL: zeros
+    const float *scale_row[kScaled];          // and their scales, one per 128 inputs
     int32_t tile_first[kExpertsMax + 1];      // prefix sums
     int32_t expert_first[kExpertsMax + 1];    // pairs
 };
 
 struct gemm_slab {
-    const unsigned char *rows;
-    int64_t row_stride_bytes;
+    const unsigned char *rows, *scales;
+    int64_t row_stride_bytes, scale_stride_bytes;
+};
+
+// Scales of fp8 weights: by block of 128 x 128, by row, or one or two an expert.
+struct weight_scales {
+    const float *scales;
+    int64_t expert_stride, row_stride; // floats
+    int32_t format;
+    int32_t second_block; // block row of the half that lies second in w1
+    int32_t halves;       // scales an expert, FORMAT_FP8_TENSOR
 };
 
 // What both products need on the device.
@@ -40,7 +65,8 @@ struct gemm_args {
     CUtensorMap weights;
     CUtensorMap tokens;      // down: boxes of 8 rows
     CUtensorMap many_tokens; // and of kManyTokens
-    gemm_slab slabs[KERNEL_RANKS_MAX];
+    gemm_slab slabs[KERNEL_RANKS_MAX]; // gate_up; down: [0] holds mid's scales
+    weight_scales scales;
     const int32_t *expert_offset;
     const int32_t *pair_row;  // gate_up: gather
     const float *pair_weight; // gate_up: router weight on the input, or NULL
@@ -63,16 +89,16 @@ struct tile {
     int32_t expert;
     int32_t row_tile;
     int32_t pair;   // first
-    int32_t tokens; // 1..kColumns
+    int32_t tokens; // 1..columns of the product
 };
 
-__device__ __forceinline__ int32_t token_tiles(int32_t pairs)
+template <class P> __device__ __forceinline__ int32_t token_tiles(int32_t pairs)
 {
-    return (pairs + kColumns - 1) / kColumns;
+    return (pairs + P::columns - 1) / P::columns;
 }
 
 // Every block makes the same two tables. Ends with a block barrier.
-__device__ __forceinline__ void make_tables(const gemm_args &args, gemm_smem &smem)
+template <class P> __device__ __forceinline__ void make_tables(const gemm_args &args, gemm_smem &smem)
 {
     for (int32_t e = threadIdx.x; e <= args.experts; e += kThreads)
         smem.expert_first[e] = args.expert_offset[e];
@@ -85,7 +111,7 @@ __device__ __forceinline__ void make_tables(const gemm_args &args, gemm_smem &sm
             int32_t tiles = 0;
 
             if (e < args.experts)
-                tiles = token_tiles(smem.expert_first[e + 1] - smem.expert_first[e]) * args.row_tiles;
+                tiles = token_tiles<P>(smem.expert_first[e + 1] - smem.expert_first[e]) * args.row_tiles;
             for (int32_t step = 1; step < 32; step *= 2) {
                 int32_t before = __shfl_up_sync(~0u, tiles, step);
 
@@ -99,7 +125,7 @@ __device__ __forceinline__ void make_tables(const gemm_args &args, gemm_smem &sm
     __syncthreads();
 }
 
-__device__ __forceinline__ tile find_tile(const gemm_args &args, const gemm_smem &smem, int32_t index)
+template <class P> __device__ __forceinline__ tile find_tile(const gemm_args &args, const gemm_smem &smem, int32_t index)
 {
     int32_t low = 0, high = args.experts - 1;
     int32_t columns, within;
@@ -113,12 +139,12 @@ __device__ __forceinline__ tile find_tile(const gemm_args &args, const gemm_smem
         else
             high = middle - 1;
     }
-    columns = token_tiles(smem.expert_first[low + 1] - smem.expert_first[low]);
+    columns = token_tiles<P>(smem.expert_first[low + 1] - smem.expert_first[low]);
     within = index - smem.tile_first[low];
     found.expert = low;
     found.row_tile = within / columns;
-    found.pair = smem.expert_first[low] + within % columns * kColumns;
-    found.tokens = min(kColumns, smem.expert_first[low + 1] - found.pair);
+    found.pair = smem.expert_first[low] + within % columns * P::columns;
+    found.tokens = min(P::columns, smem.expert_first[low + 1] - found.pair);
     return found;
 }
 

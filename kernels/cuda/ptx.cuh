@@ -93,10 +93,14 @@ __device__ __forceinline__ void cp_async_bulk_tensor_3d(void *smem, const CUtens
                  : "memory");
 }
 
-// 16 bytes past the L1 into shared memory; `bytes` 0 writes zeros and reads nothing.
-__device__ __forceinline__ void cp_async_16(uint32_t smem, const void *global, uint32_t bytes)
+// 16 bytes past the L1, or 4, into shared memory; `given` 0 writes zeros and reads nothing.
+template <int bytes> __device__ __forceinline__ void cp_async(uint32_t smem, const void *global, uint32_t given)
 {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem), "l"(global), "r"(bytes) : "memory");
+    static_assert(bytes == 4 || bytes == 16);
+    if constexpr (bytes == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem), "l"(global), "r"(given) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(smem), "l"(global), "r"(given) : "memory");
 }
 
 __device__ __forceinline__ void cp_async_commit()
@@ -230,11 +234,31 @@ template <int N, bool is_bf16, bool a_rows_in> struct wgmma;
         }                                                                                                                 \
     }
 
+// The same of e4m3, 32 inputs of a K-major a; without `adds` the sums are overwritten.
+template <int N> struct wgmma_e4m3;
+
+#define WGMMA_E4M3(n, sums, a_at, b_at, adds_at)                                                                          \
+    template <> struct wgmma_e4m3<n> {                                                                                    \
+        static __device__ __forceinline__ void run(float (&c)[sums], uint64_t a, uint64_t b, int32_t adds)                \
+        {                                                                                                                 \
+            asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %" #adds_at ", 0;\n\t"                                     \
+                         "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e4m3.e4m3 {" WGMMA_R##sums "}, %" #a_at          \
+                         ", %" #b_at ", p, 1, 1;\n\t}"                                                                    \
+                         : WGMMA_C##sums(0)                                                                               \
+                         : "l"(a), "l"(b), "r"(adds));                                                                    \
+        }                                                                                                                 \
+    }
+
 WGMMA(8, 4, 4, 5, 6);
 WGMMA(16, 8, 8, 9, 10);
 WGMMA(32, 16, 16, 17, 18);
 WGMMA(64, 32, 32, 33, 34);
 WGMMA(128, 64, 64, 65, 66);
 WGMMA(256, 128, 128, 129, 130);
+WGMMA_E4M3(8, 4, 4, 5, 6);
+WGMMA_E4M3(16, 8, 8, 9, 10);
+WGMMA_E4M3(32, 16, 16, 17, 18);
+WGMMA_E4M3(64, 32, 32, 33, 34);
+WGMMA_E4M3(128, 64, 64, 65, 66);
 
 #endif

@@ -1,4 +1,4 @@
-// Tensor maps of 16-bit numbers, swizzled by 128 bytes: what the copy engine reads by. Made on the host, at every launch:
+// Tensor maps of 8- and 16-bit numbers, swizzled by 128 bytes: what the copy engine reads by. Made on the host, at every launch:
 // a pure function of the arguments that takes well under a microsecond, so nothing is kept that could go stale.
 
 #ifndef MOXIE_KERNELS_CUDA_TENSOR_MAP_CUH
@@ -14,6 +14,6 @@ struct tensor_map_shape {
     cuuint32_t box[5];
 };
 
-cudaError_t tensor_map_make(CUtensorMap *map, const void *base, bool is_bf16, const tensor_map_shape &shape);
+cudaError_t tensor_map_make(CUtensorMap *map, const void *base, CUtensorMapDataType numbers, const tensor_map_shape &shape);
 
 #endif

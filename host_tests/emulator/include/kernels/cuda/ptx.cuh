@@ -57,9 +57,9 @@ static inline void cp_async_bulk_tensor_3d(void *smem, const CUtensorMap *map, u
     emulator::copy_tensor(smem, map, barrier, at, 3);
 }
 
-static inline void cp_async_16(uint32_t smem, const void *global, uint32_t bytes)
+template <int bytes> void cp_async(uint32_t smem, const void *global, uint32_t given)
 {
-    emulator::copy_16(smem, global, bytes);
+    emulator::copy(smem, global, bytes, given);
 }
 
 static inline void cp_async_commit()
@@ -126,7 +126,14 @@ template <bool rows_in> constexpr uint64_t wgmma_next_inputs = (rows_in ? 16 * 1
 template <int N, bool is_bf16, bool a_rows_in> struct wgmma {
     static void run(float (&c)[N / 2], uint64_t a, uint64_t b)
     {
-        emulator::wgmma_issue({a, b, N, is_bf16, a_rows_in}, c);
+        emulator::wgmma_issue({a, b, N, is_bf16 ? emulator::kBf16 : emulator::kF16, a_rows_in, true}, c);
+    }
+};
+
+template <int N> struct wgmma_e4m3 {
+    static void run(float (&c)[N / 2], uint64_t a, uint64_t b, int32_t adds)
+    {
+        emulator::wgmma_issue({a, b, N, emulator::kE4m3, false, adds != 0}, c);
     }
 };
 
