@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # The program in README.md is main() of hosts/example/host.c, which is built and run, and what README.md links to exists.
+# No text holds what a merge left.
 set -euo pipefail
 
 failed=0
@@ -12,4 +13,9 @@ while IFS= read -r link; do
     echo "README.md: links to $link, which does not exist"
     failed=1
 done < <(grep -oE '\]\([^)#]+\)' README.md | sed 's/^](//; s/)$//' | grep -vE '^[a-z]+:' || true)
+if grep -rnE '^(<<<<<<<|>>>>>>>) ' --include='*.md' --include='*.[ch]' --include='*.cu' --include='*.cuh' --include='*.py' \
+    --include='*.txt' --include='*.sh' --exclude-dir=build --exclude-dir=.git .; then
+    echo "above: what a merge left"
+    failed=1
+fi
 exit $failed
