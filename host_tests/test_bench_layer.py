@@ -29,6 +29,7 @@ if not importlib.util.find_spec("torch"):
 sys.path[:0] = [str(ROOT / "bench" / "layer"), str(ROOT / "hosts" / "python")]
 
 import torch  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import peers  # noqa: E402
@@ -183,6 +184,13 @@ class Peers(unittest.TestCase):
                 system.available()
                 system.prepare(case_of(257))
 
+    def test_as_many_rows_as_pairs(self):
+        system = deep_gemm.Contiguous(options(), device.Cpu())
+        system.module, case = types.SimpleNamespace(), case_of(40)
+        case.draw(3, "zipf")
+        system.prepare(case)
+        self.assertEqual((system.layout >= 0).sum(1).tolist(), [case.pairs] * FORWARDS)
+
     def test_what_is_absent_says_why(self):
         with mock.patch.dict(os.environ, MOXIE_PLUGIN="/nowhere/libmoxie.so"):
             self.assertIn("/nowhere", moxie.Moxie(options(), device.Cpu()).available())
@@ -234,8 +242,8 @@ class PretendedGraph:
         self.replays += 1
         for func, args, kwargs, out in self.calls:
             again = func(*args, **kwargs)
-            outs, agains = ((out, again) if isinstance(out, (tuple, list)) else ((out,), (again,)))
-            for old, new in zip(outs, agains):
+            outs, news = ((out, again) if isinstance(out, (tuple, list)) else ((out,), (again,)))
+            for old, new in zip(outs, news):
                 if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
                     old.copy_(new)
 
@@ -370,6 +378,52 @@ class CudaHalf(unittest.TestCase):
                 for system in routing["systems"].values():
                     self.assertEqual(system["us"], {"median": 50.0, "p10": 50.0, "p90": 50.0,
                                                     "count": 30})
+
+
+class OnAGpu(unittest.TestCase):
+    """What is enqueued on a GPU, at real sizes, in tensors without numbers: types and devices."""
+
+    def case(self, shape, tokens):
+        where = device.Cpu()
+        where.torch_device = torch.device("cuda", 0)
+        # Without a GPU there are no generators of one, nor draws that need their numbers.
+        with mock.patch.object(torch, "Generator", return_value=torch.Generator()), \
+                mock.patch.object(torch.Tensor, "exponential_", lambda each, generator: each):
+            case = Case(where, cells.SHAPES[shape], "bf16", 8, 1)
+            case.resize(tokens)
+            case.draw(3, "zipf")
+        return case
+
+    def test_draws_and_products(self):
+        for shape, tokens in (("q30b", 64), ("q235b", 16384), ("dsv3ep8", 32768), ("mixtral", 1)):
+            with FakeTensorMode():
+                case = self.case(shape, tokens)
+                for kind in (grouped_mm.Layer, grouped_mm.Products):
+                    system = kind(options(), case.device)
+                    system.prepare(case)
+                    y = system.run(7)
+                    self.assertEqual(y.device.type, "cuda")
+                    self.assertEqual(y.shape[-1], case.sizes.hidden)
+                    self.assertEqual(y.dtype, torch.bfloat16)
+                device.Replay(None, [case.y[0], y], None).poison()
+
+    def test_layouts(self):
+        seen = []
+        fake = types.SimpleNamespace(get_m_alignment_for_contiguous_layout=lambda: 128)
+        for kind in (deep_gemm.Contiguous, deep_gemm.Masked):
+            with FakeTensorMode():
+                case = self.case("q30b", 256)
+                system = kind(options(), case.device)
+                system.module, system.multiply = fake, lambda *given: seen.append(given)
+                system.prepare(case)
+                system.routed()
+                system.run(7)
+                for a, b, out, layout, *_ in seen[-2:]:
+                    self.assertEqual({each.device.type for each in (a, b, out, layout)}, {"cuda"})
+                    self.assertEqual(layout.dtype, torch.int32)
+                    self.assertEqual((a.shape[-1], b.shape[1]), (b.shape[2], out.shape[-1]))
+                    self.assertEqual(a.shape[:-1], out.shape[:-1])
+                    self.assertTrue(all(each.is_contiguous() for each in (a, b, out, layout)))
 
 
 # ---- The program on the CPU --------------------------------------------------------------------

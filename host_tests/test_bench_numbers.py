@@ -239,6 +239,11 @@ class Reports(unittest.TestCase):
                       "| 1.16 | met |", text)
         self.assertIn("**Rejected**", text)
         self.assertIn("Skipped: other (not installed)", text)
+        found = run_of()
+        found["cells"][0]["weight_sets"] = 3
+        found["cells"][0]["routings"][0]["cold"] = False
+        report.judge(found)
+        self.assertIn("| 1566.0, 3 weight sets, warm |", report.table(found))
         self.assertIn("| q30b | 16384 | moxie | 20.0 | 14.0 | met |", text)
 
     def test_curves(self):

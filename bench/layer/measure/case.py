@@ -62,7 +62,7 @@ class Case:
             if routing == "zipf":
                 found[forward, 0, order] = -ZIPF * torch.arange(1, experts + 1).log()
             elif routing == "one":
-                found[forward, 0, order[0]] = 1e9
+                found[forward, 0, order[:1]] = 1e9
         return found.to(self.where)
 
     def draw(self, seed, routing):

@@ -146,14 +146,22 @@ def _entry(name, routing):
     return text if against in (None, "faster") else f"{text} {against}"
 
 
-def _row(cell, routing, names):
+def _floor(found, cell, routing):
+    """Microseconds, and what about the memory is not as it should be."""
+    text = f"{routing['floor_us']['median']:.1f}"
+    if cell["weight_sets"] < found["settings"]["forwards"]:
+        text += f", {cell['weight_sets']} weight sets"
+    return text if routing["cold"] else text + ", warm"
+
+
+def _row(found, cell, routing, names):
     def number(value):
         return "" if value is None else f"{value:g}"
 
     ours = routing["systems"].get(SUBJECT, {})
     share = ours.get("anchor_share")
     parts = [cell["shape"], cell["tokens"], routing["routing"],
-             f"{routing['floor_us']['median']:.1f}{'' if routing['cold'] else ' warm'}",
+             _floor(found, cell, routing),
              *(_entry(name, routing) for name in names), number(cell["bar"]),
              number(cell["stretch"]), routing["verdict"] or "",
              "" if share is None else f"{share:.3f} {routing['anchor_verdict'] or ''}".strip()]
@@ -192,7 +200,8 @@ def table(found):
     lines += ["", "Median microseconds of a forward, and multiples of the floor. `tie` and "
               "`slower` say how moxie fares.", "", "| " + " | ".join(titles) + " |",
               "| " + " | ".join("---" for _ in titles) + " |"]
-    lines += [_row(cell, routing, names) for cell in found["cells"] for routing in cell["routings"]]
+    lines += [_row(found, cell, routing, names) for cell in found["cells"]
+              for routing in cell["routings"]]
     return "\n".join(lines + _host_table(found)) + "\n"
 
 
