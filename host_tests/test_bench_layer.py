@@ -149,6 +149,18 @@ class Peers(unittest.TestCase):
     def test_moxie(self):
         self.check(lambda: moxie.Moxie(options(), device.Cpu()))
 
+    def test_moxie_s_own_call(self):
+        system, case = moxie.Moxie(options(), device.Cpu()), case_of(5)
+        case.draw(3, "uniform")
+        self.assertIsNone(system.available())
+        system.prepare(case)
+        call = system.host_call()
+        case.y.fill_(float("nan"))
+        self.assertEqual(call(), 0)
+        tokens = case.some_tokens()
+        self.assertLess(off_by(case.y[0, tokens], case.answer(0, tokens)), numbers.OFF_BY_MAX)
+        system.release()
+
     def test_grouped_mm(self):
         self.check(lambda: grouped_mm.Layer(options(), device.Cpu()))
         self.check(lambda: grouped_mm.Products(options(), device.Cpu()))
@@ -525,6 +537,10 @@ class Program(unittest.TestCase):
                                       "--memory-gb", str(2.5 * one))
         self.assertEqual((status, found["cells"][0]["weight_sets"]), (0, 2))
         self.assertIn("2 weight sets", self.said)
+        status, found = self.run_main("--drift", "9", "--memory-gb", str(0.5 * one))
+        self.assertEqual((status, found["cells"]), (1, []))
+        self.assertIn("tiny: one weight set takes 0.003 GB", found["skipped"][0])
+        self.assertIn("Skipped: tiny", (self.folder / "r.md").read_text())
 
     def test_usage(self):
         for arguments in (["--replays", "3"], ["--shape", "q31b"], ["--tokens", "0"]):

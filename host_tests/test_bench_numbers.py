@@ -174,6 +174,7 @@ def run_of(times=1.05, after=700e12):
     return {"what": "one layer beside its peers", "version": 1, "command": "python3 bench/layer",
             "date": "2026-11-20", "machine": {"cpu": "c", "gpu": "H200"},
             "versions": {"torch": "2", "moxie": "0.1.0"}, "clocks": None, "complete": True,
+            "skipped": [],
             "settings": {"device": "cuda", "format": "bf16", "replays": 30, "steady": 2.0,
                          "drift": 0.03, "forwards": 8, "seed": 1},
             "systems": [{"name": "moxie", "what": "whole layer", "absent": None},

@@ -13,6 +13,7 @@ import json
 import pathlib
 import platform
 import shlex
+import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
@@ -127,6 +128,16 @@ def processor():
         return platform.machine()
 
 
+def commit():
+    """Of this tree; None where git knows none."""
+    try:
+        told = subprocess.run(["git", "-C", str(ROOT), "describe", "--always", "--dirty"],
+                              text=True, capture_output=True, check=False)
+    except OSError:
+        return None
+    return told.stdout.strip() or None
+
+
 def describe(options, device):
     settings = {"device": options.device, "format": options.format, "replays": options.replays,
                 "steady": options.steady, "drift": options.drift, "forwards": FORWARDS,
@@ -135,22 +146,22 @@ def describe(options, device):
             "command": shlex.join(["python3", "bench/layer", *sys.argv[1:]]),
             "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             "machine": {"cpu": processor(), **device.describe()},
-            "versions": {"torch": torch.__version__, "moxie": moxie.__version__},
-            "settings": settings, "complete": False, "cells": []}
+            "versions": {"torch": torch.__version__, "moxie": moxie.__version__,
+                         "commit": commit()},
+            "settings": settings, "complete": False, "skipped": [], "cells": []}
 
 
 def make_case(options, device, shape):
-    """The weights of a shape, in as many sets as fit, or None."""
+    """The weights of a shape, in as many sets as fit, or why there are none."""
     sizes = cells.SHAPES[shape]
     free = min(device.free_bytes() * ROOM_SHARE, options.memory_gb * 1e9)
     one = cells.set_bytes(sizes, options.format)
     sets = cells.sets_that_fit(one, free, FORWARDS)
     if sets == 0:
-        say(f"{shape}: one weight set takes {one / 1e9:.1f} GB, and {free / 1e9:.1f} GB are there")
-        return None
+        return None, f"{shape}: one weight set takes {one / 1e9:.3f} GB of {free / 1e9:.3f}"
     if sets < FORWARDS:
         say(f"{shape}: {sets} weight sets of {one / 1e9:.1f} GB instead of {FORWARDS}")
-    return Case(device, sizes, options.format, sets, options.seed)
+    return Case(device, sizes, options.format, sets, options.seed), None
 
 
 def write(found, options):
@@ -168,8 +179,10 @@ def measure(options, device, found, clocks):
     before = anchors(device, options.format, options.steady)
     found["anchors"] = {"before": before, "after": before}
     for shape in options.shape:
-        case = make_case(options, device, shape)
+        case, reason = make_case(options, device, shape)
         if case is None:
+            say(reason)
+            found["skipped"].append(reason)
             continue
         for cell in cells.select(options.format, [shape], options.tokens, options.quick):
             say(f"{cell.shape} {cell.tokens}")

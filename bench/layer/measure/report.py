@@ -65,6 +65,7 @@ FORM = {
     "systems": [{"name": str, "what": str, "absent": (str, None)}],
     "anchors": {"before": dict, "after": dict, "drift": dict},
     "clocks": (str, None), "rejected": (str, None), "wrong": [str], "complete": bool,
+    "skipped": [str],
     "cells": [{
         "shape": str, "tokens": int, "format": str, "bar": (float, None), "stretch": (float, None),
         "flops": int, "weight_sets": int, "separators_us": float, "absent": dict, "host_us": dict,
@@ -116,7 +117,8 @@ def _is(found, kind):
 def _head(found):
     machine, versions = found["machine"], found["versions"]
     lines = [f"{machine.get('gpu') or machine.get('cpu')}, torch {versions['torch']}, "
-             f"moxie {versions['moxie']}, {found['date']}", "", f"    {found['command']}", ""]
+             f"moxie {versions['moxie']} ({versions.get('commit')}), {found['date']}", "",
+             f"    {found['command']}", ""]
     if not found["complete"]:
         lines += ["**Incomplete**: the run ended before its last cell.", ""]
     if found["rejected"]:
@@ -129,6 +131,7 @@ def _head(found):
     for system in found["systems"]:
         if system["absent"]:
             lines.append(f"Skipped: {system['name']} ({system['absent']})")
+    lines += [f"Skipped: {reason}" for reason in found["skipped"]]
     if found["clocks"]:
         lines.append(f"No clocks: {found['clocks']}")
     return lines

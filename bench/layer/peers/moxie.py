@@ -85,6 +85,8 @@ class Moxie(System):
         slot, arguments = experts.instance.api.forward, (
             experts.dispatcher, layer.handle, ctypes.byref(experts.batch),
             ctypes.byref(experts.error))
+        if slot(*arguments) != abi.OK:
+            raise RuntimeError(experts.error_text.value.decode(errors="replace"))
         return lambda: slot(*arguments)
 
     def release(self):
