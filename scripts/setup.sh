@@ -77,7 +77,7 @@ missing_of() {
     done
 }
 
-# install_torch: torch and transformers for test_transformers, in build/torch, unless they are there. 6 GB, as PyPI has
+# install_torch: what host_tests/torch.txt lists, in build/torch, unless it is there. 6 GB, as PyPI has
 # torch for x86 with CUDA only.
 install_torch() {
     local venv=build/torch wanted=host_tests/torch.txt

@@ -246,6 +246,59 @@ START_TEST(tensors_that_lie_wrongly_are_refused)
     ck_assert_int_eq(forward_run(gpu.dispatcher, gpu.runner, &gpu.batch.batch, error),
                      MOXIE_E_UNSUPPORTED);
     ck_assert(strstr(gpu.mock.text, "multiples of 16") != NULL);
+    gpu.batch.batch.x.byte_offset = 0;
+    gpu.batch.batch.x.dtype.code = MOXIE_DTYPE_FLOAT; // f16, and the weights are bf16
+    ck_assert_int_ne(forward_run(gpu.dispatcher, gpu.runner, &gpu.batch.batch, error), MOXIE_OK);
+    ck_assert(strstr(gpu.mock.text, "batch.x") != NULL || strstr(gpu.mock.text, "format") != NULL);
+    gpu_layer_close(&gpu);
+}
+END_TEST
+
+// Rows that a host hands to the runner itself are checked there.
+START_TEST(rows_of_another_format_are_refused)
+{
+    moxie_call call = {.struct_size = sizeof call};
+    moxie_slab in_slab = {.struct_size = sizeof in_slab}, out_slab = in_slab;
+    moxie_rows in = {.struct_size = sizeof in,
+                     .layout = MOXIE_LAYOUT_STANDARD,
+                     .id_space = MOXIE_IDS_GLOBAL,
+                     .slabs_count = 1,
+                     .slab_stride = sizeof in_slab,
+                     .slabs = &in_slab};
+    moxie_rows out = in;
+    struct gpu_layer gpu;
+
+    gpu_layer_open(&gpu, "mixtral_a", bf16);
+    in_slab.rows = gpu.batch.batch.x;
+    in_slab.rows.dtype.code = MOXIE_DTYPE_FLOAT;
+    in_slab.ids = gpu.batch.batch.ids;
+    in_slab.weights = gpu.batch.batch.weights;
+    out_slab.rows = gpu.batch.batch.y;
+    out.slabs = &out_slab;
+    ck_assert_int_eq(runner_run(gpu.runner, &call, &in, &out, &gpu.mock.error),
+                     MOXIE_E_UNSUPPORTED);
+    ck_assert(strstr(gpu.mock.text, "this device takes rows of format") != NULL);
+    gpu_layer_close(&gpu);
+}
+END_TEST
+
+START_TEST(a_shard_begins_with_a_block)
+{
+    static const struct registry none;
+    moxie_instance *other = NULL;
+    moxie_runner *runner = NULL;
+    struct gpu_layer gpu;
+
+    gpu_layer_open(&gpu, "mixtral_a", fp8);
+    mock_set_str(&gpu.mock, "weight_format", "fp8_block128");
+    gpu_accept(&gpu, instance_open(&gpu.mock.host, &none, &other, &gpu.mock.error));
+    gpu.weights.w1.format = gpu.weights.w2.format = MOXIE_FORMAT_FP8_BLOCK128;
+    gpu.weights.w1.block_offset = gpu.weights.w2.block_offset = 64;
+    ck_assert_int_eq(runner_create(other, 0, &gpu.weights.weights, &runner, &gpu.mock.error),
+                     MOXIE_E_UNSUPPORTED);
+    ck_assert(strstr(gpu.mock.text, "block_offset 64") != NULL);
+    ck_assert_ptr_null(runner);
+    gpu_accept(&gpu, instance_close(other, &gpu.mock.error));
     gpu_layer_close(&gpu);
 }
 END_TEST
@@ -261,6 +314,8 @@ static void add(TCase *tests)
     tcase_add_test(tests, memory_is_taken_before_a_capture);
     tcase_add_test(tests, routed_experts_are_captured);
     tcase_add_test(tests, tensors_that_lie_wrongly_are_refused);
+    tcase_add_test(tests, rows_of_another_format_are_refused);
+    tcase_add_test(tests, a_shard_begins_with_a_block);
 }
 
 int main(void)

@@ -1,0 +1,232 @@
+"""One layer on one device beside its peers, in one process: a JSON, a table and a plot.
+
+    python3 bench/layer --plugin build/release/lib/libmoxie.so --out results
+
+bench/README.md says what every number means and how peers are given. Progress goes to stderr. Exit
+code 0: measured; 1: cannot measure here, or not Moxie; 2: usage; 3: a system computed wrong
+numbers; 4: the anchors moved, so that nothing of the run counts.
+"""
+
+import argparse
+import datetime
+import json
+import pathlib
+import platform
+import shlex
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+sys.path.insert(1, str(ROOT / "hosts" / "python"))
+
+try:
+    import torch
+except ImportError:
+    print("bench/layer needs torch", file=sys.stderr)
+    sys.exit(1)
+
+import moxie  # noqa: E402
+from measure import cells, numbers, race, report  # noqa: E402
+from measure.case import FORWARDS, ROUTINGS, Case  # noqa: E402
+from measure.clocks import Clocks  # noqa: E402
+from measure.device import DEVICES, anchors  # noqa: E402
+from peers import systems  # noqa: E402
+
+ROOM_SHARE = 0.6  # of the free memory, for weights; the rest is for rows and what systems keep
+
+
+def say(text):
+    print(text, file=sys.stderr, flush=True)
+
+
+def words(allowed):
+    """An argparse type: a list with commas between."""
+    def split(text):
+        found = [word for word in text.split(",") if word]
+        unknown = [word for word in found if word not in allowed]
+        if unknown or not found:
+            raise argparse.ArgumentTypeError(f"{', '.join(unknown) or 'nothing'} is none of "
+                                             f"{', '.join(allowed)}")
+        return found
+    return split
+
+
+def counts(text):
+    found = [int(word) for word in text.split(",")]
+    if min(found) < 1:
+        raise argparse.ArgumentTypeError("tokens are at least 1")
+    return found
+
+
+def add_choices(parser):
+    parser.add_argument("--device", choices=DEVICES, default="cuda", help="default: %(default)s")
+    parser.add_argument("--format", choices=cells.NUMBERS, default="bf16",
+                        help="of weights and rows; default: %(default)s")
+    parser.add_argument("--shape", type=words(cells.SHAPES), help="default: all with bars; on the "
+                        "CPU, tiny")
+    parser.add_argument("--tokens", type=counts, default=[],
+                        help="default: those with bars")
+    parser.add_argument("--routing", type=words(ROUTINGS), help="default: all; graphs are captured "
+                        "at uniform routing whatever they are replayed with")
+    parser.add_argument("--systems", help="names with commas between; default: all that there are")
+    parser.add_argument("--quick", action="store_true",
+                        help="four cells of q30b at uniform routing, unless told otherwise")
+    parser.add_argument("--replays", type=int, default=numbers.REPLAYS_MIN,
+                        help="of each routing and system; default: %(default)s, the fewest")
+    parser.add_argument("--steady", type=float, default=2.0, help="seconds of load before anchors, "
+                        f"and before cells from {cells.STEADY_TOKENS} tokens; default: %(default)s")
+    parser.add_argument("--drift", type=float, default=numbers.DRIFT_MAX,
+                        help="most that an anchor may move; default: %(default)s")
+    parser.add_argument("--memory-gb", type=float, default=100.0,
+                        help="most for weights; default: %(default)s")
+    parser.add_argument("--seed", type=int, default=1, help="of weights and rows")
+    parser.add_argument("--threads", type=int, help="of torch and Moxie, on the CPU")
+
+
+def parse(arguments):
+    parser = argparse.ArgumentParser(prog="bench/layer", description=__doc__.splitlines()[0])
+    add_choices(parser)
+    parser.add_argument("--plugin", help="libmoxie.so; default: MOXIE_PLUGIN of the environment")
+    parser.add_argument("--triton-fused-moe", metavar="PATH", help="a folder with vllm or sglang, "
+                        "or a file that defines fused_experts")
+    parser.add_argument("--triton-configs", metavar="DIR", help="tile files for it")
+    parser.add_argument("--deep-gemm", metavar="PATH", help="a folder with deep_gemm")
+    parser.add_argument("--out", default="layer", help="path of the results without its ending: "
+                        ".json, .md and .png are added; default: %(default)s")
+    options = parser.parse_args(arguments)
+    if options.replays < numbers.REPLAYS_MIN and options.device != "cpu":
+        parser.error(f"--replays is at least {numbers.REPLAYS_MIN}")
+    if options.shape is None:
+        full = ["q30b"] if options.quick else list(cells.BARS[options.format])
+        options.shape = ["tiny"] if options.device == "cpu" else full
+    if options.routing is None:
+        options.routing = ["uniform"] if options.quick else list(ROUTINGS)
+    return options
+
+
+def choose(options, device):
+    """(systems that can be had, what the JSON says of all)."""
+    wanted = options.systems.split(",") if options.systems else None
+    usable, described = [], []
+    for system in systems(options, device):
+        if wanted is not None and system.name not in wanted:
+            continue
+        absent = system.available()
+        described.append({"name": system.name, "what": system.what, "absent": absent})
+        if absent is None:
+            usable.append(system)
+        else:
+            say(f"skipped: {system.name}: {absent}")
+    return usable, described
+
+
+def processor():
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.machine()
+
+
+def commit():
+    """Of this tree; None where git knows none."""
+    try:
+        told = subprocess.run(["git", "-C", str(ROOT), "describe", "--always", "--dirty"],
+                              text=True, capture_output=True, check=False)
+    except OSError:
+        return None
+    return told.stdout.strip() or None
+
+
+def describe(options, device):
+    settings = {"device": options.device, "format": options.format, "replays": options.replays,
+                "steady": options.steady, "drift": options.drift, "forwards": FORWARDS,
+                "seed": options.seed}
+    return {"what": "one layer beside its peers", "version": report.VERSION,
+            "command": shlex.join(["python3", "bench/layer", *sys.argv[1:]]),
+            "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "machine": {"cpu": processor(), **device.describe()},
+            "versions": {"torch": torch.__version__, "moxie": moxie.__version__,
+                         "commit": commit()},
+            "settings": settings, "complete": False, "skipped": [], "cells": []}
+
+
+def make_case(options, device, shape):
+    """The weights of a shape, in as many sets as fit, or why there are none."""
+    sizes = cells.SHAPES[shape]
+    free = min(device.free_bytes() * ROOM_SHARE, options.memory_gb * 1e9)
+    one = cells.set_bytes(sizes, options.format)
+    sets = cells.sets_that_fit(one, free, FORWARDS)
+    if sets == 0:
+        return None, f"{shape}: one weight set takes {one / 1e9:.3f} GB of {free / 1e9:.3f}"
+    if sets < FORWARDS:
+        say(f"{shape}: {sets} weight sets of {one / 1e9:.1f} GB instead of {FORWARDS}")
+    return Case(device, sizes, options.format, sets, options.seed), None
+
+
+def write(found, options):
+    """All of it anew, so that a run that is cut off leaves what it had."""
+    path = pathlib.Path(options.out + ".json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found, indent=1, allow_nan=False) + "\n")
+    pathlib.Path(options.out + ".md").write_text(report.table(found))
+
+
+def measure(options, device, found, clocks):
+    usable, found["systems"] = choose(options, device)
+    found["clocks"] = clocks.reason
+    say("anchors")
+    before = anchors(device, options.format, options.steady)
+    found["anchors"] = {"before": before, "after": before}
+    for shape in options.shape:
+        case, reason = make_case(options, device, shape)
+        if case is None:
+            say(reason)
+            found["skipped"].append(reason)
+            continue
+        for cell in cells.select(options.format, [shape], options.tokens, options.quick):
+            say(f"{cell.shape} {cell.tokens}")
+            found["cells"].append(
+                race.run_cell(cell, case, usable, device, options, clocks, say))
+            report.judge(found)
+            write(found, options)
+        del case
+        device.collect()
+    say("anchors")
+    found["anchors"]["after"] = anchors(device, options.format, options.steady)
+    found["complete"] = True
+
+
+def main(arguments):
+    options = parse(arguments)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        say("torch sees no GPU; --device cpu runs a small version of this")
+        return 1
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    device = DEVICES[options.device]()
+    found = describe(options, device)
+    clocks = Clocks(device.gpu())
+    try:
+        with torch.no_grad():
+            measure(options, device, found, clocks)
+    finally:
+        clocks.stop()
+    report.judge(found)
+    wrong = report.faults(found)
+    assert not wrong, wrong
+    write(found, options)
+    reason = report.plot(found, options.out + ".png")
+    if reason:
+        say(f"no plot: {reason}")
+    print(report.table(found), end="")
+    for text in ([f"rejected: {found['rejected']}"] if found["rejected"] else []) + found["wrong"]:
+        say(text)
+    if report.lacks_subject(found):
+        say(f"{report.SUBJECT} did not run in every cell")
+        return 1
+    return 4 if found["rejected"] else 3 if found["wrong"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,117 @@
+"""The cells: sizes, tokens, what the machine allows at best (the floor), and how near to that is
+wanted (bar, stretch).
+
+Bars are multiples of the floor of the very routing that was drawn, because the draw alone moves a
+time by 4%. They hold for uniform routing.
+"""
+
+from typing import NamedTuple, Optional
+
+READ_BYTES_PER_S = 4.5e12  # of HBM, the best seen on an H200
+REUSE_BYTES = 180e6  # to be touched before an expert is read again: three times the L2
+STEADY_TOKENS = 4096  # cells from here on are measured after seconds of load, at a settled clock
+
+
+class Number(NamedTuple):
+    """A format of weights, by what the floor needs of it."""
+
+    weight_bytes: float  # of one weight
+    flops_per_s: float  # of a large product, the best seen on an H200
+
+
+NUMBERS = {"bf16": Number(2, 790e12)}
+
+
+class Shape(NamedTuple):
+    hidden: int
+    intermediate: int
+    experts: int
+    top_k: int
+
+    def expert_weights(self):
+        """How many numbers gate, up and down of one expert are."""
+        return 3 * self.hidden * self.intermediate
+
+    def flops(self, tokens):
+        return 2 * self.expert_weights() * tokens * self.top_k
+
+
+SHAPES = {
+    "q30b": Shape(2048, 768, 128, 8),
+    "q235b": Shape(4096, 1536, 128, 8),
+    "dsv3ep8": Shape(7168, 2048, 32, 1),  # one rank's share of DeepSeek-V3 over 8
+    "mixtral": Shape(4096, 14336, 8, 2),
+    "tiny": Shape(256, 128, 16, 4),  # for a machine without a GPU; no bars
+}
+
+# tokens: bar, stretch, as multiples of the floor.
+BARS = {
+    "bf16": {
+        "q30b": {1: (1.43, 1.25), 16: (1.06, 1.035), 64: (1.06, 1.03), 256: (1.12, 1.04),
+                 1024: (1.20, 1.09), 4096: (1.48, 1.35), 16384: (1.19, 1.16)},
+        "q235b": {1: (1.16, 1.07), 16: (1.03, 1.016), 64: (1.027, 1.015), 256: (1.07, 1.02),
+                  1024: (1.13, 1.05), 4096: (1.28, 1.20), 16384: (1.15, 1.10)},
+        "dsv3ep8": {64: (1.03, 1.016), 1024: (1.075, 1.027), 4096: (1.165, 1.07),
+                    32768: (1.136, 1.095)},
+        "mixtral": {1: (1.07, 1.035), 64: (1.045, 1.02), 1024: (1.26, 1.18), 4096: (1.136, 1.08)},
+    },
+}
+QUICK = {"q30b": (1, 64, 1024, 4096)}
+TINY_TOKENS = (1, 16, 64)
+
+
+class Cell(NamedTuple):
+    shape: str
+    tokens: int
+    number: str
+    bar: Optional[float]  # None: none was set
+    stretch: Optional[float]
+
+    def sizes(self):
+        return SHAPES[self.shape]
+
+    def floor(self, experts_hit):
+        """(microseconds, "memory" or "compute") at best, where these many experts have rows."""
+        sizes, number = self.sizes(), NUMBERS[self.number]
+        weights = experts_hit * sizes.expert_weights()
+        memory_us = 1e6 * weights * number.weight_bytes / READ_BYTES_PER_S
+        compute_us = 1e6 * sizes.flops(self.tokens) / number.flops_per_s
+        return max((memory_us, "memory"), (compute_us, "compute"))
+
+
+def select(number, shapes, tokens=(), quick=False):
+    """The cells of these shapes: those with bars, or those of `tokens`, with a bar or not."""
+    found = []
+    for shape in shapes:
+        bars = BARS[number].get(shape, {})
+        if quick and not tokens:
+            wanted = QUICK.get(shape, tuple(bars)[:1] or TINY_TOKENS)
+        else:
+            wanted = tokens or tuple(bars) or TINY_TOKENS
+        found += [Cell(shape, count, number, *bars.get(count, (None, None))) for count in wanted]
+    return found
+
+
+def set_bytes(sizes, number):
+    """Of all experts of one layer."""
+    return int(sizes.experts * sizes.expert_weights() * NUMBERS[number].weight_bytes)
+
+
+def sets_that_fit(one_bytes, free_bytes, wanted):
+    """How many weight sets to make; 0 when not even one fits."""
+    return int(min(wanted, free_bytes // one_bytes))
+
+
+def bytes_before_reuse(sizes, number, hits, sets):
+    """What is read between two uses of a weight set, where forwards hit so many experts each."""
+    one = sizes.expert_weights() * NUMBERS[number].weight_bytes
+    return int(one * sum(hits) * sets / len(hits))
+
+
+def verdict(times, bar, stretch):
+    """"stretch", "met" or "missed"; None where no bar was set."""
+    if bar is None:
+        return None
+    if times <= stretch:
+        return "stretch"
+    return "met" if times <= bar else "missed"

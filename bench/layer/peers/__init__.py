@@ -1,0 +1,55 @@
+"""The systems that are timed. Each is a small file with a class of three functions:
+
+available() says why it cannot be had here, or None; prepare(case) makes what a cell needs, outside
+of any timing; run(forward) enqueues one forward and returns the tensor that it writes.
+
+Where a system needs it, routed() follows every draw, untimed, and errors() compares what the last
+replay wrote with what is right for this system.
+"""
+
+from measure.case import FORWARDS, off_by
+
+
+class Unfit(Exception):
+    """prepare() cannot serve this case; the text says why."""
+
+
+class System:
+    """A whole layer: x, ids and router weights in, y out."""
+
+    name, what = None, "whole layer"
+
+    def __init__(self, options, device):
+        self.options, self.device, self.case = options, device, None
+
+    def available(self):
+        return None
+
+    def prepare(self, case):
+        self.case = case
+
+    def run(self, forward):
+        raise NotImplementedError
+
+    def routed(self):
+        pass
+
+    def errors(self, answers, outputs):
+        """The relative error of each forward; `answers` are Case.answer of some_tokens()."""
+        tokens = self.case.some_tokens()
+        return [off_by(outputs[forward][tokens], answers[forward]) for forward in range(FORWARDS)]
+
+    def host_call(self):
+        """One forward's call below the system's own Python, or None where there is none."""
+        return None
+
+    def release(self):
+        self.case = None
+
+
+def systems(options, device):
+    """All that this program knows, the one that bars are for first."""
+    from peers import deep_gemm, grouped_mm, moxie, triton
+    return [each(options, device) for each in (
+        moxie.Moxie, grouped_mm.Layer, grouped_mm.Products, triton.Triton, deep_gemm.Contiguous,
+        deep_gemm.Masked)]

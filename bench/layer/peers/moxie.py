@@ -1,0 +1,94 @@
+"""Moxie, through its package for Python: everything from (x, ids, weights) to y."""
+
+import ctypes
+import os
+
+import torch
+
+from measure.case import FORWARDS
+from moxie import Experts, MoxieError, Rows, abi, load, matrix, tensor
+from peers import System
+
+DLPACK = {"cpu": abi.DEVICE_CPU, "cuda": abi.DEVICE_CUDA}
+
+
+class Allocator:
+    """The planned buffers from torch, so that they count in its statistics."""
+
+    def __init__(self, where):
+        self.where, self.held = where, {}
+
+    def allocate(self, kind, size, align):
+        memory = torch.empty(size + align, dtype=torch.uint8, pin_memory=kind == abi.MEMORY_PINNED,
+                             device=self.where if kind == abi.MEMORY_DEVICE else "cpu")
+        address = -(-memory.data_ptr() // align) * align
+        self.held[address] = memory
+        return address
+
+    def release(self, address):
+        del self.held[address]
+
+
+class Moxie(System):
+    name = "moxie"
+
+    def available(self):
+        path = self.options.plugin or os.environ.get("MOXIE_PLUGIN") or "libmoxie.so"
+        try:
+            self.library = load(path, "moxie bench")
+        except (OSError, MoxieError) as error:
+            return f"{path}: {error}; name it with --plugin"
+        return None
+
+    def prepare(self, case):
+        super().prepare(case)
+        sizes, number = case.sizes, case.number
+        where = (DLPACK[self.device.kind], case.where.index or 0)
+        config = {
+            "hidden_size": sizes.hidden, "intermediate_size": sizes.intermediate,
+            "num_experts": sizes.experts, "top_k": sizes.top_k, "num_layers": case.sets,
+            "forward_tokens_max": case.tokens, "weight_format": number, "input_format": number,
+            "output_format": number, "device": self.device.key()}
+        if self.device.kind == "cpu":
+            config["cpu_threads"] = torch.get_num_threads()
+        self.experts = Experts(self.library, config, "bench", Allocator(case.where), where)
+
+        def describe(weight, order):
+            return matrix(tensor(weight.data_ptr(), weight.shape, number, weight.stride(), where),
+                          number, order)
+
+        self.layers = [self.experts.add_layer(describe(w1, abi.ORDER_GATE_UP),
+                                              describe(w2, abi.ORDER_PLAIN))
+                       for w1, w2 in zip(case.w1, case.w2)]
+        self.calls = [self._arguments(forward) for forward in range(FORWARDS)]
+
+    def _arguments(self, forward):
+        case = self.case
+
+        def rows(each, name):
+            return Rows(each.data_ptr(), each.stride(0), name)
+
+        y = case.y[forward]
+        return (self.layers[forward % case.sets], y,
+                (case.tokens, rows(case.x[forward], case.number), rows(case.ids[forward], "i32"),
+                 rows(case.router[forward], "f32"), rows(y, case.number)))
+
+    def run(self, forward):
+        layer, y, arguments = self.calls[forward]
+        layer.forward(*arguments, self.device.stream_handle())
+        return y
+
+    def host_call(self):
+        """The library's own forward, with what the last run() of forward 0 filled in."""
+        self.run(0)
+        experts, layer = self.experts, self.calls[0][0]
+        slot, arguments = experts.instance.api.forward, (
+            experts.dispatcher, layer.handle, ctypes.byref(experts.batch),
+            ctypes.byref(experts.error))
+        if slot(*arguments) != abi.OK:
+            raise RuntimeError(experts.error_text.value.decode(errors="replace"))
+        return lambda: slot(*arguments)
+
+    def release(self):
+        self.calls, self.layers, self.experts = [], [], None
+        super().release()
