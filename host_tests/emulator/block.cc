@@ -39,6 +39,7 @@ struct fiber {
     const void *ready_ctx;
     const char *what;
     bool done;
+    bool waited; // for earlier launches
 };
 
 struct warp {
@@ -117,6 +118,8 @@ void fiber_main()
     ASAN(
         __sanitizer_finish_switch_fiber(nullptr, &m().scheduler_stack, &m().scheduler_stack_bytes));
     m().running->thread();
+    if (m().running->early && !m().fibers[m().current].waited)
+        die("launched early, and ended without griddepcontrol.wait");
     m().fibers[m().current].done = true;
     leave(true);
     abort();
@@ -178,6 +181,7 @@ void begin_block(unsigned index)
 
         f.ready = nullptr;
         f.done = false;
+        f.waited = false;
         getcontext(&f.context);
         f.context.uc_stack.ss_sp = m().stacks + i * kStackBytes;
         f.context.uc_stack.ss_size = kStackBytes;
@@ -226,6 +230,11 @@ void suspend(bool (*ready)(const void *), const void *ctx, const char *what)
     f.ready_ctx = ctx;
     f.what = what;
     leave(false);
+}
+
+void wait_for_launches()
+{
+    m().fibers[m().current].waited = true;
 }
 
 void barrier(unsigned index, unsigned threads)

@@ -83,6 +83,7 @@ template <class T> T warp_read(const char *what, uint32_t mask, T value, int fro
 struct launch {
     dim3 grid, block;
     size_t smem_bytes;
+    bool early; // may begin while the launch before it ends
     const void *kernel;
     std::function<void()> thread;
 };
@@ -92,6 +93,9 @@ cudaError_t allow_smem(const void *kernel, int bytes);
 cudaError_t enqueue_launch(cudaStream_t stream, const launch &launch);
 // Runs all blocks, in an order drawn from the seed.
 void run(const launch &launch);
+
+// griddepcontrol.wait; a thread of an early launch that never calls it ends the program.
+void wait_for_launches();
 
 // The block's dynamic shared memory, [smem_bytes], filled with 0xff when the block begins.
 unsigned char *dynamic_smem();

@@ -185,26 +185,37 @@ void without_waiting_for_copies(arguments args)
     multiply(s, args);
 }
 
+void nothing(arguments)
+{
+}
+
 struct mistake {
     const char *name;
     void (*kernel)(arguments);
     const char *words; // NULL: none
+    bool early;
 };
 
 int failures;
 
-void run_kernel(void (*kernel)(arguments))
+void run_kernel(const mistake &m)
 {
+    cudaLaunchAttribute early = {};
     cudaLaunchConfig_t config = {};
     arguments args = {};
 
     if (cudaMalloc(const_cast<unsigned char **>(&args.global), 4096) != cudaSuccess) exit(2);
     if (cudaMalloc(&args.out, 128 * sizeof(float)) != cudaSuccess) exit(2);
+    memset(args.out, 0, 128 * sizeof(float));
     memset(const_cast<unsigned char *>(args.global), 0, 4096);
     config.gridDim = dim3(1);
     config.blockDim = dim3(128);
     config.dynamicSmemBytes = sizeof(smem);
-    if (cudaLaunchKernelEx(&config, kernel, args) != cudaSuccess) exit(2);
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    config.attrs = &early;
+    config.numAttrs = m.early ? 1 : 0;
+    if (cudaLaunchKernelEx(&config, m.kernel, args) != cudaSuccess) exit(2);
     for (int i = 0; i < 128; i++)
         if (args.out[i] != 0.0f) exit(3);
     (void)cudaFree(const_cast<unsigned char *>(args.global));
@@ -226,7 +237,7 @@ void try_kernel(const mistake &m)
     if (pipe(ends) != 0 || (child = fork()) < 0) exit(2);
     if (child == 0) {
         dup2(ends[1], STDERR_FILENO);
-        run_kernel(m.kernel);
+        run_kernel(m);
     }
     close(ends[1]);
     while ((got = read(ends[0], said + length, sizeof said - 1 - length)) > 0)
@@ -248,22 +259,23 @@ void try_kernel(const mistake &m)
 int main()
 {
     const mistake mistakes[] = {
-        {"right", right, nullptr},
-        {"right, fenced at the reader", right_at_the_reader, nullptr},
-        {"no proxy fence", without_proxy_fence, "without a proxy fence"},
-        {"proxy fence too early", fence_before_the_copies_land, "without a proxy fence"},
-        {"copies not waited for", without_waiting_for_copies, ""},
-        {"no wgmma fence", without_wgmma_fence, "wgmma without a fence"},
-        {"no wgmma wait", without_wgmma_wait, "wgmma in flight"},
-        {"half a warp", half_a_warp_shuffles, "lanes of the same warp"},
-        {"a thread misses a barrier", one_thread_misses_the_barrier, "deadlock"},
-        {"a barrier of two sizes", barriers_of_two_sizes, "threads here"},
-        {"an arrival too few", one_arrival_too_few, "waits for an mbarrier"},
-        {"bytes that nobody brings", bytes_that_nobody_brings, "deadlock"},
-        {"a barrier never initialised", barrier_never_initialised, "not initialised"},
-        {"copies left in flight", copies_left_in_flight, "copies in flight"},
-        {"past the end", past_the_end, "shared memory ends"},
-        {"not aligned", not_aligned, "not aligned"},
+        {"right", right, nullptr, false},
+        {"right, fenced at the reader", right_at_the_reader, nullptr, false},
+        {"no proxy fence", without_proxy_fence, "without a proxy fence", false},
+        {"proxy fence too early", fence_before_the_copies_land, "without a proxy fence", false},
+        {"copies not waited for", without_waiting_for_copies, "", false},
+        {"no wgmma fence", without_wgmma_fence, "wgmma without a fence", false},
+        {"no wgmma wait", without_wgmma_wait, "wgmma in flight", false},
+        {"half a warp", half_a_warp_shuffles, "lanes of the same warp", false},
+        {"a thread misses a barrier", one_thread_misses_the_barrier, "deadlock", false},
+        {"a barrier of two sizes", barriers_of_two_sizes, "threads here", false},
+        {"an arrival too few", one_arrival_too_few, "waits for an mbarrier", false},
+        {"bytes that nobody brings", bytes_that_nobody_brings, "deadlock", false},
+        {"a barrier never initialised", barrier_never_initialised, "not initialised", false},
+        {"copies left in flight", copies_left_in_flight, "copies in flight", false},
+        {"past the end", past_the_end, "shared memory ends", false},
+        {"not aligned", not_aligned, "not aligned", false},
+        {"launched early, never waits", nothing, "without griddepcontrol.wait", true},
     };
 
     for (const mistake &m : mistakes)

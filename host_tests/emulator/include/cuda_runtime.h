@@ -118,12 +118,24 @@ cudaError_t cudaFuncSetAttribute(Kernel *kernel, cudaFuncAttribute, int value)
     return emulator::allow_smem(reinterpret_cast<const void *>(kernel), value);
 }
 
+static inline bool is_early(const cudaLaunchConfig_t &config)
+{
+    for (unsigned i = 0; i < config.numAttrs; i++)
+        if (config.attrs[i].id == cudaLaunchAttributeProgrammaticStreamSerialization &&
+            config.attrs[i].val.programmaticStreamSerializationAllowed != 0)
+            return true;
+    return false;
+}
+
 // The argument is copied now, as a launch copies it.
 template <class Argument>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, void (*kernel)(Argument),
                                const std::remove_const_t<Argument> &argument)
 {
-    emulator::launch launch = {config->gridDim, config->blockDim, config->dynamicSmemBytes,
+    emulator::launch launch = {config->gridDim,
+                               config->blockDim,
+                               config->dynamicSmemBytes,
+                               is_early(*config),
                                reinterpret_cast<const void *>(kernel),
                                [kernel, argument] { kernel(argument); }};
 

@@ -80,8 +80,12 @@ static inline void fence_proxy_async()
 template <uint32_t registers> void setmaxnreg_inc() {}
 template <uint32_t registers> void setmaxnreg_dec() {}
 
-// Launches run one after another, so there is nothing to wait for.
-static inline void griddepcontrol_wait() {}
+// Launches run one after another, so there is nothing to wait for; whether it is called counts.
+static inline void griddepcontrol_wait()
+{
+    emulator::wait_for_launches();
+}
+
 static inline void griddepcontrol_launch_dependents() {}
 
 static inline uint32_t movmatrix_trans(uint32_t packed)
