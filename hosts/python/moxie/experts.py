@@ -14,15 +14,18 @@ import weakref
 from typing import NamedTuple
 
 from moxie.abi import (
-    DEVICE_CPU, DTYPE_BFLOAT, DTYPE_FLOAT, DTYPE_INT, E_CAPACITY, FORMAT_BF16, FORMAT_F16,
-    FORMAT_F32, IDS_GLOBAL, OK, Batch, Device, Dtype, Error, Matrix, MoxieError, Step, Tensor,
-    Weights)
+    DEVICE_CPU, DTYPE_BFLOAT, DTYPE_FLOAT, DTYPE_FLOAT8_E4M3FN, DTYPE_INT, E_CAPACITY, FORMAT_BF16,
+    FORMAT_F16, FORMAT_F32, FORMAT_FP8_BLOCK128, FORMAT_FP8_CHANNEL, FORMAT_FP8_TENSOR, IDS_GLOBAL,
+    OK, Batch, Device, Dtype, Error, Matrix, MoxieError, Step, Tensor, Weights)
 
-FORMATS = {"f32": FORMAT_F32, "bf16": FORMAT_BF16, "f16": FORMAT_F16}
+FORMATS = {"f32": FORMAT_F32, "bf16": FORMAT_BF16, "f16": FORMAT_F16,
+           "fp8_tensor": FORMAT_FP8_TENSOR, "fp8_channel": FORMAT_FP8_CHANNEL,
+           "fp8_block128": FORMAT_FP8_BLOCK128}
 DTYPES = {  # of a number, by its name: DLPack's code, bits
     "f32": (DTYPE_FLOAT, 32),
     "bf16": (DTYPE_BFLOAT, 16),
     "f16": (DTYPE_FLOAT, 16),
+    "e4m3": (DTYPE_FLOAT8_E4M3FN, 8),
     "i32": (DTYPE_INT, 32),
     "i64": (DTYPE_INT, 64),
 }
@@ -38,10 +41,12 @@ def tensor(address, shape, number="f32", strides=None, device=(DEVICE_CPU, 0)):
                   strides=dims(*strides) if strides is not None else None)
 
 
-def matrix(values, number, order, orientation=0, bias=None):
-    """One projection of all experts: `values` and `bias` are Tensors, of `number` each."""
-    return Matrix(format=FORMATS[number], order=order, orientation=orientation, values=values,
-                  bias=bias if bias is not None else Tensor())
+def matrix(values, weight_format, order, orientation=0, bias=None, scales=None):
+    """One projection of all experts: `values`, `bias` and `scales` are Tensors, as abi.h has them
+    for this weight_format."""
+    return Matrix(format=FORMATS[weight_format], order=order, orientation=orientation,
+                  values=values, bias=bias if bias is not None else Tensor(),
+                  scales=scales if scales is not None else Tensor())
 
 
 class Rows(NamedTuple):

@@ -17,6 +17,11 @@ from typing import Any, Callable, NamedTuple
 import torch
 from transformers.integrations.moe import ExpertsInterface
 
+try:
+    from transformers.integrations.finegrained_fp8 import FP8ExpertsInterface
+except ImportError:  # it is younger than ExpertsInterface
+    FP8ExpertsInterface = None
+
 from moxie import abi, gates
 from moxie.experts import Experts, Rows, matrix, tensor
 from moxie.host import load
@@ -70,6 +75,9 @@ def _kind(device):
 
 NUMBERS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16",
            torch.int32: "i32", torch.int64: "i64"}
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+E4M3 = torch.float8_e4m3fn
+STORED = {**NUMBERS, E4M3: "e4m3"}
 
 
 class Allocator:
@@ -151,6 +159,14 @@ def _biases(module):
             _local(module.down_proj_bias))
 
 
+def _scales(module):
+    """What fp8 weights are multiplied by; of others there is none."""
+    if _projections(module)[0].dtype != E4M3:
+        return None, None
+    first = "gate_up_proj_scale_inv" if module.has_gate else "up_proj_scale_inv"
+    return tuple(_local(getattr(module, name, None)) for name in (first, "down_proj_scale_inv"))
+
+
 def _check_module(module):
     """Refuses what a description of the weights cannot say."""
     name = type(module).__name__
@@ -158,28 +174,31 @@ def _check_module(module):
         raise _error(abi.E_UNSUPPORTED, f"{name}: normalises the output of each expert, which "
                      "Moxie does not; keep experts_implementation='grouped_mm' for this model")
     for what, each in zip(("gate and up", "down"), _projections(module)):
-        if type(each) not in PLAIN or each.dtype not in NUMBERS:
+        if type(each) not in PLAIN or each.dtype not in (*FLOATS, E4M3):
             raise _error(abi.E_UNSUPPORTED, f"{name}: the weights of {what} are a "
                          f"{type(each).__name__} of {each.dtype}; Moxie takes plain tensors of "
-                         "float32, bfloat16 or float16 here: load the model with one of these as "
-                         "dtype")
+                         "float32, bfloat16, float16 or float8_e4m3fn here: load the model with "
+                         "one of the first three as dtype, or dequantised")
+    if E4M3 in [each.dtype for each in _projections(module)]:
+        _check_fp8(module)
 
 
 def _describe(each):
     """A torch tensor as Moxie's."""
     kind = _kind(each.device)
-    return tensor(each.data_ptr(), each.shape, NUMBERS[each.dtype], each.stride(),
+    return tensor(each.data_ptr(), each.shape, STORED[each.dtype], each.stride(),
                   (kind.dlpack, each.device.index or 0))
 
 
-def _matrix(weight, bias, order, transposed):
+def _matrix(weight, weight_format, order, transposed, bias, scales):
     """A projection in place: of a view with turned columns, the orientation is what turns."""
     rows_in = transposed
     if weight.stride(-1) != 1 and weight.stride(-2) == 1:
         weight, rows_in = weight.transpose(-1, -2), not transposed
-    return matrix(_describe(weight), NUMBERS[weight.dtype], order,
+    return matrix(_describe(weight), weight_format, order,
                   abi.ROWS_IN if rows_in else abi.ROWS_OUT,
-                  _describe(bias) if bias is not None else None)
+                  _describe(bias) if bias is not None else None,
+                  _describe(scales) if scales is not None else None)
 
 
 def _sizes(module):
@@ -190,6 +209,87 @@ def _sizes(module):
         rows, columns = columns, rows
     return {"hidden_size": columns, "intermediate_size": rows // (2 if module.has_gate else 1),
             "num_experts": experts}
+
+
+# ---- fp8: what transformers.integrations.finegrained_fp8.FP8Experts keeps ----------------------
+
+# FineGrainedFP8Config's weight_block_size; None is one scale for each projection.
+FP8_FORMATS = {(128, 128): "fp8_block128", None: "fp8_tensor"}
+# What scales may be stored as: float32 is read in place, the others are copied to float32.
+SCALE_TYPES = [torch.float32, torch.bfloat16, torch.float16,
+               *([torch.float8_e8m0fnu] if hasattr(torch, "float8_e8m0fnu") else [])]
+
+
+def _block_size(module):
+    block = getattr(module, "block_size", None)
+    return tuple(block) if block is not None else None
+
+
+def _weight_format(module):
+    """The configuration's name of what the weights are stored as."""
+    dtype = _projections(module)[0].dtype
+    return FP8_FORMATS[_block_size(module)] if dtype == E4M3 else NUMBERS[dtype]
+
+
+def _scale_shapes(module):
+    """What the scales of each projection look like: gate and up have blocks of their own, because
+    the checkpoints have quantised them apart."""
+    sizes = _sizes(module)
+    experts, halves = sizes["num_experts"], 2 if module.has_gate else 1
+    if _block_size(module) is None:
+        return [experts, halves, 1], [experts, 1, 1]
+    hidden, inner = (-(-sizes[key] // 128) for key in ("hidden_size", "intermediate_size"))
+    return [experts, halves * inner, hidden], [experts, hidden, inner]
+
+
+def _fp8_error(module, text):
+    return _error(abi.E_UNSUPPORTED, f"{type(module).__name__}: {text}: load the model with "
+                  "quantization_config=FineGrainedFP8Config(dequantize=True)")
+
+
+def _check_fp8(module):
+    """Refuses fp8 that Moxie would read as other numbers than those that were quantised."""
+    (w1, w2), block = _projections(module), _block_size(module)
+    if w1.dtype != w2.dtype:
+        raise _fp8_error(module, f"gate and up are {w1.dtype} and down is {w2.dtype}; Moxie takes "
+                         "one type for both")
+    if block not in FP8_FORMATS:
+        raise _fp8_error(module, f"weight_block_size is {list(block)}; Moxie takes [128, 128], or "
+                         "one scale for each projection")
+    if getattr(module, "activation_scheme", "dynamic") != "dynamic":
+        raise _fp8_error(module, f"activation_scheme is {module.activation_scheme!r}; Moxie scales "
+                         "activations by what they are ('dynamic')")
+    inner = _sizes(module)["intermediate_size"]
+    whole = getattr(module, "intermediate_dim", inner)
+    if block is not None and whole != inner and inner % 128:
+        raise _fp8_error(module, f"tensor parallelism leaves {inner} of {whole} intermediate units "
+                         "here, which cuts through blocks of 128: use fewer ranks, or expert "
+                         "parallelism; or")
+    for what, scales, shape in zip(("gate and up", "down"), _scales(module), _scale_shapes(module)):
+        _check_scales(module, what, scales, shape)
+
+
+def _check_scales(module, what, scales, shape):
+    if type(scales) not in PLAIN or scales.dtype not in SCALE_TYPES:
+        raise _fp8_error(module, f"the scales of {what} are {getattr(scales, 'dtype', 'missing')}; "
+                         "Moxie takes float32, bfloat16, float16 or float8_e8m0fnu")
+    if list(scales.shape) != shape:
+        raise _error(abi.E_UNSUPPORTED, f"{type(module).__name__}: the scales of {what} are "
+                     f"{list(scales.shape)}; Moxie takes {shape}, where gate and up have blocks of "
+                     "their own: quantise them apart")
+
+
+def _readable(module):
+    """The scales as Moxie reads them: the module's own, or copies, which have to be kept."""
+    return tuple(each.detach().float().contiguous() if each is not None else None
+                 for each in _scales(module))
+
+
+def _shaped(scales, weight_format):
+    """fp8_tensor's are [E] and [E, 2] for Moxie."""
+    if scales is None or weight_format != "fp8_tensor":
+        return scales
+    return scales[:, :, 0] if scales.shape[1] == 2 else scales[:, 0, 0]
 
 
 def _layers_of(config):
@@ -229,13 +329,15 @@ class Prepared(NamedTuple):
     seen: tuple
     shared: Shared
     layer: Any
+    scales: tuple  # of fp8 weights, as Moxie reads them: the module's own, or copies
 
 
 def _seen(module, number, device, top_k):
     """All that a layer was made from, as cheap as a comparison of each forward has to be."""
     w1, w2 = _projections(module)
     return (w1.data_ptr(), w2.data_ptr(), w1.shape, w1.dtype, number, device, top_k,
-            *(each.data_ptr() for each in _biases(module) if each is not None))
+            *(each.data_ptr() for each in _biases(module) if each is not None),
+            *(each.data_ptr() for each in _scales(module) if each is not None))
 
 
 def _share(module, config, device):
@@ -260,17 +362,19 @@ def _prepare(module, number, device, top_k):
                      "or the model once, before the capture")
     _check_module(module)
     order, activation = gates.recognise(module, device)
-    (w1, w2), (bias1, bias2) = _projections(module), _biases(module)
+    weight_format, scales = _weight_format(module), _readable(module)
     config = {**kind.keys(), "num_layers": _layers_of(module.config), **_settings, **_sizes(module),
               **activation, "top_k": top_k, "device": kind.key(device),
-              "weight_format": NUMBERS[w1.dtype], "input_format": number, "output_format": number}
+              "weight_format": weight_format, "input_format": number, "output_format": number}
     config.pop("plugin")
     shared = _share(module, config, device)
     with kind.current(device):
-        layer = shared.experts.add_layer(
-            _matrix(w1, bias1, order, module.is_transposed),
-            _matrix(w2, bias2, abi.ORDER_PLAIN, module.is_transposed))
-    prepared = Prepared(_seen(module, number, device, top_k), shared, layer)
+        layer = shared.experts.add_layer(*(
+            _matrix(weight, weight_format, each_order, module.is_transposed, bias,
+                    _shaped(each_scales, weight_format))
+            for weight, each_order, bias, each_scales in zip(
+                _projections(module), (order, abi.ORDER_PLAIN), _biases(module), scales)))
+    prepared = Prepared(_seen(module, number, device, top_k), shared, layer, scales)
     _layers[module] = prepared
     return prepared
 
@@ -295,6 +399,13 @@ def _top_k_of(config):
                  "has: give prepare(model, top_k=...)")
 
 
+def _number_of(model, w1):
+    """What the experts of a model will be given: what they are stored as, or with fp8 what the
+    model's first parameter of another type is, which is the embedding."""
+    dtypes = [w1.dtype, *(each.dtype for each in model.parameters())]
+    return next((NUMBERS[dtype] for dtype in dtypes if dtype in FLOATS), "bf16")
+
+
 def prepare(model, top_k=None):
     """Makes every layer of a model ready, so that the first forward can already be captured.
 
@@ -304,7 +415,7 @@ def prepare(model, top_k=None):
     for module in modules:
         _check_module(module)
         w1, _ = _projections(module)
-        _prepare(module, NUMBERS[w1.dtype], w1.device,
+        _prepare(module, _number_of(model, w1), w1.device,
                  top_k if top_k is not None else _top_k_of(module.config))
     return len(modules)
 
@@ -313,6 +424,10 @@ def weights_updated(model):
     """To be called after weights were changed in place. Weights that moved are noticed."""
     for module in _experts_modules(model):
         if module in _layers:
+            with torch.no_grad():
+                for mine, theirs in zip(_layers[module].scales, _scales(module)):
+                    if mine is not None and mine.data_ptr() != theirs.data_ptr():
+                        mine.copy_(theirs)
             _layers[module].layer.weights_updated()
 
 
@@ -399,3 +514,5 @@ def forward(module, hidden_states, top_k_index, top_k_weights):
 
 
 ExpertsInterface.register("moxie", forward)
+if FP8ExpertsInterface is not None:
+    FP8ExpertsInterface.register("moxie", forward)
