@@ -1,5 +1,5 @@
 // One MoE layer on the GPU and on its CPU twin, same args structs, same random data: sizes, orders, activations, skew.
-// With --time, the layer's time in a replayed graph instead.
+// With --time, the layer's time in a replayed graph instead; with --random SEED COUNT, random layers.
 
 extern "C" {
 #include "kernels/cpu/cpu.h"
@@ -425,7 +425,7 @@ static int compare(const layer_case &c)
         difference += ((double)got[i] - want[i]) * ((double)got[i] - want[i]);
         norm += (double)want[i] * want[i];
     }
-    double error = sqrt(difference / norm);
+    double error = sqrt(norm > 0 ? difference / norm : difference); // no id of an expert: all zeros
     int bits = memcmp(got.data(), again.data(), got.size() * 4) == 0;
     int ok = error <= 5e-3 && bits;
     printf("%s tokens %d hidden %d intermediate %d experts %d top-k %d order %d activation %d skew %d bias %d on-input %d rows-in %d format %d: error %.2e%s\n",
@@ -533,6 +533,34 @@ static void time_layer(const layer_case &c)
     cudaStreamDestroy(stream);
 }
 
+static int below(int limit)
+{
+    return (int)(uniform() * limit);
+}
+
+// Any layer that the library takes, small.
+static layer_case random_case()
+{
+    static const int orders[] = {ORDER_GATE_UP, ORDER_UP_GATE, ORDER_INTERLEAVED, ORDER_PLAIN};
+    static const int gated[] = {ACTIVATION_SILU, ACTIVATION_GELU, ACTIVATION_GELU_TANH, ACTIVATION_SWIGLUOAI};
+    static const int formats[] = {FORMAT_BF16, FORMAT_BF16, FORMAT_FP8_BLOCK128, FORMAT_FP8_CHANNEL, FORMAT_FP8_TENSOR};
+    layer_case c = {};
+    c.format = formats[below(5)];
+    int multiple = c.format == FORMAT_BF16 ? 8 : 16;
+    c.tokens = 1 + below(below(3) ? 40 : 400);
+    c.hidden = multiple * (1 + below(50));
+    c.intermediate = multiple * (1 + below(30));
+    c.experts = 1 + below(below(3) ? 12 : 200);
+    c.top_k = 1 + below(c.experts < 6 ? c.experts : 6);
+    c.order = orders[below(4)];
+    c.activation = c.order == ORDER_PLAIN ? ACTIVATION_RELU2 : gated[below(4)];
+    c.skew = below(3);
+    c.bias = below(2);
+    c.weight_on_input = below(4) == 0;
+    c.rows_in = c.format == FORMAT_BF16 && below(2);
+    return c;
+}
+
 int main(int argc, char **argv)
 {
     static const layer_case cases[] = {
@@ -582,6 +610,12 @@ int main(int argc, char **argv)
         for (int t : {1, 64, 1024, 4096})
             time_layer({t, 4096, 14336, 8, 2, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_BF16});
         return 0;
+    }
+    if (argc > 3 && strcmp(argv[1], "--random") == 0) {
+        seed_state += strtoull(argv[2], NULL, 10) * 0x9e3779b97f4a7c15u;
+        for (int i = atoi(argv[3]); i > 0; i--)
+            failed += compare(random_case());
+        return failed != 0;
     }
     for (const layer_case &c : cases)
         failed += compare(c);
