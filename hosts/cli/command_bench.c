@@ -244,7 +244,9 @@ static int find_anchors(struct bench_run *run, struct fault *fault)
     int cores = machine_cores();
 
     if (run->forwards > 1) {
-        run->anchors = (struct anchors){BENCH_GPU_BYTES_PER_S, BENCH_GPU_FLOPS_PER_S};
+        run->anchors = (struct anchors){BENCH_GPU_BYTES_PER_S, format_is_fp8(run->options->format)
+                                                                   ? BENCH_GPU_FP8_FLOPS_PER_S
+                                                                   : BENCH_GPU_FLOPS_PER_S};
         return EXIT_OK;
     }
     if (anchors_measure(threads < cores ? (int)threads : cores, &run->anchors)) return EXIT_OK;
