@@ -2,6 +2,8 @@
 // are recorded and replayed as kernels are. What it says of a wrong output, and that nothing is
 // left when any call fails.
 
+#include "hosts/cli/bench_check.h"
+#include "hosts/cli/conform_numbers.h"
 #include "hosts/cli/rank.h"
 #include "hosts/cli/router.h"
 
@@ -11,7 +13,19 @@
 #include <math.h>
 #include <string.h>
 
-enum mistake { NO_MISTAKE, LAST_TOKEN_UNWRITTEN, MIDDLE_TOKEN_UNWRITTEN, WRONG_SUM };
+#define LAYER_SIZE_MAX 144
+
+enum mistake {
+    NO_MISTAKE,
+    LAST_TOKEN_UNWRITTEN,
+    MIDDLE_TOKEN_UNWRITTEN,
+    WRONG_SUM,
+    FIVE_PERCENT,
+    SEVEN_PERCENT,
+    ONE_RUN_OF_BLOCKS, // those of up follow gate's rows, not gate's blocks
+    ONE_COLUMN_OF_BLOCKS,
+    ZERO_WEIGHTS, // an output of zero, as the reference then is
+};
 
 static struct fake_cuda fake;
 static struct {
@@ -24,14 +38,59 @@ static struct {
 
 // ---- The library -------------------------------------------------------------------------------
 
+struct matrix {
+    const void *values;
+    const float *scales;
+    int32_t format;
+    int64_t rows, inputs, half_rows;   // of an expert; of gate or up
+    int64_t scale_rows, scale_columns; // of an expert
+};
+
 // A runner and a forward in one: what a launch copies.
 struct work {
-    const uint16_t *w1, *w2, *x;
+    struct matrix w1, w2;
+    const uint16_t *x;
     const int32_t *ids;
     const float *weights;
     uint16_t *y;
     int64_t tokens, hidden, intermediate, top_k;
 };
+
+static struct matrix read_matrix(const moxie_matrix *matrix)
+{
+    const moxie_tensor *values = &matrix->values, *scales = &matrix->scales;
+    int64_t halves = matrix->order == MOXIE_ORDER_PLAIN ? 1 : 2;
+
+    ck_assert_int_eq(values->device.type, MOXIE_DEVICE_CUDA);
+    return (struct matrix){
+        .values = values->data,
+        .scales = scales->data,
+        .format = matrix->format,
+        .rows = values->shape[1],
+        .inputs = values->shape[2],
+        .half_rows = values->shape[1] / halves,
+        .scale_rows = scales->ndim > 1 ? scales->shape[1] : 1,
+        .scale_columns = scales->ndim > 2 ? scales->shape[2] : 1,
+    };
+}
+
+static float scale_of(const struct matrix *matrix, int64_t expert, int64_t row, int64_t column)
+{
+    int64_t half = row / matrix->half_rows;
+    int64_t scale_row = half;
+    int64_t scale_column = 0;
+
+    if (matrix->format == MOXIE_FORMAT_FP8_CHANNEL) scale_row = row;
+    if (matrix->format == MOXIE_FORMAT_FP8_BLOCK128) {
+        int64_t halves = matrix->rows / matrix->half_rows;
+
+        scale_row = half * (matrix->scale_rows / halves) + (row - half * matrix->half_rows) / 128;
+        if (library.mistake == ONE_RUN_OF_BLOCKS) scale_row = row / 128;
+        if (library.mistake != ONE_COLUMN_OF_BLOCKS) scale_column = column / 128;
+    }
+    return matrix
+        ->scales[(expert * matrix->scale_rows + scale_row) * matrix->scale_columns + scale_column];
+}
 
 static float read_bf16(const uint16_t *number)
 {
@@ -39,6 +98,16 @@ static float read_bf16(const uint16_t *number)
 
     widen(number, MOXIE_FORMAT_BF16, 1, &wide);
     return wide;
+}
+
+static float weight(const struct matrix *matrix, int64_t expert, int64_t row, int64_t column)
+{
+    int64_t at = (expert * matrix->rows + row) * matrix->inputs + column;
+
+    if (matrix->format == MOXIE_FORMAT_BF16)
+        return read_bf16((const uint16_t *)matrix->values + at);
+    return (float)decode_e4m3(((const uint8_t *)matrix->values)[at]) *
+           scale_of(matrix, expert, row, column);
 }
 
 static uint16_t to_bf16(float value)
@@ -49,30 +118,27 @@ static uint16_t to_bf16(float value)
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-static float dot(const uint16_t *row, const float *in, int64_t count)
+static float dot(const struct matrix *matrix, int64_t expert, int64_t row, const float *in)
 {
     float sum = 0;
 
-    for (int64_t i = 0; i < count; i++)
-        sum += read_bf16(row + i) * in[i];
+    for (int64_t i = 0; i < matrix->inputs; i++)
+        sum += weight(matrix, expert, row, i) * in[i];
     return sum;
 }
 
 static void add_expert(const struct work *work, int64_t expert, float scale, const float *x,
                        float *sum)
 {
-    const uint16_t *w1 = work->w1 + expert * 2 * work->intermediate * work->hidden;
-    const uint16_t *w2 = work->w2 + expert * work->hidden * work->intermediate;
-    float mid[64];
+    float mid[LAYER_SIZE_MAX];
 
     for (int64_t i = 0; i < work->intermediate; i++) {
-        float gate = dot(w1 + i * work->hidden, x, work->hidden);
+        float gate = dot(&work->w1, expert, i, x);
 
-        mid[i] = gate / (1 + expf(-gate)) *
-                 dot(w1 + (work->intermediate + i) * work->hidden, x, work->hidden);
+        mid[i] = gate / (1 + expf(-gate)) * dot(&work->w1, expert, work->intermediate + i, x);
     }
     for (int64_t i = 0; i < work->hidden; i++)
-        sum[i] += scale * dot(w2 + i * work->intermediate, mid, work->intermediate);
+        sum[i] += scale * dot(&work->w2, expert, i, mid);
 }
 
 static void remember(const struct work *work)
@@ -94,15 +160,18 @@ static void compute(const void *arg)
 
     remember(work);
     for (int64_t token = 0; token < tokens; token++) {
-        float x[64];
-        float sum[64] = {library.mistake == WRONG_SUM ? 1.0f : 0.0f};
+        float x[LAYER_SIZE_MAX];
+        float sum[LAYER_SIZE_MAX] = {library.mistake == WRONG_SUM ? 1.0f : 0.0f};
+        float factor = library.mistake == FIVE_PERCENT    ? 1.05f
+                       : library.mistake == SEVEN_PERCENT ? 1.07f
+                                                          : 1;
 
         if (library.mistake == MIDDLE_TOKEN_UNWRITTEN && token > 0 && token < tokens - 1) continue;
         widen(work->x + token * work->hidden, MOXIE_FORMAT_BF16, (uint64_t)work->hidden, x);
         for (int64_t k = token * work->top_k; k < (token + 1) * work->top_k; k++)
             add_expert(work, work->ids[k], work->weights[k], x, sum);
         for (int64_t i = 0; i < work->hidden; i++)
-            work->y[token * work->hidden + i] = to_bf16(sum[i]);
+            work->y[token * work->hidden + i] = to_bf16(factor * sum[i]);
     }
 }
 
@@ -115,9 +184,12 @@ static int32_t create_runner(moxie_instance *instance, int32_t layer, const moxi
     (void)layer;
     (void)error;
     ck_assert_ptr_nonnull(runner);
-    ck_assert_int_eq(weights->w1->values.device.type, MOXIE_DEVICE_CUDA);
-    runner->w1 = weights->w1->values.data;
-    runner->w2 = weights->w2->values.data;
+    runner->w1 = read_matrix(weights->w1);
+    runner->w2 = read_matrix(weights->w2);
+    if (library.mistake == ZERO_WEIGHTS)
+        memset(weights->w2->values.data, 0,
+               sizeof(uint16_t) *
+                   (size_t)(weights->w2->values.shape[0] * runner->w2.rows * runner->w2.inputs));
     runner->hidden = weights->w2->values.shape[1];
     runner->intermediate = weights->w2->values.shape[2];
     library.runners++;
@@ -186,17 +258,9 @@ static const moxie_api api = {.struct_size = sizeof api, .forward = forward};
 // ---- The bench ---------------------------------------------------------------------------------
 
 // Of a rank that is not the one which reports, so that nobody has to listen.
-static int bench(const struct bench_shape *shape, struct fault *fault)
+static int bench_job_here(const struct bench_job *job, struct fault *fault)
 {
-    const struct bench_job job = {
-        .shape = *shape,
-        .format = MOXIE_FORMAT_BF16,
-        .row_format = MOXIE_FORMAT_BF16,
-        .tokens_max = 3,
-        .cells = 2,
-        .tokens = {1, 3},
-    };
-    const moxie_bounds bounds = {.struct_size = sizeof bounds, .experts_local = shape->experts};
+    const moxie_bounds bounds = {.struct_size = sizeof bounds, .experts_local = job->shape.experts};
     const moxie_plan plan = {.struct_size = sizeof plan, .bounds = &bounds};
     struct link link = {.descriptor = -1, .rank = 1, .ranks = 2};
     struct rank rank = {
@@ -210,10 +274,41 @@ static int bench(const struct bench_shape *shape, struct fault *fault)
     library.forwards = 0;
     library.routings_count = 0;
     TRY(device_open(&rank.device, "sm_90", fault));
-    TRY(bench_graphs(&rank, &job, fault));
+    TRY(bench_graphs(&rank, job, fault));
 out:
     ck_assert_int_eq(library.runners, 0);
     return device_finish(&rank.device, st, fault);
+}
+
+static int bench(const struct bench_shape *shape, struct fault *fault)
+{
+    const struct bench_job job = {
+        .shape = *shape,
+        .format = MOXIE_FORMAT_BF16,
+        .row_format = MOXIE_FORMAT_BF16,
+        .tokens_max = 3,
+        .cells = 2,
+        .tokens = {1, 3},
+    };
+
+    return bench_job_here(&job, fault);
+}
+
+// Sizes that leave a part of a block of fp8_block128 in every direction.
+static int bench_format(int32_t format, enum mistake mistake, struct fault *fault)
+{
+    const struct bench_job job = {
+        .shape = {LAYER_SIZE_MAX, 136, 2, 1},
+        .format = format,
+        .row_format = MOXIE_FORMAT_BF16,
+        .tokens_max = 1,
+        .cells = 1,
+        .tokens = {1},
+    };
+
+    library.mistake = mistake;
+    *fault = (struct fault){.text = ""};
+    return bench_job_here(&job, fault);
 }
 
 static const struct bench_shape small = {16, 16, 4, 2};
@@ -291,6 +386,7 @@ START_TEST(wrong_outputs_are_found)
         {LAST_TOKEN_UNWRITTEN, "the output was not written, or is not finite: token 0, column 0"},
         {MIDDLE_TOKEN_UNWRITTEN, "the output was not written, or is not finite: token 1, column 0"},
         {WRONG_SUM, "1 tokens: the last one's relative error is"},
+        {ZERO_WEIGHTS, "1 tokens: the last one's relative error is"},
     };
     struct fault fault;
 
@@ -300,6 +396,62 @@ START_TEST(wrong_outputs_are_found)
         ck_assert_msg(strstr(fault.text, rows[i].said) != NULL, "%s", fault.text);
         ck_assert_int_eq(fake.live(), 0);
     }
+}
+END_TEST
+
+// Also that every set has scales: the token that is checked went through the last one. An error of
+// 5% is the quantising of rows, and no mistake, with fp8 weights only.
+START_TEST(scales_are_read_as_described)
+{
+    static const int32_t formats[] = {MOXIE_FORMAT_FP8_TENSOR, MOXIE_FORMAT_FP8_CHANNEL,
+                                      MOXIE_FORMAT_FP8_BLOCK128};
+    struct fault fault;
+
+    for (int i = 0; i < 3; i++) {
+        fake.reset();
+        ck_assert_msg(bench_format(formats[i], FIVE_PERCENT, &fault) == EXIT_OK, "%s", fault.text);
+        ck_assert_int_eq(fake.calls("cuMemcpyDtoDAsync_v2"), 7 * 4 + 2 * 10);
+        ck_assert_int_eq(bench_format(formats[i], SEVEN_PERCENT, &fault), EXIT_TOLERANCE);
+        ck_assert_msg(strstr(fault.text, "at most 6e-02 is wanted") != NULL, "%s", fault.text);
+    }
+    for (int mistake = ONE_RUN_OF_BLOCKS; mistake <= ONE_COLUMN_OF_BLOCKS; mistake++)
+        ck_assert_msg(bench_format(MOXIE_FORMAT_FP8_BLOCK128, (enum mistake)mistake, &fault) ==
+                          EXIT_TOLERANCE,
+                      "mistake %d", mistake);
+    ck_assert_int_eq(bench_format(MOXIE_FORMAT_BF16, NO_MISTAKE, &fault), EXIT_OK);
+    ck_assert_int_eq(bench_format(MOXIE_FORMAT_BF16, FIVE_PERCENT, &fault), EXIT_TOLERANCE);
+    ck_assert_msg(strstr(fault.text, "at most 2e-02 is wanted") != NULL, "%s", fault.text);
+    ck_assert_int_eq(fake.live(), 0);
+}
+END_TEST
+
+START_TEST(what_cannot_be_checked_is_refused)
+{
+    static const struct {
+        struct bench_shape shape;
+        int32_t format;
+        int64_t experts;
+        const char *said;
+    } rows[] = {
+        {{16, 16, 4, 2}, MOXIE_FORMAT_F32, 4, "not in f32"},
+        {{32, 32, 4, 2}, MOXIE_FORMAT_INT4_G32, 4, "not in int4_g32"},
+        {{32, 32, 4, 2}, MOXIE_FORMAT_MXFP4, 4, "not in mxfp4"},
+        {{32, 32, 4, 2}, MOXIE_FORMAT_NVFP4, 4, "not in nvfp4"},
+        {{2097153, 16, 4, 2}, MOXIE_FORMAT_FP8_TENSOR, 4, "rows of at most 2097152 numbers"},
+        {{16, 2097153, 4, 2}, MOXIE_FORMAT_BF16, 4, "intermediate 2097153"},
+        {{16, 16, 4, 2}, MOXIE_FORMAT_BF16, 2, "not 2 of 4"},
+    };
+    static const struct bench_shape largest = {2097152, 2097152, 4, 2};
+    struct fault fault = {.text = ""};
+
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        ck_assert_int_eq(
+            bench_check_possible(&rows[i].shape, rows[i].format, rows[i].experts, &fault),
+            EXIT_REFUSED);
+        ck_assert_msg(strstr(fault.text, rows[i].said) != NULL, "%s", fault.text);
+    }
+    ck_assert_int_eq(bench_check_possible(&largest, MOXIE_FORMAT_FP8_BLOCK128, 4, &fault), EXIT_OK);
+    ck_assert_int_eq(bench_check_possible(&largest, MOXIE_FORMAT_F16, 4, &fault), EXIT_OK);
 }
 END_TEST
 
@@ -331,6 +483,8 @@ static void add_tests(TCase *tests)
     tcase_add_test(tests, every_call_may_fail);
     tcase_add_test(tests, the_library_may_fail);
     tcase_add_test(tests, wrong_outputs_are_found);
+    tcase_add_test(tests, scales_are_read_as_described);
+    tcase_add_test(tests, what_cannot_be_checked_is_refused);
     tcase_add_test(tests, weight_sets_are_as_many_as_fit);
 }
 

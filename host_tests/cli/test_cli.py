@@ -383,7 +383,7 @@ class Gpu(Case):
         result = self.document(*self.TINY, "--tokens", "1,5", *self.ON)
         self.assertEqual([cell["tokens"] for cell in result["cells"]], [1, 5])
         self.assertEqual((result["forwards_per_graph"], result["weight_sets"], result["ranks"]), (8, 8, 1))
-        self.assertEqual(result["floor_of"], {"read_gb_per_s": 4500.0, "tflops": 790.0})
+        self.assertEqual(result["floor_of"], {"read_gb_per_s": 4500.0, "tflops": 790.0, "operands": "16-bit"})
         for name in ("driver_copy_gb_per_s", "driver_fill_gb_per_s"):
             self.assertTrue(all(rate > 0 for rate in result["anchors"][name]))
         for cell in result["cells"]:
@@ -395,10 +395,31 @@ class Gpu(Case):
             self.assertGreaterEqual(cell["replays"], 30)
             self.assertLess(cell["relative_error"], 0.02)
 
+    def test_bench_fp8(self):
+        """Blocks that are not whole, of rows and of columns."""
+        for weights, rows in (("fp8_tensor", "f16"), ("fp8_channel", "bf16"), ("fp8_block128", "bf16")):
+            with self.subTest(weights=weights, rows=rows):
+                result = self.document("bench", "--shape", "144,144,2,1", "--seconds", "0.01", "--tokens", "1",
+                                       "--weight-format", weights, "--row-format", rows, *self.ON)
+                self.assertEqual((result["weight_format"], result["row_format"]), (weights, rows))
+                self.assertEqual(result["floor_of"], {"read_gb_per_s": 4500.0, "tflops": 1580.0, "operands": "fp8"})
+                # Rows are quantised on the way: an error of zero would be that of another layer.
+                self.assertLess(result["cells"][0]["relative_error"], 0.06)
+                self.assertGreater(result["cells"][0]["relative_error"], 0.005)
+
+    def test_bench_refuses_what_it_cannot_check(self):
+        for shape, words in (("2097280,128,2,1", "rows of at most 2097152 numbers"),
+                             ("128,2097280,2,1", "intermediate 2097280")):
+            _, trouble = self.moxie("bench", "--shape", shape, "--tokens", "1", *self.ON, code=2)
+            self.assertIn(words, trouble)
+        _, trouble = self.moxie(*self.TINY, "--tokens", "1", "--weight-format", "mxfp4", *self.ON, code=2)
+        self.assertIn("weight_format mxfp4", trouble)
+
     def test_bench_table(self):
         text, _ = self.moxie(*self.TINY, "--tokens", "2", "--weight-format", "f16", "--row-format", "f16",
                                    *self.ON)
         self.assertIn("x floor", text)
+        self.assertIn("4.5 TB/s and 790 TFLOP/s (16-bit)", text)
         self.assertIn("which a cache may hold", text)
         _, trouble = self.moxie(*self.TINY, "--tokens", "2", "--weight-format", "f16", *self.ON, code=2)
         self.assertIn("input_format", trouble)

@@ -6,7 +6,12 @@
 #include "host_tests/suite.h"
 
 #include <math.h>
+#include <pthread.h>
+#include <signal.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 START_TEST(small_formats_are_decoded)
 {
@@ -154,6 +159,73 @@ START_TEST(the_first_verdict_stands)
 }
 END_TEST
 
+static void *crash_elsewhere(void *arg)
+{
+    struct check check = {.plugin = "", .trace = 1};
+    // Not NULL, which a sanitizer would see before the processor does.
+    volatile int *nobodys = mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+    check_at(&check, "the %s", "thread that crashes");
+    switch (*(const int *)arg) {
+    case SIGSEGV:
+        *nobodys = 1;
+        break;
+    case SIGFPE:
+        (void)raise(SIGFPE);
+        break;
+    default:
+        abort();
+    }
+    return NULL;
+}
+
+// The last place in the trace is another thread's.
+static void crash_between(int number)
+{
+    struct check check = {.plugin = "", .trace = 1};
+    pthread_t thread;
+
+    trace_crashes();
+    check_at(&check, "the thread that goes on");
+    (void)pthread_create(&thread, NULL, crash_elsewhere, &number);
+    (void)pthread_join(thread, NULL);
+    _exit(EXIT_SUCCESS);
+}
+
+START_TEST(a_crash_names_the_place_of_its_thread)
+{
+    const int numbers[] = {SIGABRT, SIGSEGV, SIGFPE};
+    int ends[2], status = 0;
+
+    for (int i = 0; i < 3; i++) {
+        char text[65536] = "";
+        size_t length = 0;
+        ssize_t got = 0;
+        pid_t child = -1;
+
+        ck_assert_int_eq(pipe(ends), 0);
+        child = fork();
+        ck_assert_int_ge(child, 0);
+        if (child == 0) {
+            (void)dup2(ends[1], STDERR_FILENO);
+            (void)close(ends[1]);
+            crash_between(numbers[i]);
+        }
+        (void)close(ends[1]);
+        while ((got = read(ends[0], text + length, sizeof text - 1 - length)) > 0)
+            length += (size_t)got;
+        (void)close(ends[0]);
+        ck_assert_int_eq(waitpid(child, &status, 0), child);
+        // A sanitizer turns a signal into an exit code of its own.
+        ck_assert_msg(WIFSIGNALED(status) ? WTERMSIG(status) == numbers[i]
+                                          : WEXITSTATUS(status) != EXIT_SUCCESS,
+                      "status %d", status);
+        ck_assert_msg(strstr(text, "\n" CRASH_MARK "the thread that crashes\n") != NULL, "%s",
+                      text);
+    }
+}
+END_TEST
+
 // Names are unique, and every rule says what it holds.
 START_TEST(rules_have_names)
 {
@@ -174,6 +246,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, a_wrong_row_is_seen);
     tcase_add_test(tests, a_row_of_nobody_is_zero);
     tcase_add_test(tests, the_first_verdict_stands);
+    tcase_add_test(tests, a_crash_names_the_place_of_its_thread);
     tcase_add_test(tests, rules_have_names);
 }
 

@@ -1,6 +1,7 @@
 // The small parts: tokens over ranks, shapes and routings of the bench, weights in memory, tables.
 
-#include "hosts/cli/bench.h"
+#include "hosts/cli/bench_check.h"
+#include "hosts/cli/conform_numbers.h"
 #include "hosts/cli/inputs.h"
 #include "hosts/cli/router.h"
 #include "hosts/cli/table.h"
@@ -143,6 +144,88 @@ START_TEST(weights_take_what_their_format_takes)
 }
 END_TEST
 
+// What a floor counts of one expert: gate, up and down, with their scales.
+START_TEST(a_layer_takes_its_scales_too)
+{
+    static const struct {
+        int32_t format;
+        uint64_t bytes;
+    } rows[] = {
+        {MOXIE_FORMAT_BF16, 2 * 3 * 160 * 256},
+        {MOXIE_FORMAT_FP8_TENSOR, 3 * 160 * 256 + 4 * (2 + 1)},
+        {MOXIE_FORMAT_FP8_CHANNEL, 3 * 160 * 256 + 4 * (320 + 256)},
+        {MOXIE_FORMAT_FP8_BLOCK128, 3 * 160 * 256 + 4 * (4 * 2 + 2 * 2)},
+    };
+    static const struct bench_shape shape = {256, 160, 8, 2};
+
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        ck_assert_uint_eq(bench_layer_bytes(&shape, rows[i].format, 3), 3 * rows[i].bytes);
+}
+END_TEST
+
+// So that an output is neither zero nor infinite: as large as bf16 ones, 2^-6 to 2^-2.
+START_TEST(random_fp8_weights_are_of_moderate_size)
+{
+    const struct weights_shape shape = {
+        .format = MOXIE_FORMAT_FP8_CHANNEL, .experts = 2, .outputs = 64, .inputs = 32};
+    struct weights weights;
+    struct device device;
+    struct fault fault;
+
+    ck_assert_int_eq(device_open(&device, "cpu", &fault), EXIT_OK);
+    ck_assert_int_eq(weights_init(&weights, &device, &shape, &fault), EXIT_OK);
+    ck_assert_int_eq(bench_fill_weights(&weights, 1, &fault), EXIT_OK);
+    for (uint64_t i = 0; i < weights.values.bytes; i++) {
+        float scale;
+
+        memcpy(&scale, weights.scales.at + i / 32 * sizeof scale, sizeof scale);
+        ck_assert_double_ge(fabs(decode_e4m3(weights.values.at[i]) * (double)scale), 0x1p-6);
+        ck_assert_double_le(fabs(decode_e4m3(weights.values.at[i]) * (double)scale), 0x1p-2);
+    }
+    weights_fini(&weights);
+    ck_assert_int_eq(device_finish(&device, EXIT_OK, &fault), EXIT_OK);
+}
+END_TEST
+
+// A relative error of a layer whose output is zero says nothing, and must not pass for a small one.
+START_TEST(a_reference_of_zero_is_no_match)
+{
+    const struct weights_shape shape = {
+        .format = MOXIE_FORMAT_FP8_TENSOR, .experts = 1, .outputs = 16, .inputs = 16};
+    const struct weights_shape gated = {.format = MOXIE_FORMAT_FP8_TENSOR,
+                                        .order = MOXIE_ORDER_GATE_UP,
+                                        .experts = 1,
+                                        .outputs = 32,
+                                        .inputs = 16};
+    uint8_t rows[2][32] = {{0}};
+    struct memory y = {rows[0], sizeof rows[0]};
+    const struct output output = {&y, 16, MOXIE_FORMAT_BF16};
+    struct weights w1, w2;
+    struct device device;
+    struct fault fault;
+    double error = 0;
+
+    ck_assert_int_eq(device_open(&device, "cpu", &fault), EXIT_OK);
+    ck_assert_int_eq(weights_init(&w1, &device, &gated, &fault), EXIT_OK);
+    ck_assert_int_eq(weights_init(&w2, &device, &shape, &fault), EXIT_OK);
+    memset(w1.values.at, 0, w1.values.bytes);
+    memset(w1.scales.at, 0, w1.scales.bytes);
+    memset(w2.values.at, 0, w2.values.bytes);
+    memset(w2.scales.at, 0, w2.scales.bytes);
+    const struct token token = {.w1 = &w1,
+                                .w2 = &w2,
+                                .x = rows[1],
+                                .x_format = MOXIE_FORMAT_BF16,
+                                .experts = (const int32_t[]){0},
+                                .top_k = 1};
+    ck_assert_int_eq(bench_check_token(&device, &output, 0, &token, &error, &fault), EXIT_OK);
+    ck_assert_double_nan(error);
+    weights_fini(&w1);
+    weights_fini(&w2);
+    ck_assert_int_eq(device_finish(&device, EXIT_OK, &fault), EXIT_OK);
+}
+END_TEST
+
 START_TEST(impossible_weights_are_refused)
 {
     static const struct weights_shape wrong[] = {
@@ -192,6 +275,9 @@ static void add_tests(TCase *tests)
     tcase_add_test(tests, shapes_of_the_bench);
     tcase_add_test(tests, routings_choose_different_experts);
     tcase_add_test(tests, weights_take_what_their_format_takes);
+    tcase_add_test(tests, a_layer_takes_its_scales_too);
+    tcase_add_test(tests, random_fp8_weights_are_of_moderate_size);
+    tcase_add_test(tests, a_reference_of_zero_is_no_match);
     tcase_add_test(tests, impossible_weights_are_refused);
     tcase_add_test(tests, bytes_for_people);
 }

@@ -4,6 +4,7 @@
 
 #include <inttypes.h>
 #include <stdlib.h>
+#include <time.h>
 
 // ---- create and destroy ------------------------------------------------------------------------
 
@@ -155,6 +156,16 @@ static int32_t place_capture(const struct call *call, int local, const moxie_ste
                      rows);
 }
 
+// So late that peers have gone on: the place of a crash is that of the thread which crashed, not
+// the last one that any thread has named.
+static void crash_late(void)
+{
+    const struct timespec while_peers_go_on = {.tv_nsec = 50000000};
+
+    (void)nanosleep(&while_peers_go_on, NULL);
+    abort();
+}
+
 static int32_t begin_forward(moxie_dispatcher *handle, const moxie_step *given, moxie_error *error)
 {
     struct dispatcher *dispatcher;
@@ -181,7 +192,7 @@ static int32_t begin_forward(moxie_dispatcher *handle, const moxie_step *given, 
     TRY(place_capture(&call, local, &step, &wanted));
     wanted.step = step;
     *slot = wanted;
-    if (HAS_FAULT(FAULT_EMPTY_STEP_CRASH) && step.tokens == 0) abort();
+    if (HAS_FAULT(FAULT_EMPTY_STEP_CRASH) && step.tokens == 0) crash_late();
     if (HAS_FAULT(FAULT_READS_AGAIN))
         (void)call.instance->host.get_i64(call.instance->host.ctx, "hidden_size", &again);
 out:

@@ -121,6 +121,9 @@ struct bits {
 // Magnitudes around 2^-5, so that a layer's output stays near its input.
 static const struct bits f32_bits = {0x807fffff807fffff, 0x3d0000003d000000};
 static const struct bits positive_f32_bits = {0x007fffff007fffff, 0x3d0000003d000000};
+// 1/2 to 2, and so that fp8 codes with their scales are as large as the other formats' numbers: an
+// output in f16 would be lost among its smallest numbers otherwise.
+static const struct bits scales_of_fp8_bits = {0x00ffffff00ffffff, 0x3f0000003f000000};
 static const struct bits bf16_bits = {0x80ff80ff80ff80ff, 0x3d003d003d003d00};
 static const struct bits f16_bits = {0x83ff83ff83ff83ff, 0x2800280028002800};
 static const struct bits e4m3_bits = {0x9f9f9f9f9f9f9f9f, 0x1010101010101010};
@@ -185,6 +188,7 @@ static const struct bits *value_bits(int32_t format)
 static const struct bits *scale_bits(int32_t format)
 {
     if (format == MOXIE_FORMAT_MXFP4) return &e8m0_bits;
+    if (format_is_fp8(format)) return &scales_of_fp8_bits;
     return format == MOXIE_FORMAT_NVFP4 ? &positive_e4m3_bits : &positive_f32_bits;
 }
 

@@ -2,13 +2,17 @@
 
 #include "hosts/cli/bench_check.h"
 
+#include "hosts/cli/conform_numbers.h"
 #include "hosts/cli/router.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define CHUNK_BYTES ((uint64_t)4 << 20)
+#define NUMBERS_MAX (CHUNK_BYTES / sizeof(uint16_t)) // widened at once: one row at least
+#define BLOCK       128                              // of fp8_block128
 
 // Index of the first number whose exponent is all ones; `count` when there is none.
 static uint64_t first_not_finite(const uint16_t *numbers, uint64_t count, int32_t format)
@@ -48,11 +52,76 @@ out:
     return st;
 }
 
-// Room for some rows of a matrix, narrow and widened.
+int bench_check_possible(const struct bench_shape *shape, int32_t format, int64_t experts,
+                         struct fault *fault)
+{
+    if (!format_is_fp8(format) && format_element_bytes(format) != sizeof(uint16_t))
+        return fault_set(fault, EXIT_REFUSED,
+                         "on a device with graphs the bench checks what is computed, and can do so "
+                         "for weights in bf16, f16, fp8_tensor, fp8_channel and fp8_block128, not "
+                         "in %s",
+                         format_word(format));
+    if ((uint64_t)shape->hidden > NUMBERS_MAX || (uint64_t)shape->intermediate > NUMBERS_MAX)
+        return fault_set(
+            fault, EXIT_REFUSED,
+            "on a device with graphs the bench checks what is computed, and can do so "
+            "for rows of at most %llu numbers, not with hidden %lld, intermediate %lld",
+            (unsigned long long)NUMBERS_MAX, (long long)shape->hidden,
+            (long long)shape->intermediate);
+    if (experts != shape->experts)
+        return fault_set(fault, EXIT_REFUSED,
+                         "on a device with graphs the bench checks what is computed, and can do so "
+                         "where a rank has every expert, not %lld of %lld",
+                         (long long)experts, (long long)shape->experts);
+    return EXIT_OK;
+}
+
+double bench_check_error_max(int32_t format)
+{
+    return format_is_fp8(format) ? 6e-2 : 2e-2;
+}
+
+// Room for some rows of a matrix, narrow and widened, and for the scales of one expert.
 struct rows_room {
     uint8_t *narrow;
-    float *wide;
+    float *wide, *scales;
+    float codes[256]; // what the codes of e4m3 stand for
 };
+
+// The scales of one row of an expert's weights, in the shapes of moxie_matrix: one, or with
+// fp8_block128 one per 128 inputs. Gate and up have scales, and blocks of rows, of their own.
+static const float *row_scales(const struct weights_shape *shape, const float *scales, uint64_t row)
+{
+    uint64_t halves = shape->order == MOXIE_ORDER_PLAIN ? 1 : 2;
+    uint64_t half_rows = (uint64_t)shape->outputs / halves;
+    uint64_t half = row / half_rows;
+    uint64_t half_blocks = (half_rows + BLOCK - 1) / BLOCK;
+    uint64_t columns = ((uint64_t)shape->inputs + BLOCK - 1) / BLOCK;
+
+    if (shape->format == MOXIE_FORMAT_FP8_TENSOR) return scales + half;
+    if (shape->format == MOXIE_FORMAT_FP8_CHANNEL) return scales + row;
+    return scales + (half * half_blocks + row % half_rows / BLOCK) * columns;
+}
+
+// Rows first..first+rows-1 of an expert, from room->narrow.
+static void widen_rows(const struct weights_shape *shape, uint64_t first, uint64_t rows,
+                       const struct rows_room *room)
+{
+    uint64_t inputs = (uint64_t)shape->inputs;
+    uint64_t per_scale = shape->format == MOXIE_FORMAT_FP8_BLOCK128 ? BLOCK : inputs;
+
+    if (!format_is_fp8(shape->format)) {
+        widen(room->narrow, shape->format, rows * inputs, room->wide);
+        return;
+    }
+    for (uint64_t i = 0; i < rows; i++) {
+        const float *scales = row_scales(shape, room->scales, first + i);
+
+        for (uint64_t k = 0; k < inputs; k++)
+            room->wide[i * inputs + k] =
+                room->codes[room->narrow[i * inputs + k]] * scales[k / per_scale];
+    }
+}
 
 // out[outputs] += scale * (rows of the expert in `weights`) x in[inputs].
 static int multiply(const struct weights *weights, int32_t expert, const double *in, double scale,
@@ -61,16 +130,21 @@ static int multiply(const struct weights *weights, int32_t expert, const double 
     struct device *device = weights->device;
     uint64_t inputs = (uint64_t)weights->shape.inputs;
     uint64_t outputs = (uint64_t)weights->shape.outputs;
-    uint64_t rows_max = CHUNK_BYTES / (inputs * sizeof(uint16_t));
+    uint64_t row_bytes = weights->value_bytes / outputs;
+    uint64_t rows_max = NUMBERS_MAX / inputs;
     const uint8_t *from = weights->values.at + (uint64_t)expert * weights->value_bytes;
     int st = EXIT_OK;
 
+    if (weights->scale_bytes > 0)
+        TRY(device->table->copy_out(device, room->scales,
+                                    weights->scales.at + (uint64_t)expert * weights->scale_bytes,
+                                    weights->scale_bytes, fault));
     for (uint64_t row = 0; row < outputs; row += rows_max) {
         uint64_t rows = outputs - row < rows_max ? outputs - row : rows_max;
 
-        TRY(device->table->copy_out(device, room->narrow, from + row * inputs * sizeof(uint16_t),
-                                    rows * inputs * sizeof(uint16_t), fault));
-        widen(room->narrow, weights->shape.format, rows * inputs, room->wide);
+        TRY(device->table->copy_out(device, room->narrow, from + row * row_bytes, rows * row_bytes,
+                                    fault));
+        widen_rows(&weights->shape, row, rows, room);
         for (uint64_t i = 0; i < rows; i++) {
             double sum = 0;
 
@@ -93,16 +167,20 @@ static int vectors_init(struct vectors *vectors, const struct token *token, stru
 {
     size_t hidden = (size_t)token->w2->shape.outputs;
     size_t intermediate = (size_t)token->w2->shape.inputs;
+    uint64_t scale_bytes = token->w1->scale_bytes > token->w2->scale_bytes ? token->w1->scale_bytes
+                                                                           : token->w2->scale_bytes;
 
     *vectors = (struct vectors){
         .x = calloc(hidden, sizeof(double)),
         .both = calloc(2 * intermediate, sizeof(double)),
         .mid = calloc(intermediate, sizeof(double)),
         .y = calloc(hidden, sizeof(double)),
-        .room = {malloc(CHUNK_BYTES), malloc(2 * CHUNK_BYTES)},
+        .room = {malloc(CHUNK_BYTES), malloc(NUMBERS_MAX * sizeof(float)), malloc(scale_bytes + 1)},
     };
+    for (int code = 0; code < 256; code++)
+        vectors->room.codes[code] = (float)decode_e4m3((uint8_t)code);
     if (vectors->x != NULL && vectors->both != NULL && vectors->mid != NULL && vectors->y != NULL &&
-        vectors->room.narrow != NULL && vectors->room.wide != NULL)
+        vectors->room.narrow != NULL && vectors->room.wide != NULL && vectors->room.scales != NULL)
         return EXIT_OK;
     return fault_set(fault, EXIT_TROUBLE, "out of memory");
 }
@@ -115,6 +193,7 @@ static void vectors_fini(struct vectors *vectors)
     free(vectors->y);
     free(vectors->room.narrow);
     free(vectors->room.wide);
+    free(vectors->room.scales);
 }
 
 static int compute(const struct token *token, struct vectors *v, struct fault *fault)
@@ -124,7 +203,7 @@ static int compute(const struct token *token, struct vectors *v, struct fault *f
     double scale = (double)(1.0f / (float)token->top_k);
     int st = EXIT_OK;
 
-    widen(token->x, token->w1->shape.format, hidden, v->room.wide);
+    widen(token->x, token->x_format, hidden, v->room.wide);
     for (size_t i = 0; i < hidden; i++)
         v->x[i] = (double)v->room.wide[i];
     for (int64_t k = 0; k < token->top_k; k++) {
@@ -148,8 +227,8 @@ int bench_check_token(struct device *device, const struct output *output, int64_
     int st = EXIT_OK;
 
     *relative_error = NAN;
-    if (row_bytes > CHUNK_BYTES || (uint64_t)token->w2->shape.inputs > CHUNK_BYTES / 2)
-        return EXIT_OK; // rows that large are nobody's layer
+    assert((uint64_t)token->w1->shape.inputs <= NUMBERS_MAX);
+    assert((uint64_t)token->w2->shape.inputs <= NUMBERS_MAX);
     TRY(vectors_init(&v, token, fault));
     TRY(compute(token, &v, fault));
     TRY(device->table->copy_out(device, v.room.narrow, output->y->at + (uint64_t)row * row_bytes,

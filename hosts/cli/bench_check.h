@@ -4,7 +4,7 @@
 #ifndef MOXIE_HOSTS_CLI_BENCH_CHECK_H
 #define MOXIE_HOSTS_CLI_BENCH_CHECK_H
 
-#include "hosts/cli/weights.h"
+#include "hosts/cli/bench.h"
 
 // No number of a 16-bit format, and what no computation writes.
 #define BENCH_POISON 0xff
@@ -21,15 +21,26 @@ struct output {
 int bench_check_rows(struct device *device, const struct output *output, int64_t first,
                      int64_t count, struct fault *fault);
 
-// One token's way through silu experts whose weights are 16-bit and in the order GATE_UP.
+// Refuses what bench_check_token cannot check: `experts` of the shape's experts on a rank, with
+// weights of that format.
+int bench_check_possible(const struct bench_shape *shape, int32_t format, int64_t experts,
+                         struct fault *fault);
+
+// The largest relative error of one token that is no mistake: the rows between the projections are
+// 16-bit or, with fp8 weights, fp8 as the rows before.
+double bench_check_error_max(int32_t format);
+
+// One token's way through silu experts whose weights are 16-bit or fp8, and in the order GATE_UP.
 struct token {
     const struct weights *w1, *w2;
-    const uint8_t *x; // [H] in the weights' format
+    const uint8_t *x; // [H]
+    int32_t x_format; // MOXIE_FORMAT_BF16 or _F16
     const int32_t *experts;
     int64_t top_k; // of equal router weights
 };
 
-// ||y - reference|| / ||reference|| of the output's row `row`, the reference in double.
+// ||y - reference|| / ||reference|| of the output's row `row`, the reference in double and of the
+// weights as they are: nothing is quantised here. NaN when the reference is zero.
 int bench_check_token(struct device *device, const struct output *output, int64_t row,
                       const struct token *token, double *relative_error, struct fault *fault);
 

@@ -196,15 +196,16 @@ static json_t *gpu_document(const struct bench_run *run)
     const struct bench_device *device = &run->device;
 
     return json_pack(
-        "{s:{s:I, s:I, s:I, s:I}, s:s, s:s, s:s, s:s, s:s, s:I, s:i, s:i, s:{s:f, s:f}, "
-        "s:{s:[f, f], s:[f, f], s:f}, s:o}",
+        "{s:{s:I, s:I, s:I, s:I}, s:s, s:s, s:s, s:s, s:s, s:I, s:i, s:i, s:{s:f, s:f, "
+        "s:s}, s:{s:[f, f], s:[f, f], s:f}, s:o}",
         "shape", "hidden_size", (json_int_t)shape->hidden, "intermediate_size",
         (json_int_t)shape->intermediate, "num_experts", (json_int_t)shape->experts, "top_k",
         (json_int_t)shape->top_k, "weight_format", format_word(options->format), "row_format",
         format_word(options->row_format), "runner", run->runner, "dispatcher", run->dispatcher,
         "device", device->name, "ranks", (json_int_t)options->rank.ranks, "forwards_per_graph",
         run->forwards, "weight_sets", device->sets, "floor_of", "read_gb_per_s",
-        BENCH_GPU_BYTES_PER_S / 1e9, "tflops", BENCH_GPU_FLOPS_PER_S / 1e12, "anchors",
+        run->anchors.read_bytes_per_s / 1e9, "tflops", run->anchors.f32_flops_per_s / 1e12,
+        "operands", format_is_fp8(options->format) ? "fp8" : "16-bit", "anchors",
         "driver_copy_gb_per_s", device->copy[0] / 1e9, device->copy[1] / 1e9,
         "driver_fill_gb_per_s", device->fill[0] / 1e9, device->fill[1] / 1e9, "drift",
         drift_of(device), "cells", gpu_cells(run));
@@ -221,6 +222,9 @@ static void print_gpu(const struct bench_run *run)
     (void)printf("%s: %s, %s, %s on %s, graphs of %d forwards over %d sets of weights\n",
                  options->shape_text, format_word(options->format), run->runner, run->dispatcher,
                  device->name, run->forwards, device->sets);
+    (void)printf("the floor is that of %.1f TB/s and %.0f TFLOP/s (%s)\n",
+                 run->anchors.read_bytes_per_s / 1e12, run->anchors.f32_flops_per_s / 1e12,
+                 format_is_fp8(options->format) ? "fp8" : "16-bit");
     (void)printf("the driver copies %.0f, then %.0f GB/s (read and written) and fills %.0f, then "
                  "%.0f GB/s\n\n",
                  device->copy[0] / 1e9, device->copy[1] / 1e9, device->fill[0] / 1e9,

@@ -1,5 +1,6 @@
 // moxie bench: how fast a layer runs, as a share of what this machine allows.
 
+#include "hosts/cli/bench_check.h"
 #include "hosts/cli/bench_report.h"
 #include "hosts/cli/bootstrap.h"
 #include "hosts/cli/commands.h"
@@ -100,7 +101,8 @@ static const char doc[] =
     "are measured first. Weights that fit into a cache can be under the floor.\n"
     "On a GPU a time is an eighth of a graph of 8 forwards with their own rows, routings and, as "
     "far as memory goes, weights; nothing lies between two forwards. The floor there is that of an "
-    "H200: 4.5 TB/s and 790 TFLOP/s. The output is poisoned before and checked after.\v"
+    "H200: 4.5 TB/s and 790 TFLOP/s, with fp8 weights 1580. The output is poisoned before, and one "
+    "token is computed again after: weights that the bench cannot decode are refused.\v"
     "Over several ranks a time is that of the slowest, and the floor counts all of them, since "
     "they share this machine.";
 
@@ -244,7 +246,9 @@ static int find_anchors(struct bench_run *run, struct fault *fault)
     int cores = machine_cores();
 
     if (run->forwards > 1) {
-        run->anchors = (struct anchors){BENCH_GPU_BYTES_PER_S, BENCH_GPU_FLOPS_PER_S};
+        run->anchors = (struct anchors){BENCH_GPU_BYTES_PER_S, format_is_fp8(run->options->format)
+                                                                   ? BENCH_GPU_FP8_FLOPS_PER_S
+                                                                   : BENCH_GPU_FLOPS_PER_S};
         return EXIT_OK;
     }
     if (anchors_measure(threads < cores ? (int)threads : cores, &run->anchors)) return EXIT_OK;
@@ -270,7 +274,11 @@ int command_bench(int argc, char **argv, struct fault *fault)
     TRY(preflight(&instance, &plugin, &options.rank, config, fault));
     TRY(check_weights(&options, fault));
     if (preflight_device(&instance)->capture_begin != NULL) run.forwards = BENCH_FORWARDS;
-    if (run.forwards == 1) TRY(check_memory(&options, instance.plan, fault));
+    if (run.forwards == 1)
+        TRY(check_memory(&options, instance.plan, fault));
+    else
+        TRY(bench_check_possible(&options.shape, options.format,
+                                 instance.plan->bounds->experts_local, fault));
     TRY(find_anchors(&run, fault));
     TRY(run_ranks(&run, &plugin, config, fault));
     if (options.rank.common.json)

@@ -149,7 +149,10 @@ static int run_one(const struct conform_options *options, const char *plugin, st
     struct check check = {.plugin = plugin, .trace = options->trace};
     int kept = -1;
 
-    if (options->trace) (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (options->trace) {
+        (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+        trace_crashes();
+    }
     kept = turn_output(fault);
     if (kept < 0) return EXIT_TROUBLE;
     (void)rule->run(&check);

@@ -42,8 +42,13 @@ const struct rule *rule_find(const char *name);
 // A verdict as JSON and tables name it.
 const char *verdict_name(int verdict);
 
-// What precedes a place in a trace.
+// What precedes a place in a trace, and that of the thread which a signal ends.
 #define TRACE_MARK "at: "
+#define CRASH_MARK "crashed at: "
+
+// From here on a fatal signal first writes the place of its thread. Ranks are threads, and the last
+// place in the trace may be another rank's.
+void trace_crashes(void);
 
 // Names what is done next: the place of the verdict, should it go wrong.
 void check_at(struct check *check, const char *format, ...) __attribute__((format(printf, 2, 3)));

@@ -2,6 +2,7 @@
 
 #include "hosts/cli/conform.h"
 
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -21,6 +22,39 @@ const struct rule *rule_find(const char *name)
     return NULL;
 }
 
+// What a crash of this thread writes; a copy, because the check may be gone by then. Threads of the
+// plugin's own have none.
+static _Thread_local char crash_line[sizeof CRASH_MARK + CHECK_WHERE_BYTES];
+static _Thread_local int crash_length;
+
+static const int fatal_signals[] = {SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV};
+
+#define FATAL_SIGNALS ((int)(sizeof fatal_signals / sizeof fatal_signals[0]))
+
+// Who was there before: a sanitizer, or nobody.
+static struct sigaction handlers_before[FATAL_SIGNALS];
+
+static void crashed(int number, siginfo_t *info, void *context)
+{
+    (void)context;
+    if (crash_length > 0 && write(STDERR_FILENO, crash_line, (size_t)crash_length) < 0)
+        crash_length = 0;
+    for (int i = 0; i < FATAL_SIGNALS; i++)
+        if (fatal_signals[i] == number) (void)sigaction(number, &handlers_before[i], NULL);
+    // A fault of the processor comes again by itself, with its address; what was sent does not.
+    if (info->si_code <= 0) (void)raise(number);
+}
+
+void trace_crashes(void)
+{
+    // On the other stack, where there is one: this one may have overflowed.
+    struct sigaction action = {.sa_sigaction = crashed, .sa_flags = SA_SIGINFO | SA_ONSTACK};
+
+    (void)sigemptyset(&action.sa_mask);
+    for (int i = 0; i < FATAL_SIGNALS; i++)
+        (void)sigaction(fatal_signals[i], &action, &handlers_before[i]);
+}
+
 void check_at(struct check *check, const char *format, ...)
 {
     char line[sizeof TRACE_MARK + CHECK_WHERE_BYTES];
@@ -32,6 +66,7 @@ void check_at(struct check *check, const char *format, ...)
     (void)vsnprintf(check->where, sizeof check->where, format, args);
     va_end(args);
     if (!check->trace) return;
+    crash_length = snprintf(crash_line, sizeof crash_line, CRASH_MARK "%s\n", check->where);
     // One write, past stdio: the next thing may be a crash, and ranks are threads.
     length = snprintf(line, sizeof line, TRACE_MARK "%s\n", check->where);
     if (length > 0 && write(STDERR_FILENO, line, (size_t)length) < 0) check->trace = 0;

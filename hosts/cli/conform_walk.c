@@ -33,6 +33,7 @@ struct child {
     int verbose;
     struct stream verdict, trace;
     char where[CHECK_WHERE_BYTES];
+    int crashed;    // `where` is that of the first thread that crashed, and stands
     char said[200]; // the last other line of the trace, or a sanitizer's summary
 };
 
@@ -96,8 +97,14 @@ static int start(const struct walk *walk, const struct rule *rule, struct child 
 
 static void hear_line(struct child *child, char *line)
 {
-    if (strncmp(line, TRACE_MARK, strlen(TRACE_MARK)) == 0) {
-        (void)snprintf(child->where, sizeof child->where, "%s", line + strlen(TRACE_MARK));
+    const char *const marks[] = {TRACE_MARK, CRASH_MARK};
+
+    for (int crash = 0; crash < 2; crash++) {
+        size_t length = strlen(marks[crash]);
+
+        if (strncmp(line, marks[crash], length) != 0) continue;
+        if (!child->crashed) (void)snprintf(child->where, sizeof child->where, "%s", line + length);
+        child->crashed |= crash;
         return;
     }
     if (child->verbose) (void)fprintf(stderr, "%s\n", line);

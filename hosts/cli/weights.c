@@ -47,6 +47,11 @@ int32_t format_from_word(const char *word)
     return MOXIE_FORMAT_AUTO;
 }
 
+int format_is_fp8(int32_t format)
+{
+    return format_known(format) && formats[format].value_code == MOXIE_DTYPE_FLOAT8_E4M3FN;
+}
+
 uint64_t format_element_bytes(int32_t format)
 {
     if (format == MOXIE_FORMAT_F32) return 4;
@@ -234,6 +239,22 @@ int weights_init(struct weights *weights, struct device *device, const struct we
     describe(weights);
 out:
     if (st != EXIT_OK) weights_fini(weights);
+    return st;
+}
+
+int weights_copy(struct weights *to, const struct weights *from, struct fault *fault)
+{
+    const struct memory *const sources[] = {&from->values, &from->scales, &from->globals,
+                                            &from->biases};
+    struct memory *const targets[] = {&to->values, &to->scales, &to->globals, &to->biases};
+    struct device *device = to->device;
+    int st = EXIT_OK;
+
+    for (int i = 0; i < 4; i++)
+        if (sources[i]->at != NULL)
+            TRY(device->table->copy(device, targets[i]->at, sources[i]->at, sources[i]->bytes,
+                                    fault));
+out:
     return st;
 }
 

@@ -36,6 +36,8 @@ uint64_t weights_bytes(const struct weights_shape *shape);
 // Allocates and describes; the contents are undefined. On failure nothing is held.
 int weights_init(struct weights *weights, struct device *device, const struct weights_shape *shape,
                  struct fault *fault);
+// In the order of the device's stream, between weights of one shape on a device that can.
+int weights_copy(struct weights *to, const struct weights *from, struct fault *fault);
 // Accepts a zeroed struct.
 void weights_fini(struct weights *weights);
 
@@ -43,6 +45,8 @@ void weights_fini(struct weights *weights);
 const char *format_word(int32_t format);
 int32_t format_from_word(const char *word);
 
+// Whether weights of that format are e4m3 codes with f32 scales.
+int format_is_fp8(int32_t format);
 // Bytes of one element of F32, BF16 or F16; 0 for others.
 uint64_t format_element_bytes(int32_t format);
 moxie_dtype format_dtype(int32_t format);
