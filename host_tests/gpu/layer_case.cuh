@@ -1,0 +1,411 @@
+// One MoE layer with random data, as args of the kernels in device memory and in the CPU's. Included by layer_twin.cu alone.
+
+#ifndef MOXIE_HOST_TESTS_LAYER_CASE_CUH
+#define MOXIE_HOST_TESTS_LAYER_CASE_CUH
+
+extern "C" {
+#include "kernels/cpu/cpu.h"
+}
+#include "kernels/cuda/cuda.h"
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <vector>
+
+#define CHECK(call)                                                                                \
+    do {                                                                                           \
+        int status_ = (int)(call);                                                                 \
+        if (status_ != 0) {                                                                        \
+            printf("%s:%d: %s: %s\n", __FILE__, __LINE__, #call,                                   \
+                   cudaGetErrorString((cudaError_t)status_));                                      \
+            exit(1);                                                                               \
+        }                                                                                          \
+    } while (0)
+
+static uint64_t seed_state = 88172645463325252ull;
+static double uniform() // 0..1
+{
+    seed_state ^= seed_state << 13;
+    seed_state ^= seed_state >> 7;
+    seed_state ^= seed_state << 17;
+    return (double)(seed_state >> 11) / 9007199254740992.0;
+}
+
+static uint16_t bf16(float value)
+{
+    __nv_bfloat16 narrow = __float2bfloat16_rn(value);
+    uint16_t bits;
+    memcpy(&bits, &narrow, 2);
+    return bits;
+}
+
+struct layer_case {
+    int tokens, hidden, intermediate, experts, top_k, order, activation, skew, bias, weight_on_input, rows_in, format;
+};
+
+struct layer {
+    layer_case shape;
+    std::vector<uint16_t> x, w1, w2, b1, b2;
+    std::vector<uint8_t> q1, q2; // fp8 weights
+    std::vector<float> s1, s2;   // and their scales
+    std::vector<int32_t> ids;
+    std::vector<float> weights;
+};
+
+static void fill(std::vector<uint16_t> &to, size_t count, float scale)
+{
+    size_t drawn = count < ((size_t)1 << 20) ? count : ((size_t)1 << 20) - 3;
+
+    to.resize(count);
+    for (size_t i = 0; i < drawn; i++)
+        to[i] = bf16((float)(uniform() * 2 - 1) * scale);
+    for (size_t i = drawn; i < count; i++)
+        to[i] = to[i - drawn];
+}
+
+// Codes that need not be the nearest: what is compared is one product of the same codes. Each half of a matrix has block rows
+// of its own.
+static void quantise_weights(const std::vector<uint16_t> &from, int experts, int rows, int columns, int halves, int format,
+                             std::vector<uint8_t> &codes, std::vector<float> &scales)
+{
+    size_t blocks = halves * ((rows / halves + 127) / 128), block_columns = (columns + 127) / 128;
+    size_t count = format == FORMAT_FP8_BLOCK128  ? blocks * block_columns
+                   : format == FORMAT_FP8_CHANNEL ? rows
+                                                  : halves;
+
+    codes.resize(from.size());
+    for (size_t i = 0; i < codes.size(); i++)
+        codes[i] = (uint8_t)((from[i] >> 8 & 0x80) | (from[i] * 37u >> 3 & 0x7f) % 0x60);
+    scales.resize(experts * count);
+    for (auto &scale : scales)
+        scale = (float)(0.5 + uniform()) / sqrtf((float)columns) / 4;
+}
+
+static void make(layer &l, const layer_case &c)
+{
+    int rows = c.order == ORDER_PLAIN ? c.intermediate : 2 * c.intermediate;
+    l.shape = c;
+    fill(l.x, (size_t)c.tokens * c.hidden, 1.0f);
+    fill(l.w1, (size_t)c.experts * rows * c.hidden, 1.7f / sqrtf((float)c.hidden));
+    fill(l.w2, (size_t)c.experts * c.hidden * c.intermediate, 1.7f / sqrtf((float)c.intermediate));
+    fill(l.b1, (size_t)c.experts * rows, 0.5f);
+    fill(l.b2, (size_t)c.experts * c.hidden, 0.5f);
+    if (c.format != FORMAT_BF16) {
+        quantise_weights(l.w1, c.experts, rows, c.hidden, c.order == ORDER_PLAIN ? 1 : 2, c.format, l.q1, l.s1);
+        quantise_weights(l.w2, c.experts, c.hidden, c.intermediate, 1, c.format, l.q2, l.s2);
+    }
+    l.ids.resize((size_t)c.tokens * c.top_k);
+    l.weights.resize(l.ids.size());
+    for (size_t i = 0; i < l.ids.size(); i++) {
+        l.ids[i] = c.skew == 1 ? (int)(i % c.top_k) : (int)(uniform() * (c.experts + (c.skew == 2 ? 3 : 0)));
+        l.weights[i] = (float)uniform();
+    }
+}
+
+template <class T> static T *upload(const std::vector<T> &from)
+{
+    T *to;
+    CHECK(cudaMalloc(&to, from.size() * sizeof(T) + 16));
+    CHECK(cudaMemcpy(to, from.data(), from.size() * sizeof(T), cudaMemcpyHostToDevice));
+    return to;
+}
+
+template <class T> static T *poison(size_t count)
+{
+    T *to;
+    CHECK(cudaMalloc(&to, count * sizeof(T) + 256));
+    CHECK(cudaMemset(to, 0xff, count * sizeof(T) + 256));
+    return to;
+}
+
+struct stages {
+    row_slab slab, quantised_slab;
+    quantise_args quantise_x, quantise_mid; // fp8
+    bool fp8;
+    out_slab out;
+    route_args route;
+    gate_up_args gate_up;
+    down_args down;
+    combine_args combine;
+};
+
+static weight_view fp8_view_of(const void *values, const void *scales, const void *bias, int64_t n, int64_t k, int order, int format)
+{
+    weight_view v = {};
+    int64_t halves = order == ORDER_PLAIN ? 1 : 2, block_rows = halves * ((n / halves + 127) / 128), columns = (k + 127) / 128;
+    v.values = values;
+    v.scales = scales;
+    v.bias = bias;
+    v.n = n;
+    v.k = k;
+    v.row_stride_bytes = k;
+    v.expert_stride_bytes = n * k;
+    v.scale_row_stride_bytes = format == FORMAT_FP8_BLOCK128 ? columns * 4 : 4;
+    v.scale_expert_stride_bytes = (format == FORMAT_FP8_BLOCK128  ? block_rows * columns
+                                   : format == FORMAT_FP8_CHANNEL ? n
+                                                                  : halves) *
+                                  4;
+    v.global_stride = format == FORMAT_FP8_TENSOR ? (int32_t)halves : 0;
+    v.bias_expert_stride_bytes = n * 2;
+    v.format = format;
+    v.order = order;
+    v.bias_format = FORMAT_BF16;
+    return v;
+}
+
+// [E, N, K], or [E, K, N] where rows_in.
+static weight_view view_of(const void *values, const void *bias, int64_t n, int64_t k, int order, int rows_in)
+{
+    weight_view v = {};
+    v.values = values;
+    v.bias = bias;
+    v.n = n;
+    v.k = k;
+    v.row_stride_bytes = (rows_in ? n : k) * 2;
+    v.rows_in = rows_in;
+    v.expert_stride_bytes = n * k * 2;
+    v.bias_expert_stride_bytes = n * 2;
+    v.format = FORMAT_BF16;
+    v.order = order;
+    v.bias_format = FORMAT_BF16;
+    return v;
+}
+
+static void make_last_stages(stages &s, const layer_case &c, const weight_view &w2, int mid_format, void *buffers[])
+{
+    int64_t pairs = (int64_t)c.tokens * c.top_k;
+    int bytes = mid_format == FORMAT_F32 ? 4 : 2;
+    s.down.expert_offset = s.route.expert_offset;
+    s.down.mid = buffers[4];
+    s.down.mid_stride_bytes = s.gate_up.mid_stride_bytes;
+    s.down.w2 = w2;
+    s.down.pair_out = buffers[5];
+    s.down.pair_stride_bytes = ((int64_t)c.hidden * bytes + 127) / 128 * 128;
+    s.down.pairs_max = pairs;
+    s.down.mid_format = mid_format;
+    s.down.pair_format = mid_format;
+    s.down.experts = c.experts;
+    s.down.operand_format = FORMAT_BF16;
+    s.combine.pair_out = buffers[5];
+    s.combine.pair_stride_bytes = s.down.pair_stride_bytes;
+    s.combine.pairs = pairs;
+    s.combine.row_pair = s.route.row_pair;
+    s.combine.pair_weight = c.weight_on_input ? NULL : s.route.pair_weight;
+    s.combine.slabs = &s.out;
+    s.combine.pair_format = mid_format;
+    s.combine.slabs_count = 1;
+    s.combine.rows_cap = c.tokens;
+    s.combine.hidden = c.hidden;
+    s.combine.top_k = c.top_k;
+    s.combine.scale = 1.0f;
+}
+
+// x and mid, each quantised before it is multiplied: buffers 6 to 9.
+static void make_fp8_stages(stages &s, const layer_case &c, void *buffers[])
+{
+    s.fp8 = true;
+    s.quantise_x.x = s.slab.rows;
+    s.quantise_x.rows = buffers[6];
+    s.quantise_x.scales = buffers[7];
+    s.quantise_x.x_stride_bytes = c.hidden * 2;
+    s.quantise_x.row_stride_bytes = (c.hidden + 127) / 128 * 128;
+    s.quantise_x.scale_stride_bytes = (c.hidden + 127) / 128 * 4;
+    s.quantise_x.x_format = FORMAT_BF16;
+    s.quantise_x.format = FORMAT_FP8_BLOCK128;
+    s.quantise_x.rows_count = c.tokens;
+    s.quantise_x.columns = c.hidden;
+    s.quantised_slab = s.slab;
+    s.quantised_slab.rows = buffers[6];
+    s.quantised_slab.scales = buffers[7];
+    s.quantised_slab.row_stride_bytes = s.quantise_x.row_stride_bytes;
+    s.quantised_slab.scale_stride_bytes = s.quantise_x.scale_stride_bytes;
+    s.quantised_slab.format = FORMAT_FP8_BLOCK128;
+    s.gate_up.slabs = &s.quantised_slab;
+    s.gate_up.operand_format = FORMAT_FP8;
+    s.quantise_mid = s.quantise_x;
+    s.quantise_mid.x = buffers[4];
+    s.quantise_mid.rows = buffers[8];
+    s.quantise_mid.scales = buffers[9];
+    s.quantise_mid.count = s.route.expert_offset + c.experts;
+    s.quantise_mid.x_stride_bytes = s.gate_up.mid_stride_bytes;
+    s.quantise_mid.row_stride_bytes = (c.intermediate + 127) / 128 * 128;
+    s.quantise_mid.scale_stride_bytes = (c.intermediate + 127) / 128 * 4;
+    s.quantise_mid.x_format = s.gate_up.mid_format;
+    s.quantise_mid.rows_count = c.tokens * c.top_k;
+    s.quantise_mid.columns = c.intermediate;
+    s.down.mid = buffers[8];
+    s.down.mid_stride_bytes = s.quantise_mid.row_stride_bytes;
+    s.down.mid_scales = buffers[9];
+    s.down.mid_scale_stride_bytes = s.quantise_mid.scale_stride_bytes;
+    s.down.mid_format = FORMAT_FP8_BLOCK128;
+    s.down.operand_format = FORMAT_FP8;
+}
+
+static void make_stages(stages &s, const layer_case &c, const void *x, const void *ids, const void *weights, const weight_view &w1,
+                        const weight_view &w2, int mid_format, void *buffers[], void *y)
+{
+    int64_t pairs = (int64_t)c.tokens * c.top_k;
+    int bytes = mid_format == FORMAT_F32 ? 4 : 2;
+    memset(&s, 0, sizeof s);
+    s.slab.rows = x;
+    s.slab.ids = ids;
+    s.slab.weights = weights;
+    s.slab.row_stride_bytes = c.hidden * 2;
+    s.slab.id_stride_bytes = c.top_k * 4;
+    s.slab.weight_stride_bytes = c.top_k * 4;
+    s.slab.cap = c.tokens;
+    s.slab.format = FORMAT_BF16;
+    s.slab.id_bytes = 4;
+    s.slab.weight_format = FORMAT_F32;
+    s.out.rows = y;
+    s.out.row_stride_bytes = c.hidden * 4;
+    s.out.cap = c.tokens;
+    s.out.format = FORMAT_F32;
+    s.route.slabs = &s.slab;
+    s.route.expert_offset = (int32_t *)buffers[0];
+    s.route.pair_row = (int32_t *)buffers[1];
+    s.route.pair_weight = (float *)buffers[2];
+    s.route.row_pair = (int32_t *)buffers[3];
+    s.route.pairs_max = pairs;
+    s.route.experts = c.experts;
+    s.route.slabs_count = 1;
+    s.route.rows_cap = c.tokens;
+    s.route.top_k = c.top_k;
+    s.gate_up.slabs = &s.slab;
+    s.gate_up.expert_offset = s.route.expert_offset;
+    s.gate_up.pair_row = s.route.pair_row;
+    s.gate_up.pair_weight = c.weight_on_input ? s.route.pair_weight : NULL;
+    s.gate_up.w1 = w1;
+    s.gate_up.mid = buffers[4];
+    s.gate_up.mid_stride_bytes = ((int64_t)c.intermediate * bytes + 127) / 128 * 128;
+    s.gate_up.mid_format = mid_format;
+    s.gate_up.experts = c.experts;
+    s.gate_up.slabs_count = 1;
+    s.gate_up.rows_cap = c.tokens;
+    s.gate_up.hidden = c.hidden;
+    s.gate_up.intermediate = c.intermediate;
+    s.gate_up.activation = c.activation;
+    s.gate_up.operand_format = FORMAT_BF16;
+    s.gate_up.alpha = 1.702f;
+    s.gate_up.beta = 1.0f;
+    s.gate_up.limit = 2.0f;
+    make_last_stages(s, c, w2, mid_format, buffers);
+    if (c.format != FORMAT_BF16) make_fp8_stages(s, c, buffers);
+}
+
+static int run_stages(const struct kernels *kernels, const stages &s, void *stream)
+{
+    int st = kernels->route(&s.route, stream);
+    if (st == 0 && s.fp8) st = kernels->quantise(&s.quantise_x, stream);
+    if (st == 0) st = kernels->gate_up(&s.gate_up, stream);
+    if (st == 0 && s.fp8) st = kernels->quantise(&s.quantise_mid, stream);
+    if (st == 0) st = kernels->down(&s.down, stream);
+    return st == 0 ? kernels->combine(&s.combine, stream) : st;
+}
+
+#define BUFFERS 10
+
+static void buffers_for(const layer_case &c, size_t sizes[BUFFERS])
+{
+    size_t pairs = (size_t)c.tokens * c.top_k;
+    sizes[0] = (c.experts + 1) * 4;
+    sizes[1] = sizes[2] = sizes[3] = pairs * 4;
+    sizes[4] = pairs * (((size_t)c.intermediate * 4 + 127) / 128 * 128);
+    sizes[5] = pairs * (((size_t)c.hidden * 4 + 127) / 128 * 128);
+    sizes[6] = (size_t)c.tokens * ((c.hidden + 127) / 128 * 128);
+    sizes[7] = (size_t)c.tokens * ((c.hidden + 127) / 128 * 4);
+    sizes[8] = pairs * ((c.intermediate + 127) / 128 * 128);
+    sizes[9] = pairs * ((c.intermediate + 127) / 128 * 4);
+}
+
+struct gpu_layer {
+    stages s;
+    void *memory[BUFFERS + 9];
+    float *y;
+};
+
+static void upload_layer(gpu_layer &g, const layer &l)
+{
+    const layer_case &c = l.shape;
+    int rows = c.order == ORDER_PLAIN ? c.intermediate : 2 * c.intermediate;
+    size_t sizes[BUFFERS];
+    void *buffers[BUFFERS], **m = g.memory + BUFFERS;
+    bool fp8 = c.format != FORMAT_BF16;
+    buffers_for(c, sizes);
+    for (int i = 0; i < BUFFERS; i++)
+        g.memory[i] = buffers[i] = poison<char>(sizes[i]);
+    m[0] = upload(l.x);
+    m[1] = upload(l.ids);
+    m[2] = upload(l.weights);
+    m[3] = fp8 ? (void *)upload(l.q1) : upload(l.w1);
+    m[4] = fp8 ? (void *)upload(l.q2) : upload(l.w2);
+    m[5] = c.bias ? upload(l.b1) : NULL;
+    m[6] = c.bias ? upload(l.b2) : NULL;
+    m[7] = fp8 ? upload(l.s1) : NULL;
+    m[8] = fp8 ? upload(l.s2) : NULL;
+    g.y = poison<float>((size_t)c.tokens * c.hidden);
+    weight_view w1 = view_of(m[3], m[5], rows, c.hidden, c.order, c.rows_in);
+    weight_view w2 = view_of(m[4], m[6], c.hidden, c.intermediate, ORDER_PLAIN, c.rows_in);
+    if (fp8) {
+        w1 = fp8_view_of(m[3], m[7], m[5], rows, c.hidden, c.order, c.format);
+        w2 = fp8_view_of(m[4], m[8], m[6], c.hidden, c.intermediate, ORDER_PLAIN, c.format);
+    }
+    make_stages(g.s, c, m[0], m[1], m[2], w1, w2, FORMAT_BF16, buffers, g.y);
+    g.s.route.slabs = &g.s.slab;
+    g.s.gate_up.slabs = fp8 ? &g.s.quantised_slab : &g.s.slab;
+    g.s.combine.slabs = &g.s.out;
+}
+
+static void free_layer(gpu_layer &g)
+{
+    for (void *memory : g.memory)
+        cudaFree(memory);
+    cudaFree(g.y);
+}
+
+static void inline_tasks(void *ctx, uint64_t tasks, void (*task)(void *, uint64_t), void *arg)
+{
+    (void)ctx;
+    for (uint64_t i = 0; i < tasks; i++)
+        task(arg, i);
+}
+
+static void run_cpu(const layer &l, std::vector<float> &y)
+{
+    const layer_case &c = l.shape;
+    int rows = c.order == ORDER_PLAIN ? c.intermediate : 2 * c.intermediate;
+    size_t sizes[BUFFERS];
+    void *buffers[BUFFERS], *scratch;
+    bool fp8 = c.format != FORMAT_BF16;
+    stages s;
+    cpu_stream stream = {};
+    buffers_for(c, sizes);
+    for (int i = 0; i < BUFFERS; i++)
+        buffers[i] = calloc(1, sizes[i] + 128);
+    scratch = aligned_alloc(64, CPU_SCRATCH_BYTES);
+    stream.parallel_for = inline_tasks;
+    stream.scratch = (unsigned char *)scratch;
+    stream.workers = 1;
+    stream.isa = cpu_isa_best();
+    y.assign((size_t)c.tokens * c.hidden, NAN);
+    const void *b1 = c.bias ? l.b1.data() : NULL, *b2 = c.bias ? l.b2.data() : NULL;
+    weight_view w1 = view_of(l.w1.data(), b1, rows, c.hidden, c.order, c.rows_in);
+    weight_view w2 = view_of(l.w2.data(), b2, c.hidden, c.intermediate, ORDER_PLAIN, c.rows_in);
+    if (fp8) {
+        w1 = fp8_view_of(l.q1.data(), l.s1.data(), b1, rows, c.hidden, c.order, c.format);
+        w2 = fp8_view_of(l.q2.data(), l.s2.data(), b2, c.hidden, c.intermediate, ORDER_PLAIN, c.format);
+    }
+    // mid rounds as on the device, so that both quantise the same numbers.
+    make_stages(s, c, l.x.data(), l.ids.data(), l.weights.data(), w1, w2, fp8 ? FORMAT_BF16 : FORMAT_F32, buffers, y.data());
+    if (run_stages(&kernels_cpu, s, &stream) != 0) exit(2);
+    for (int i = 0; i < BUFFERS; i++)
+        free(buffers[i]);
+    free(scratch);
+}
+
+#endif
