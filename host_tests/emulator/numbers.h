@@ -28,38 +28,55 @@ static inline uint16_t to_bf16(float value)
     return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+// Numbers narrower than bf16: a sign, then an exponent, then `fraction` bits, whose lowest place is
+// 2^lowest.
+struct narrow {
+    int fraction, lowest;
+};
+
+static inline float widened(narrow n, uint32_t magnitude)
+{
+    int exponent = static_cast<int>(magnitude >> n.fraction);
+    float value = static_cast<float>(magnitude & ((1u << n.fraction) - 1));
+
+    if (exponent == 0) return std::ldexp(value, n.lowest);
+    return std::ldexp(value + static_cast<float>(1u << n.fraction), n.lowest + exponent - 1);
+}
+
+// Of a finite magnitude below the largest.
+static inline uint32_t narrowed(narrow n, float magnitude)
+{
+    int exponent;
+
+    (void)std::frexp(magnitude, &exponent);
+    exponent -= n.fraction + 1; // of the last place of the result
+    if (magnitude == 0.0f || exponent < n.lowest) exponent = n.lowest;
+    return static_cast<uint32_t>(std::nearbyint(std::ldexp(magnitude, -exponent))) +
+           (static_cast<uint32_t>(exponent - n.lowest) << n.fraction);
+}
+
+constexpr narrow kF16Shape = {10, -24}, kE4m3Shape = {3, -9};
+
 static inline float from_f16(uint16_t bits)
 {
-    int exponent = bits >> 10 & 31, fraction = bits & 1023;
-    float value = exponent == 31  ? (fraction != 0 ? NAN : INFINITY)
-                  : exponent == 0 ? std::ldexp(static_cast<float>(fraction), -24)
-                                  : std::ldexp(static_cast<float>(fraction + 1024), exponent - 25);
+    float value = widened(kF16Shape, bits & 0x7fffu);
 
+    if ((bits & 0x7c00) == 0x7c00) value = (bits & 1023) != 0 ? NAN : INFINITY;
     return bits >> 15 != 0 ? -value : value;
 }
 
 static inline uint16_t to_f16(float value)
 {
     uint16_t sign = std::signbit(value) ? 0x8000 : 0;
-    float magnitude = std::fabs(value);
-    int exponent;
 
     if (std::isnan(value)) return 0x7fff;
-    if (magnitude == 0.0f) return sign;
-    if (magnitude >= 65520.0f) return sign | 0x7c00;
-    (void)std::frexp(magnitude, &exponent);
-    // The last place of the result is 2^(exponent - 11), and 2^-24 below the normal numbers.
-    exponent = exponent - 11 < -24 ? -24 : exponent - 11;
-    magnitude = std::nearbyint(std::ldexp(magnitude, -exponent));
-    if (exponent == -24) return static_cast<uint16_t>(sign | static_cast<int>(magnitude));
-    return static_cast<uint16_t>(sign | (static_cast<int>(magnitude) + ((exponent + 24) << 10)));
+    if (std::fabs(value) >= 65520.0f) return sign | 0x7c00;
+    return static_cast<uint16_t>(sign | narrowed(kF16Shape, std::fabs(value)));
 }
 
 static inline float from_e4m3(uint8_t bits)
 {
-    int exponent = bits >> 3 & 15, fraction = bits & 7;
-    float value = exponent == 0 ? std::ldexp(static_cast<float>(fraction), -9)
-                                : std::ldexp(static_cast<float>(fraction + 8), exponent - 10);
+    float value = widened(kE4m3Shape, bits & 0x7fu);
 
     if ((bits & 0x7f) == 0x7f) return NAN;
     return bits >> 7 != 0 ? -value : value;
@@ -69,18 +86,10 @@ static inline float from_e4m3(uint8_t bits)
 static inline uint8_t to_e4m3(float value)
 {
     uint8_t sign = std::signbit(value) ? 0x80 : 0;
-    float magnitude = std::fabs(value);
-    int exponent;
 
     if (std::isnan(value)) return 0x7f;
-    if (magnitude == 0.0f) return sign;
-    if (magnitude >= 448.0f) return sign | 0x7e;
-    (void)std::frexp(magnitude, &exponent);
-    // The last place of the result is 2^(exponent - 4), and 2^-9 below the normal numbers.
-    exponent = exponent - 4 < -9 ? -9 : exponent - 4;
-    magnitude = std::nearbyint(std::ldexp(magnitude, -exponent));
-    if (exponent == -9) return static_cast<uint8_t>(sign | static_cast<int>(magnitude));
-    return static_cast<uint8_t>(sign | (static_cast<int>(magnitude) + ((exponent + 9) << 3)));
+    if (std::fabs(value) >= 448.0f) return sign | 0x7e;
+    return static_cast<uint8_t>(sign | narrowed(kE4m3Shape, std::fabs(value)));
 }
 
 } // namespace emulator

@@ -1,16 +1,18 @@
-// gate_up and down on sm_90a, bf16 and f16: c[128 weight rows x N tokens] += w . x^T, weights on wgmma's M, tokens on
-// its N, so that one family serves one token and thousands.
+// gate_up and down on sm_90a, bf16, f16 and e4m3: c[128 weight rows x N tokens] += w . x^T, weights on wgmma's M, tokens
+// on its N, so that one family serves one token and thousands.
 //
 // grid   one block an SM, persistent; tiles in the order expert, weight rows, tokens, so that the tiles which share a
 //        piece of the weights run beside each other and read it from HBM once
 // block  3 warpgroups: one loads, two multiply 64 weight rows each
-// smem   4 stages of 128 weight rows and 256 token rows of 64 inputs (128 bytes, swizzled)
-// N      8, 16, 32, 64, 128 or 256, chosen for each tile from the expert's real count: a captured graph replays with any
+// smem   4 stages of 128 weight rows and 256 token rows of 128 bytes (64 inputs, e4m3 128), swizzled
+// N      8, 16, 32, 64, 128 or 256 (e4m3: 128), chosen for each tile from the expert's real count: a captured graph
+//        replays with any
 //
 // Gate and up of eight units alternate in the weight tile (a 5-D tensor map; nothing is repacked), so a thread's
 // accumulator rows r and r + 8 are gate and up of the same unit and the activation needs no exchange. Token rows are
 // gathered by index with 16-byte copies; down reads its rows, which lie in pair order, by tensor map. A pair's sum runs
-// over K in steps of 16 in a fixed order, so its bits do not depend on its batch mates.
+// over K in a fixed order, so its bits do not depend on its batch mates. e4m3 sums 128 inputs in the tensor core, then in
+// fp32 with the scales of both sides.
 
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/gemm_finish.cuh"
@@ -27,16 +29,11 @@ namespace {
 
 enum { kProducer, kConsumer0, kConsumer1 };
 
-// Who multiplies what. Where weight rows lie along K, each warpgroup takes one block of 64 rows and all tokens. rows_in, each
-// takes both blocks and half of the tokens: gate and up of a unit, in two blocks then, still meet in one thread.
-template <int N, bool rows_in> struct share {
-    static constexpr int blocks = rows_in ? 2 : 1;
-    static constexpr int tokens = rows_in && N > 8 ? N / 2 : N;
-};
-
-// The sums of a warpgroup's thread.
+// A thread's sums of what its warpgroup multiplies. Where weight rows lie along K, that is one block of 64 rows and all
+// tokens; rows_in, both blocks and half of the tokens: gate and up of a unit, in two blocks then, still meet in one thread.
 template <int N, class P> struct sums {
-    static constexpr int blocks = share<N, P::rows_in>::blocks, tokens = share<N, P::rows_in>::tokens;
+    static constexpr int blocks = P::rows_in ? 2 : 1;
+    static constexpr int tokens = P::rows_in && N > 8 ? N / 2 : N;
     float c[blocks][tokens / 2];
 };
 
