@@ -207,16 +207,18 @@ void *gpu_poisoned(size_t bytes)
 
 int gpu_suite(const char *name, void (*add)(TCase *tests))
 {
-    Suite *suite = suite_create(name);
-    TCase *tests = tcase_create(name);
-    SRunner *runner;
     char reason[160];
+    SRunner *runner;
+    Suite *suite;
+    TCase *tests;
     int failed;
 
     if (device_probe("sm_90", reason) == 0) {
         (void)printf("skipped: %s\n", reason);
         return 77;
     }
+    suite = suite_create(name);
+    tests = tcase_create(name);
     tcase_set_timeout(tests, 120);
     add(tests);
     suite_add_tcase(suite, tests);
