@@ -175,7 +175,9 @@ static int vectors_init(struct vectors *vectors, const struct token *token, stru
         .both = calloc(2 * intermediate, sizeof(double)),
         .mid = calloc(intermediate, sizeof(double)),
         .y = calloc(hidden, sizeof(double)),
-        .room = {malloc(CHUNK_BYTES), malloc(NUMBERS_MAX * sizeof(float)), malloc(scale_bytes + 1)},
+        .room = {.narrow = malloc(CHUNK_BYTES),
+                 .wide = malloc(NUMBERS_MAX * sizeof(float)),
+                 .scales = malloc(scale_bytes + 1)},
     };
     for (int code = 0; code < 256; code++)
         vectors->room.codes[code] = (float)decode_e4m3((uint8_t)code);
