@@ -145,10 +145,9 @@ combine_entry entry_of(int32_t format)
 extern "C" int32_t combine_cuda_load(void)
 {
     cudaError_t st = cudaSuccess;
-    cudaFuncAttributes attributes;
 
     for (int32_t format : {FORMAT_F32, FORMAT_BF16, FORMAT_F16})
-        if (st == cudaSuccess) st = cudaFuncGetAttributes(&attributes, entry_of(format));
+        if (st == cudaSuccess) st = load_kernel(entry_of(format));
     return st;
 }
 

@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/search.cuh"
 
 namespace {
 
@@ -29,19 +30,12 @@ struct args {
 // Where a pair's row goes, -1 when its expert is full.
 __device__ int64_t expanded_row(const args &a, int32_t pair)
 {
-    int32_t low = 0, high = a.experts - 1, row;
+    int32_t expert, row;
 
     if (a.rows_per_expert == 0) return pair;
-    while (low < high) {
-        int32_t middle = low + (high - low + 1) / 2;
-
-        if (a.expert_offset[middle] <= pair)
-            low = middle;
-        else
-            high = middle - 1;
-    }
-    row = pair - a.expert_offset[low];
-    return row < a.rows_per_expert ? low * static_cast<int64_t>(a.rows_per_expert) + row : -1;
+    expert = last_at_most(a.expert_offset, a.experts, pair);
+    row = pair - a.expert_offset[expert];
+    return row < a.rows_per_expert ? expert * static_cast<int64_t>(a.rows_per_expert) + row : -1;
 }
 
 __device__ void copy_pair(const args &a, int32_t pair)
@@ -84,9 +78,7 @@ __global__ void __launch_bounds__(kThreads) expand_kernel(const __grid_constant_
 
 extern "C" int32_t expand_cuda_load(void)
 {
-    cudaFuncAttributes attributes;
-
-    return cudaFuncGetAttributes(&attributes, expand_kernel);
+    return load_kernel(expand_kernel);
 }
 
 extern "C" int32_t expand_cuda(const struct expand_args *from, void *stream)

@@ -4,6 +4,7 @@
 #define MOXIE_KERNELS_CUDA_GEMM_TILE_CUH
 
 #include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/search.cuh"
 #include "kernels/types.h"
 
 #include <cuda_runtime.h>
@@ -127,24 +128,15 @@ template <class P> __device__ __forceinline__ void make_tables(const gemm_args &
 
 template <class P> __device__ __forceinline__ tile find_tile(const gemm_args &args, const gemm_smem &smem, int32_t index)
 {
-    int32_t low = 0, high = args.experts - 1;
-    int32_t columns, within;
+    int32_t expert = last_at_most(smem.tile_first, args.experts, index);
+    int32_t columns = token_tiles<P>(smem.expert_first[expert + 1] - smem.expert_first[expert]);
+    int32_t within = index - smem.tile_first[expert];
     tile found;
 
-    while (low < high) {
-        int32_t middle = (low + high + 1) / 2;
-
-        if (smem.tile_first[middle] <= index)
-            low = middle;
-        else
-            high = middle - 1;
-    }
-    columns = token_tiles<P>(smem.expert_first[low + 1] - smem.expert_first[low]);
-    within = index - smem.tile_first[low];
-    found.expert = low;
+    found.expert = expert;
     found.row_tile = within / columns;
-    found.pair = smem.expert_first[low] + within % columns * P::columns;
-    found.tokens = min(P::columns, smem.expert_first[low + 1] - found.pair);
+    found.pair = smem.expert_first[expert] + within % columns * P::columns;
+    found.tokens = min(P::columns, smem.expert_first[expert + 1] - found.pair);
     return found;
 }
 

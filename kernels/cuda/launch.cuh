@@ -40,4 +40,12 @@ template <class Args> cudaError_t launch(void (*kernel)(Args), const launch_shap
     return cudaLaunchKernelEx(&config, kernel, args);
 }
 
+// Loads a kernel on the current device, so that its first launch has not to.
+template <class Kernel> cudaError_t load_kernel(Kernel *kernel)
+{
+    cudaFuncAttributes attributes;
+
+    return cudaFuncGetAttributes(&attributes, kernel);
+}
+
 #endif

@@ -68,9 +68,7 @@ __global__ void __launch_bounds__(kThreads) quantise_kernel(const __grid_constan
 
 extern "C" int32_t quantise_cuda_load(void)
 {
-    cudaFuncAttributes attributes;
-
-    return cudaFuncGetAttributes(&attributes, quantise_kernel);
+    return load_kernel(quantise_kernel);
 }
 
 extern "C" int32_t quantise_cuda(const struct quantise_args *args, void *stream)

@@ -28,9 +28,7 @@ __global__ void __launch_bounds__(kThreads) record_kernel(const __grid_constant_
 
 extern "C" int32_t record_cuda_load(void)
 {
-    cudaFuncAttributes attributes;
-
-    return cudaFuncGetAttributes(&attributes, record_kernel);
+    return load_kernel(record_kernel);
 }
 
 extern "C" int32_t record_cuda(const struct record_args *args, void *stream)
