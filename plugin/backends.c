@@ -168,6 +168,12 @@ const struct backend *backend_find(enum backend_kind kind, const char *name, con
     return NULL;
 }
 
+int32_t backend_operand_format(int32_t weight_format)
+{
+    if ((BACKEND_BIT(weight_format) & FORMAT_BITS_FP8) != 0) return FORMAT_FP8;
+    return weight_format == FORMAT_F16 ? FORMAT_F16 : FORMAT_BF16;
+}
+
 int32_t backend_probe(const struct backend *backend, char reason[160])
 {
     static const char *const isa_names[] = {"scalar", "avx2", "avx512"};

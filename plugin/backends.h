@@ -39,6 +39,9 @@ extern const uint32_t backends_count;
 // The backend of this kind, name and device word; NULL when there is none.
 const struct backend *backend_find(enum backend_kind kind, const char *name, const char *device);
 
+// What a one_format runner multiplies for weights of that format: FORMAT_FP8, _F16 or _BF16.
+int32_t backend_operand_format(int32_t weight_format);
+
 // How well it would run on this machine: 0 cannot, higher is better. Always fills `reason` (160
 // bytes). No side effects.
 int32_t backend_probe(const struct backend *backend, char reason[160]);

@@ -164,18 +164,20 @@ static void check_multiple(const struct config *config, const struct backend *ru
                   ceil_div(size, multiple) * multiple);
 }
 
-// `wanted`: the key's word that goes with weight_format.
+// `wanted`: what goes with weight_format.
 static void check_one_format(const struct config *config, const struct backend *runner,
-                             enum config_key key, const char *wanted, struct report *report)
+                             enum config_key key, int32_t wanted, struct report *report)
 {
-    if (!runner->one_format || !config_ok(config, key) ||
-        strcmp(config_str(config, key), wanted) == 0)
+    char word[CONFIG_TEXT_BYTES];
+
+    if (!runner->one_format || !config_ok(config, key) || config_word(config, key) == wanted)
         return;
+    config_word_text(key, wanted, word);
     report_reason(report, MOXIE_E_UNSUPPORTED, key,
                   "%s on %s multiplies rows of the weights' kind, and %s is %s while "
                   "weight_format is %s: set %s to %s",
                   runner->name, runner->device, config_name(key), config_str(config, key),
-                  config_str(config, KEY_WEIGHT_FORMAT), config_name(key), wanted);
+                  config_str(config, KEY_WEIGHT_FORMAT), config_name(key), word);
 }
 
 // What a runner's kernels cannot do beyond its formats.
@@ -184,7 +186,7 @@ static void check_runner(const struct config *config, const struct backend *runn
 {
     int64_t ranks = config_i64(config, KEY_EP_SIZE);
     int64_t experts = config_i64(config, KEY_NUM_EXPERTS);
-    const char *weights;
+    int32_t operands;
 
     check_multiple(config, runner, KEY_HIDDEN_SIZE, report);
     check_multiple(config, runner, KEY_INTERMEDIATE_SIZE, report);
@@ -195,13 +197,11 @@ static void check_runner(const struct config *config, const struct backend *runn
                       runner->name, runner->device, runner->experts_max, experts, ranks,
                       runner->experts_max * ranks);
     if ((BACKEND_BIT(config_word(config, KEY_WEIGHT_FORMAT)) & runner->weight_formats) == 0) return;
-    weights = config_str(config, KEY_WEIGHT_FORMAT);
-    if (format_bytes(config_word(config, KEY_WEIGHT_FORMAT)) == 1) {
-        check_one_format(config, runner, KEY_ACTIVATION_FORMAT, "fp8", report);
-        return;
-    }
-    check_one_format(config, runner, KEY_INPUT_FORMAT, weights, report);
-    check_one_format(config, runner, KEY_ACTIVATION_FORMAT, weights, report);
+    operands = backend_operand_format(config_word(config, KEY_WEIGHT_FORMAT));
+    // Rows that come in 16 bits are quantised on the way.
+    if (operands != FORMAT_FP8)
+        check_one_format(config, runner, KEY_INPUT_FORMAT, operands, report);
+    check_one_format(config, runner, KEY_ACTIVATION_FORMAT, operands, report);
 }
 
 void validate_backends(const struct config *config, const struct backend *runner,

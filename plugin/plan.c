@@ -150,9 +150,9 @@ static void limits_formats(struct limits *limits, const struct config *config)
     limits->result_bytes = pitch(row_bytes_of(limits->output_format, limits->hidden), ALIGN_BYTES);
     limits->mid_format = limits->pair_format = FORMAT_F32;
     if (runner != NULL && runner->one_format)
-        limits->mid_format = limits->pair_format =
-            limits->operand_format == FORMAT_FP8 ? FORMAT_BF16 : limits->weight_format;
+        limits->mid_format = limits->pair_format = limits->weight_format;
     if (runner != NULL && runner->one_format && limits->operand_format == FORMAT_FP8) {
+        limits->mid_format = limits->pair_format = FORMAT_BF16;
         limits->x_fp8_bytes = pitch(limits->hidden, ALIGN_BYTES);
         limits->x_fp8_scale_bytes =
             pitch(scale_bytes_of(FORMAT_FP8_BLOCK128, limits->hidden), SCALE_ALIGN_BYTES);

@@ -95,7 +95,17 @@ out:
     return st;
 }
 
-// On a GPU rows are copied 16 bytes at a time and multiplied as they are.
+int32_t rows_check_aligned(const char *name, const void *rows, int64_t stride_bytes,
+                           moxie_error *error)
+{
+    if (((uintptr_t)rows | (uintptr_t)stride_bytes) % 16 == 0) return MOXIE_OK;
+    return fail_with(error, MOXIE_E_UNSUPPORTED,
+                     "%s: at %p with %" PRId64
+                     " bytes between rows; want both to be multiples of 16",
+                     name, rows, stride_bytes);
+}
+
+// On a GPU rows are multiplied as they are.
 static int32_t check_device_rows(const struct limits *limits, const struct row_slab *rows,
                                  moxie_error *error)
 {
@@ -106,12 +116,7 @@ static int32_t check_device_rows(const struct limits *limits, const struct row_s
                          "rows.slab.rows: format %d; this device takes rows of format %d%s",
                          rows->format, limits->operand_format,
                          limits->operand_format == FORMAT_FP8 ? ", or of 16 bits" : "");
-    if (((uintptr_t)rows->rows | (uintptr_t)rows->row_stride_bytes) % 16 != 0)
-        return fail_with(error, MOXIE_E_UNSUPPORTED,
-                         "rows.slab.rows: at %p with %" PRId64
-                         " bytes between rows; want both to be multiples of 16",
-                         rows->rows, rows->row_stride_bytes);
-    return MOXIE_OK;
+    return rows_check_aligned("rows.slab.rows", rows->rows, rows->row_stride_bytes, error);
 }
 
 // The payload. Half as many columns as hidden_size, beside scales, are nvfp4.

@@ -34,6 +34,11 @@ struct out_view {
 int32_t rows_read(const moxie_rows *rows, const struct limits *limits, int32_t device,
                   const char *explained, struct rows_view *view, moxie_error *error);
 
+// A GPU reads rows 16 bytes at a time: MOXIE_E_UNSUPPORTED naming the tensor when they lie
+// otherwise.
+int32_t rows_check_aligned(const char *name, const void *rows, int64_t stride_bytes,
+                           moxie_error *error);
+
 // Checks that `out` has a row for every row of `in`. `in` NULL: any rows that fit the plan.
 int32_t rows_out(const moxie_rows *out, const struct rows_view *in, const struct limits *limits,
                  int32_t device, struct out_view *view, moxie_error *error);

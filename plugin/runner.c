@@ -232,18 +232,6 @@ out:
     return st;
 }
 
-// On a GPU rows are read 16 bytes at a time.
-static int32_t check_folded(const moxie_runner *runner, const struct out_slab *rows,
-                            moxie_error *error)
-{
-    if (runner->instance->device->tensor_device == MOXIE_DEVICE_CPU) return MOXIE_OK;
-    if (((uintptr_t)rows->rows | (uintptr_t)rows->row_stride_bytes) % 16 == 0) return MOXIE_OK;
-    return fail_with(error, MOXIE_E_UNSUPPORTED,
-                     "fold: expanded rows at %p with %" PRId64
-                     " bytes between rows; want both to be multiples of 16",
-                     rows->rows, rows->row_stride_bytes);
-}
-
 int32_t runner_fold(moxie_runner *runner, const moxie_call *call, const moxie_rows *expanded,
                     const moxie_tensor *row_index, const moxie_rows *out, moxie_error *error)
 {
@@ -259,7 +247,9 @@ int32_t runner_fold(moxie_runner *runner, const moxie_call *call, const moxie_ro
         TRY(fail_with(error, MOXIE_E_INVALID,
                       "fold: expanded has layout %d; want an EXPERT_ layout", expanded->layout));
     TRY(rows_out(expanded, NULL, limits, instance->device->tensor_device, &from, error));
-    TRY(check_folded(runner, &from.slabs[0], error));
+    if (instance->device->tensor_device != MOXIE_DEVICE_CPU)
+        TRY(rows_check_aligned("expanded.slab.rows", from.slabs[0].rows,
+                               from.slabs[0].row_stride_bytes, error));
     if (out->layout != MOXIE_LAYOUT_STANDARD && out->layout != MOXIE_LAYOUT_RANK_MAJOR)
         TRY(fail_with(error, MOXIE_E_INVALID,
                       "fold: out has layout %d; want STANDARD or RANK_MAJOR", out->layout));

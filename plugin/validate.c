@@ -39,17 +39,18 @@ void validate_resolve(struct config *config)
     const struct backend *runner = backend_first(BACKEND_RUNNER, -1, device);
     const struct backend *dispatcher = backend_first(BACKEND_DISPATCHER, kind, device);
     int one_format = runner != NULL && runner->one_format;
-    const char *weights = config_str(config, KEY_WEIGHT_FORMAT);
-    const char *operands = strncmp(weights, "fp8", 3) == 0 ? "fp8"
-                           : strcmp(weights, "f16") == 0   ? "f16"
-                                                           : "bf16";
+    char operands[CONFIG_TEXT_BYTES];
 
     if (is_auto(config, KEY_RUNNER) && runner != NULL)
         config_resolve(config, KEY_RUNNER, runner->name);
     if (is_auto(config, KEY_DISPATCHER) && dispatcher != NULL)
         config_resolve(config, KEY_DISPATCHER, dispatcher->name);
-    if (is_auto(config, KEY_ACTIVATION_FORMAT))
-        config_resolve(config, KEY_ACTIVATION_FORMAT, one_format ? operands : "f32");
+    if (!is_auto(config, KEY_ACTIVATION_FORMAT)) return;
+    config_word_text(KEY_ACTIVATION_FORMAT,
+                     one_format ? backend_operand_format(config_word(config, KEY_WEIGHT_FORMAT))
+                                : FORMAT_F32,
+                     operands);
+    config_resolve(config, KEY_ACTIVATION_FORMAT, operands);
 }
 
 void validate_explain(const struct config *config, enum config_key key, char *buffer,
