@@ -126,6 +126,18 @@ static json_t *cpu_document(const struct bench_run *run)
                      run->anchors.f32_flops_per_s / 1e9, "cells", cells);
 }
 
+// A new row with all but its share of the floor, column 6, which is said in two ways.
+static void print_times(struct table *table, int64_t tokens, const struct cell *cell)
+{
+    table_cell(table, 0, "%lld", (long long)tokens);
+    table_cell(table, 1, "%.1f", cell->median_us);
+    table_cell(table, 2, "%.1f", cell->p10_us);
+    table_cell(table, 3, "%.1f", cell->p90_us);
+    table_cell(table, 4, "%.1f", cell->floor_us);
+    table_cell(table, 5, "%s", cell->bound_by_bytes ? "bytes" : "flops");
+    table_cell(table, 7, "%d", cell->repetitions);
+}
+
 static void print_cpu(const struct bench_run *run)
 {
     static const char *const heading[] = {"tokens",   "median us", "p10",   "p90",
@@ -142,14 +154,8 @@ static void print_cpu(const struct bench_run *run)
     for (int i = 0; i < options->cells; i++) {
         const struct cell *cell = &run->cells[i];
 
-        table_cell(&table, 0, "%lld", (long long)options->tokens[i]);
-        table_cell(&table, 1, "%.1f", cell->median_us);
-        table_cell(&table, 2, "%.1f", cell->p10_us);
-        table_cell(&table, 3, "%.1f", cell->p90_us);
-        table_cell(&table, 4, "%.1f", cell->floor_us);
-        table_cell(&table, 5, "%s", cell->bound_by_bytes ? "bytes" : "flops");
+        print_times(&table, options->tokens[i], cell);
         table_cell(&table, 6, "%.0f%%", 100 * cell->share);
-        table_cell(&table, 7, "%d", cell->repetitions);
     }
     table_print(&table, 0);
     table_fini(&table);
@@ -233,14 +239,8 @@ static void print_gpu(const struct bench_run *run)
     for (int i = 0; i < options->cells; i++) {
         const struct cell *cell = &run->cells[i];
 
-        table_cell(&table, 0, "%lld", (long long)options->tokens[i]);
-        table_cell(&table, 1, "%.1f", cell->median_us);
-        table_cell(&table, 2, "%.1f", cell->p10_us);
-        table_cell(&table, 3, "%.1f", cell->p90_us);
-        table_cell(&table, 4, "%.1f", cell->floor_us);
-        table_cell(&table, 5, "%s", cell->bound_by_bytes ? "bytes" : "flops");
+        print_times(&table, options->tokens[i], cell);
         table_cell(&table, 6, "%.2f", 1 / cell->share);
-        table_cell(&table, 7, "%d", cell->repetitions);
     }
     table_print(&table, 0);
     table_fini(&table);
