@@ -1,10 +1,8 @@
 // Windows in POSIX shared memory, between processes of one host and threads of one process alike.
 //
-// Opening goes in rounds of the host's all_gather, each carrying how the rank's own step went, so
-// that all ranks go on or all fail: OFFER (size and a random name, before anything exists), MADE
-// (the memory is there), MAPPED (everybody sees everybody's). Names are known to all before the
-// first is created, so whoever fails unlinks all of them: a rank killed on the way leaves nothing
-// behind while one of its peers lives. Afterwards the memory has no name at all.
+// Names are known to all ranks (transport_meeting.h) before the first is created, so whoever fails
+// unlinks all of them: a rank killed on the way leaves nothing behind while one of its peers lives.
+// Afterwards the memory has no name at all.
 //
 // Ranks of one process share one address of the memory. A rank attaches through a mapping of its
 // own of the first page, opened by name, where it counts itself in unless the count is already
@@ -14,6 +12,7 @@
 #include "plugin/transport.h"
 
 #include "plugin/futex.h"
+#include "plugin/transport_meeting.h"
 #include "plugin/transport_shm_memory.h"
 
 #include <errno.h>
@@ -25,21 +24,15 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
-#define BOOT_ID_BYTES 40 // 36 characters, NUL
-#define TEXT_BYTES    200
-#define STAGE_MAGIC   0x4d580100u // raised with every change of struct message
-
 #define SHARED 0
-
-enum stage { STAGE_JOIN, STAGE_OFFER, STAGE_MADE, STAGE_MAPPED };
 
 // The head of every window.
 struct bell_line {
     _Atomic uint32_t bell;    // one more for every signal to this window; a futex word
     _Atomic uint32_t waiters; // its owner is about to sleep, or asleep
     _Atomic uint32_t holders; // ranks of its owner's process that use its address
-    unsigned char token[SHARED_TOKEN_BYTES]; // which window this is
-    unsigned char pad[TRANSPORT_LINE_BYTES - 12 - SHARED_TOKEN_BYTES];
+    unsigned char token[MEETING_TOKEN_BYTES]; // which window this is
+    unsigned char pad[TRANSPORT_LINE_BYTES - 12 - MEETING_TOKEN_BYTES];
 };
 
 struct word_line {
@@ -51,172 +44,21 @@ _Static_assert(sizeof(struct bell_line) == TRANSPORT_LINE_BYTES &&
                    sizeof(struct word_line) == TRANSPORT_LINE_BYTES,
                "TRANSPORT_CONTROL_BYTES counts lines");
 
-// Two ranks with the same identity are threads of one process.
-struct identity {
-    char boot_id[BOOT_ID_BYTES];
-    uint64_t pid_namespace[2]; // device and inode
-    int64_t pid;
-};
-
-// What ranks tell each other. One shape for every stage: later stages repeat what earlier ones
-// said.
-struct message {
-    uint32_t stage;  // STAGE_MAGIC + enum stage
-    int32_t rank;    // the sender's
-    int32_t status;  // how the sender's own step went
-    int32_t blame;   // the rank to blame for that, or -1 for the sender
-    uint64_t window; // windows asked for since create, this one included
-    struct identity identity;
-    uint64_t bytes; // from STAGE_OFFER on
-    unsigned char token[SHARED_TOKEN_BYTES];
-    uint64_t address;      // from STAGE_MADE on: the sender's, for ranks of its process
-    char text[TEXT_BYTES]; // why status is what it is
-};
-
-_Static_assert(sizeof(struct message) == 120 + TEXT_BYTES, "what is sent has no padding");
-
-// One collective call under way.
-struct meeting {
-    const struct bootstrap *bootstrap;
-    struct message mine;
-    struct message all[MOXIE_RANKS_MAX];
-    moxie_error local; // of the own step; writes into mine
-    // Of every rank's window, once all are known.
-    unsigned char tokens[MOXIE_RANKS_MAX][SHARED_TOKEN_BYTES];
-};
-
 struct transport {
     struct bootstrap bootstrap;
-    struct identity identity;
+    struct meeting_identity identity;
     uint64_t windows;              // asked for since create
     uint8_t mate[MOXIE_RANKS_MAX]; // 1: a thread of this process
     int32_t mates;                 // this rank included
 };
 
-// ---- Meetings ----------------------------------------------------------------------------------
-
-static void meeting_init(struct meeting *meeting, const struct transport *transport)
+static void find_mates(struct transport *transport, const struct meeting *meeting)
 {
-    memset(meeting, 0, sizeof *meeting);
-    meeting->bootstrap = &transport->bootstrap;
-    meeting->mine.rank = transport->bootstrap.rank;
-    meeting->mine.window = transport->windows;
-    meeting->mine.identity = transport->identity;
-    meeting->local.struct_size = sizeof meeting->local;
-    meeting->local.text = meeting->mine.text;
-    meeting->local.text_bytes = TEXT_BYTES;
-}
-
-// A peer's text is shown to people: it ends, and has no control characters.
-static void clean_text(char text[TEXT_BYTES])
-{
-    text[TEXT_BYTES - 1] = '\0';
-    for (char *c = text; *c != '\0'; c++)
-        if (*c < ' ' || *c > '~') *c = '?';
-}
-
-// The verdict on rank r's message; the same on every rank, since all read the same messages.
-static int32_t judge(struct meeting *meeting, enum stage stage, int32_t r, moxie_error *error)
-{
-    struct message *message = &meeting->all[r];
-    int32_t blame = message->blame;
-
-    if (message->stage != STAGE_MAGIC + (uint32_t)stage || message->window != meeting->mine.window)
-        return fail_rank(error, MOXIE_E_COLLECTIVE_MISMATCH, r,
-                         "rank %d is at another point of its bootstrap, or of another build; every "
-                         "rank must make the "
-                         "same calls in the same order",
-                         r);
-    if (message->rank != r)
-        return fail_rank(error, MOXIE_E_COLLECTIVE_MISMATCH, r,
-                         "all_gather put the bytes of rank %d in the place of rank %d; it must "
-                         "keep the order of ranks",
-                         message->rank, r);
-    if (message->status == MOXIE_OK) return MOXIE_OK;
-    if (message->status < 0 || message->status > MOXIE_E_INTERNAL)
-        return fail_rank(error, MOXIE_E_COLLECTIVE_MISMATCH, r,
-                         "rank %d failed with code %d, which is none", r, message->status);
-    if (blame < 0 || blame >= meeting->bootstrap->ranks) blame = r;
-    clean_text(message->text);
-    return fail_rank(error, message->status, blame, "rank %d: %s", r, message->text);
-}
-
-// Tells everyone how the own step (`step`, its text in meeting->local) went, and answers how those
-// of all ranks did.
-static int32_t meet(struct meeting *meeting, enum stage stage, int32_t step, moxie_error *error)
-{
-    const struct bootstrap *bootstrap = meeting->bootstrap;
-    struct message *mine = &meeting->mine;
-    int32_t os_error = 0;
-    int32_t st = MOXIE_OK;
-
-    mine->stage = STAGE_MAGIC + (uint32_t)stage;
-    mine->status = step;
-    mine->blame = step == MOXIE_OK ? -1 : meeting->local.rank;
-    memset(meeting->all, 0, sizeof meeting->all);
-    if (bootstrap->ranks == 1)
-        meeting->all[0] = *mine;
-    else
-        os_error = bootstrap->all_gather(bootstrap->ctx, mine, meeting->all, sizeof *mine);
-    if (os_error != 0 && step != MOXIE_OK)
-        TRY(fail_rank(error, step, mine->blame, "rank %d: %s", mine->rank, mine->text));
-    if (os_error != 0)
-        TRY(fail_with(error, MOXIE_E_PEER,
-                      "the host's all_gather failed (%d) between %d ranks: one has died, or left "
-                      "after an error of "
-                      "its own",
-                      os_error, bootstrap->ranks));
-    for (int32_t r = 0; r < bootstrap->ranks; r++)
-        TRY(judge(meeting, stage, r, error));
-out:
-    return st;
-}
-
-// ---- Who is where ------------------------------------------------------------------------------
-
-static int32_t identify(struct identity *identity, moxie_error *error)
-{
-    int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
-    ssize_t length = fd < 0 ? -1 : read(fd, identity->boot_id, BOOT_ID_BYTES - 1);
-    struct stat pid_namespace;
-
-    if (fd >= 0) (void)close(fd);
-    if (length <= 0)
-        return fail_with(error, MOXIE_E_UNAVAILABLE,
-                         "/proc/sys/kernel/random/boot_id cannot be read, so ranks of this host "
-                         "cannot be told from "
-                         "others; mount /proc");
-    if (stat("/proc/self/ns/pid", &pid_namespace) != 0)
-        return fail_with(
-            error, MOXIE_E_UNAVAILABLE,
-            "/proc/self/ns/pid cannot be read (%s), so threads of this process cannot be told from "
-            "others; mount /proc",
-            strerror(errno));
-    identity->pid_namespace[0] = pid_namespace.st_dev;
-    identity->pid_namespace[1] = pid_namespace.st_ino;
-    identity->pid = getpid();
-    return MOXIE_OK;
-}
-
-// Every rank is compared with rank 0, so that all come to the same verdict.
-static int32_t find_mates(struct transport *transport, const struct meeting *meeting,
-                          moxie_error *error)
-{
-    const struct message *all = meeting->all;
-
-    for (int32_t r = 0; r < transport->bootstrap.ranks; r++)
-        if (memcmp(all[r].identity.boot_id, all[0].identity.boot_id, BOOT_ID_BYTES) != 0)
-            return fail_rank(error, MOXIE_E_UNAVAILABLE, r,
-                             "rank %d is on another host than rank 0, and shared memory joins "
-                             "ranks of one host only; "
-                             "keep the ranks on one host, or choose a transport between hosts",
-                             r);
     for (int32_t r = 0; r < transport->bootstrap.ranks; r++) {
-        transport->mate[r] =
-            memcmp(&all[r].identity, &transport->identity, sizeof all[r].identity) == 0;
+        transport->mate[r] = memcmp(&meeting->all[r].identity, &transport->identity,
+                                    sizeof transport->identity) == 0;
         transport->mates += transport->mate[r];
     }
-    return MOXIE_OK;
 }
 
 static void destroy(struct transport *transport)
@@ -234,15 +76,16 @@ static int32_t create(const struct bootstrap *bootstrap, struct transport **out,
 
     *out = NULL;
     TRY(transport_check_bootstrap(bootstrap, error));
-    meeting_init(&meeting, &blank);
-    step = identify(&meeting.mine.identity, &meeting.local);
+    meeting_init(&meeting, &blank.bootstrap, &blank.identity, 0);
+    step = meeting_identify(&meeting.mine.identity, &meeting.local);
     transport = calloc(1, sizeof *transport);
     if (transport == NULL)
         step = fail_with(&meeting.local, MOXIE_E_MEMORY, "a transport: out of memory");
-    TRY(meet(&meeting, STAGE_JOIN, step, error));
+    TRY(meeting_meet(&meeting, STAGE_JOIN, step, error));
     *transport = blank;
     transport->identity = meeting.mine.identity;
-    TRY(find_mates(transport, &meeting, error));
+    TRY(meeting_same_host(&meeting, error));
+    find_mates(transport, &meeting);
     *out = transport;
     transport = NULL;
 out:
@@ -260,7 +103,7 @@ static int32_t make_own(struct meeting *meeting, struct window *window, moxie_er
     TRY(shared_memory_make(meeting->mine.token, window->bytes_mapped, &base, error));
     window->base = base;
     window->peer[meeting->mine.rank] = base;
-    memcpy(((struct bell_line *)base)->token, meeting->mine.token, SHARED_TOKEN_BYTES);
+    memcpy(((struct bell_line *)base)->token, meeting->mine.token, MEETING_TOKEN_BYTES);
     atomic_store(&((struct bell_line *)base)->holders, 1);
     meeting->mine.address = (uint64_t)(uintptr_t)base;
 out:
@@ -282,7 +125,7 @@ static int32_t hold(struct bell_line *line, int32_t r, moxie_error *error)
 
 // Sees to it that rank r's window is at `address` in this process. The kernel does the reading: an
 // address that a confused peer made up is an error of write() instead of a fault.
-static int32_t check_address(uint64_t address, const unsigned char token[SHARED_TOKEN_BYTES],
+static int32_t check_address(uint64_t address, const unsigned char token[MEETING_TOKEN_BYTES],
                              int32_t r, moxie_error *error)
 {
     struct bell_line line = {.pad = {0}};
@@ -294,7 +137,7 @@ static int32_t check_address(uint64_t address, const unsigned char token[SHARED_
                          strerror(errno));
     here = syscall(SYS_write, pipe_fds[1], address, sizeof line) == (long)sizeof line &&
            read(pipe_fds[0], &line, sizeof line) == (ssize_t)sizeof line &&
-           memcmp(line.token, token, SHARED_TOKEN_BYTES) == 0;
+           memcmp(line.token, token, MEETING_TOKEN_BYTES) == 0;
     (void)close(pipe_fds[0]);
     (void)close(pipe_fds[1]);
     if (here) return MOXIE_OK;
@@ -373,7 +216,7 @@ static int32_t prepare(const struct transport *transport, uint64_t bytes, struct
     meeting->mine.bytes = bytes;
     TRY(transport_window_bytes(bytes, transport->bootstrap.ranks, &bytes_mapped, error));
     TRY(shared_memory_check(bytes_mapped, transport->bootstrap.ranks, error));
-    TRY(shared_memory_token(meeting->mine.token, error));
+    TRY(meeting_token(meeting->mine.token, error));
     window = calloc(1, sizeof *window);
     if (window == NULL) TRY(fail_with(error, MOXIE_E_MEMORY, "a window's header: out of memory"));
     window->bytes = bytes;
@@ -381,23 +224,6 @@ static int32_t prepare(const struct transport *transport, uint64_t bytes, struct
     *out = window;
 out:
     return st;
-}
-
-// All names are known from here on, and all sizes the same.
-static int32_t take_offers(struct meeting *meeting, moxie_error *error)
-{
-    const struct message *all = meeting->all;
-
-    for (int32_t r = 0; r < meeting->bootstrap->ranks; r++) {
-        if (all[r].bytes != all[0].bytes)
-            return fail_rank(error, MOXIE_E_COLLECTIVE_MISMATCH, r,
-                             "rank %d opens a window of %" PRIu64 " bytes, rank 0 one of %" PRIu64
-                             "; the ranks' configurations differ",
-                             r, all[r].bytes, all[0].bytes);
-        memcpy(meeting->tokens[r], all[r].token, SHARED_TOKEN_BYTES);
-    }
-    memcpy(meeting->tokens[meeting->mine.rank], meeting->mine.token, SHARED_TOKEN_BYTES);
-    return MOXIE_OK;
 }
 
 static int32_t window_open(struct transport *transport, uint64_t bytes, struct window **out,
@@ -410,13 +236,13 @@ static int32_t window_open(struct transport *transport, uint64_t bytes, struct w
 
     *out = NULL;
     transport->windows++;
-    meeting_init(&meeting, transport);
-    TRY(meet(&meeting, STAGE_OFFER, prepare(transport, bytes, &meeting, &window), error));
-    TRY(take_offers(&meeting, error));
+    meeting_init(&meeting, &transport->bootstrap, &transport->identity, transport->windows);
+    TRY(meeting_meet(&meeting, STAGE_OFFER, prepare(transport, bytes, &meeting, &window), error));
+    TRY(meeting_take_offers(&meeting, error));
     named = 1;
-    TRY(meet(&meeting, STAGE_MADE, make_own(&meeting, window, &meeting.local), error));
-    TRY(meet(&meeting, STAGE_MAPPED, map_peers(transport, &meeting, window, &meeting.local),
-             error));
+    TRY(meeting_meet(&meeting, STAGE_MADE, make_own(&meeting, window, &meeting.local), error));
+    TRY(meeting_meet(&meeting, STAGE_MAPPED, map_peers(transport, &meeting, window, &meeting.local),
+                     error));
     *out = window;
     window = NULL;
 out:

@@ -10,7 +10,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -19,24 +18,16 @@
 #define NAME_BYTES    48                // "/moxie-", 32 hexadecimal digits, NUL
 #define RESERVE_BYTES ((off_t)64 << 20) // allocated in one system call
 
-static void name_of(const unsigned char token[SHARED_TOKEN_BYTES], char name[NAME_BYTES])
+static void name_of(const unsigned char token[MEETING_TOKEN_BYTES], char name[NAME_BYTES])
 {
     static const char digits[] = "0123456789abcdef";
     size_t length = strlen(strcpy(name, "/moxie-"));
 
-    for (size_t i = 0; i < SHARED_TOKEN_BYTES; i++) {
+    for (size_t i = 0; i < MEETING_TOKEN_BYTES; i++) {
         name[length++] = digits[token[i] >> 4];
         name[length++] = digits[token[i] & 15];
     }
     name[length] = '\0';
-}
-
-int32_t shared_memory_token(unsigned char token[SHARED_TOKEN_BYTES], moxie_error *error)
-{
-    if (getrandom(token, SHARED_TOKEN_BYTES, 0) != SHARED_TOKEN_BYTES)
-        return fail_with(error, MOXIE_E_UNAVAILABLE, "no random bytes for a name (getrandom: %s)",
-                         strerror(errno));
-    return MOXIE_OK;
 }
 
 // Bytes that can be had without anything being killed for them; UINT64_MAX where the kernel does
@@ -140,7 +131,7 @@ static int32_t open_code(int os_error)
                                                                           : MOXIE_E_UNAVAILABLE;
 }
 
-int32_t shared_memory_make(const unsigned char token[SHARED_TOKEN_BYTES], uint64_t bytes,
+int32_t shared_memory_make(const unsigned char token[MEETING_TOKEN_BYTES], uint64_t bytes,
                            void **out, moxie_error *error)
 {
     char name[NAME_BYTES];
@@ -161,7 +152,7 @@ out:
     return st;
 }
 
-int32_t shared_memory_open(const unsigned char token[SHARED_TOKEN_BYTES], uint64_t bytes,
+int32_t shared_memory_open(const unsigned char token[MEETING_TOKEN_BYTES], uint64_t bytes,
                            uint64_t map_bytes, int32_t owner, void **out, moxie_error *error)
 {
     char name[NAME_BYTES];
@@ -187,7 +178,7 @@ out:
     return st;
 }
 
-void shared_memory_unlink(const unsigned char token[SHARED_TOKEN_BYTES])
+void shared_memory_unlink(const unsigned char token[MEETING_TOKEN_BYTES])
 {
     char name[NAME_BYTES];
 

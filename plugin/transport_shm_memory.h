@@ -4,12 +4,7 @@
 #ifndef MOXIE_PLUGIN_TRANSPORT_SHM_MEMORY_H
 #define MOXIE_PLUGIN_TRANSPORT_SHM_MEMORY_H
 
-#include "plugin/status.h"
-
-#define SHARED_TOKEN_BYTES 16
-
-// Random bytes for a name.
-int32_t shared_memory_token(unsigned char token[SHARED_TOKEN_BYTES], moxie_error *error);
+#include "plugin/transport_meeting.h"
 
 // MOXIE_E_MEMORY when `pieces` of `bytes` each, made at the same time, would not fit into /dev/shm
 // or into the memory that is available now: the kernel would rather kill processes than refuse
@@ -19,14 +14,14 @@ int32_t shared_memory_check(uint64_t bytes, int32_t pieces, moxie_error *error);
 // Makes and maps zeroed memory with all its pages there: a full /dev/shm is an error here instead
 // of SIGBUS at the first touch. `bytes` is a multiple of the page size. After a failure the name
 // may exist; unlink it.
-int32_t shared_memory_make(const unsigned char token[SHARED_TOKEN_BYTES], uint64_t bytes,
+int32_t shared_memory_make(const unsigned char token[MEETING_TOKEN_BYTES], uint64_t bytes,
                            void **out, moxie_error *error);
 
 // Maps the first `map_bytes` of rank `owner`'s memory, which must have `bytes`.
-int32_t shared_memory_open(const unsigned char token[SHARED_TOKEN_BYTES], uint64_t bytes,
+int32_t shared_memory_open(const unsigned char token[MEETING_TOKEN_BYTES], uint64_t bytes,
                            uint64_t map_bytes, int32_t owner, void **out, moxie_error *error);
 
 // Takes the name away, if it is there; mappings stay.
-void shared_memory_unlink(const unsigned char token[SHARED_TOKEN_BYTES]);
+void shared_memory_unlink(const unsigned char token[MEETING_TOKEN_BYTES]);
 
 #endif

@@ -1,0 +1,154 @@
+// Meetings of the ranks.
+
+#include "plugin/transport_meeting.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define STAGE_MAGIC 0x4d580100u // raised with every change of struct meeting_message
+
+void meeting_init(struct meeting *meeting, const struct bootstrap *bootstrap,
+                  const struct meeting_identity *identity, uint64_t windows)
+{
+    memset(meeting, 0, sizeof *meeting);
+    meeting->bootstrap = bootstrap;
+    meeting->mine.rank = bootstrap->rank;
+    meeting->mine.window = windows;
+    meeting->mine.identity = *identity;
+    meeting->local.struct_size = sizeof meeting->local;
+    meeting->local.text = meeting->mine.text;
+    meeting->local.text_bytes = MEETING_TEXT_BYTES;
+}
+
+// A peer's text is shown to people: it ends, and has no control characters.
+static void clean_text(char text[MEETING_TEXT_BYTES])
+{
+    text[MEETING_TEXT_BYTES - 1] = '\0';
+    for (char *c = text; *c != '\0'; c++)
+        if (*c < ' ' || *c > '~') *c = '?';
+}
+
+// The verdict on rank r's message; the same on every rank, since all read the same messages.
+static int32_t judge(struct meeting *meeting, enum meeting_stage stage, int32_t r,
+                     moxie_error *error)
+{
+    struct meeting_message *message = &meeting->all[r];
+    int32_t blame = message->blame;
+
+    if (message->stage != STAGE_MAGIC + (uint32_t)stage || message->window != meeting->mine.window)
+        return fail_rank(error, MOXIE_E_COLLECTIVE_MISMATCH, r,
+                         "rank %d is at another point of its bootstrap, or of another build; every "
+                         "rank must make the "
+                         "same calls in the same order",
+                         r);
+    if (message->rank != r)
+        return fail_rank(error, MOXIE_E_COLLECTIVE_MISMATCH, r,
+                         "all_gather put the bytes of rank %d in the place of rank %d; it must "
+                         "keep the order of ranks",
+                         message->rank, r);
+    if (message->status == MOXIE_OK) return MOXIE_OK;
+    if (message->status < 0 || message->status > MOXIE_E_INTERNAL)
+        return fail_rank(error, MOXIE_E_COLLECTIVE_MISMATCH, r,
+                         "rank %d failed with code %d, which is none", r, message->status);
+    if (blame < 0 || blame >= meeting->bootstrap->ranks) blame = r;
+    clean_text(message->text);
+    return fail_rank(error, message->status, blame, "rank %d: %s", r, message->text);
+}
+
+int32_t meeting_meet(struct meeting *meeting, enum meeting_stage stage, int32_t step,
+                     moxie_error *error)
+{
+    const struct bootstrap *bootstrap = meeting->bootstrap;
+    struct meeting_message *mine = &meeting->mine;
+    int32_t os_error = 0;
+    int32_t st = MOXIE_OK;
+
+    mine->stage = STAGE_MAGIC + (uint32_t)stage;
+    mine->status = step;
+    mine->blame = step == MOXIE_OK ? -1 : meeting->local.rank;
+    memset(meeting->all, 0, sizeof meeting->all);
+    if (bootstrap->ranks == 1)
+        meeting->all[0] = *mine;
+    else
+        os_error = bootstrap->all_gather(bootstrap->ctx, mine, meeting->all, sizeof *mine);
+    if (os_error != 0 && step != MOXIE_OK)
+        TRY(fail_rank(error, step, mine->blame, "rank %d: %s", mine->rank, mine->text));
+    if (os_error != 0)
+        TRY(fail_with(error, MOXIE_E_PEER,
+                      "the host's all_gather failed (%d) between %d ranks: one has died, or left "
+                      "after an error of "
+                      "its own",
+                      os_error, bootstrap->ranks));
+    for (int32_t r = 0; r < bootstrap->ranks; r++)
+        TRY(judge(meeting, stage, r, error));
+out:
+    return st;
+}
+
+int32_t meeting_identify(struct meeting_identity *identity, moxie_error *error)
+{
+    int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+    ssize_t length = fd < 0 ? -1 : read(fd, identity->boot_id, MEETING_BOOT_ID_BYTES - 1);
+    struct stat pid_namespace;
+
+    if (fd >= 0) (void)close(fd);
+    if (length <= 0)
+        return fail_with(error, MOXIE_E_UNAVAILABLE,
+                         "/proc/sys/kernel/random/boot_id cannot be read, so ranks of this host "
+                         "cannot be told from "
+                         "others; mount /proc");
+    if (stat("/proc/self/ns/pid", &pid_namespace) != 0)
+        return fail_with(
+            error, MOXIE_E_UNAVAILABLE,
+            "/proc/self/ns/pid cannot be read (%s), so threads of this process cannot be told from "
+            "others; mount /proc",
+            strerror(errno));
+    identity->pid_namespace[0] = pid_namespace.st_dev;
+    identity->pid_namespace[1] = pid_namespace.st_ino;
+    identity->pid = getpid();
+    return MOXIE_OK;
+}
+
+int32_t meeting_same_host(const struct meeting *meeting, moxie_error *error)
+{
+    const struct meeting_message *all = meeting->all;
+
+    // Every rank is compared with rank 0, so that all come to the same verdict.
+    for (int32_t r = 0; r < meeting->bootstrap->ranks; r++)
+        if (memcmp(all[r].identity.boot_id, all[0].identity.boot_id, MEETING_BOOT_ID_BYTES) != 0)
+            return fail_rank(error, MOXIE_E_UNAVAILABLE, r,
+                             "rank %d is on another host than rank 0, and shared memory joins "
+                             "ranks of one host only; "
+                             "keep the ranks on one host, or choose a transport between hosts",
+                             r);
+    return MOXIE_OK;
+}
+
+int32_t meeting_token(unsigned char token[MEETING_TOKEN_BYTES], moxie_error *error)
+{
+    if (getrandom(token, MEETING_TOKEN_BYTES, 0) != MEETING_TOKEN_BYTES)
+        return fail_with(error, MOXIE_E_UNAVAILABLE, "no random bytes for a name (getrandom: %s)",
+                         strerror(errno));
+    return MOXIE_OK;
+}
+
+int32_t meeting_take_offers(struct meeting *meeting, moxie_error *error)
+{
+    const struct meeting_message *all = meeting->all;
+
+    for (int32_t r = 0; r < meeting->bootstrap->ranks; r++) {
+        if (all[r].bytes != all[0].bytes)
+            return fail_rank(error, MOXIE_E_COLLECTIVE_MISMATCH, r,
+                             "rank %d opens a window of %" PRIu64 " bytes, rank 0 one of %" PRIu64
+                             "; the ranks' configurations differ",
+                             r, all[r].bytes, all[0].bytes);
+        memcpy(meeting->tokens[r], all[r].token, MEETING_TOKEN_BYTES);
+    }
+    memcpy(meeting->tokens[meeting->mine.rank], meeting->mine.token, MEETING_TOKEN_BYTES);
+    return MOXIE_OK;
+}

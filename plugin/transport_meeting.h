@@ -1,0 +1,74 @@
+// How ranks meet while a transport or a window is made: rounds of the host's all_gather, each
+// carrying how the rank's own step went, so that all ranks go on or all fail, with the same code,
+// rank to blame and text.
+
+#ifndef MOXIE_PLUGIN_TRANSPORT_MEETING_H
+#define MOXIE_PLUGIN_TRANSPORT_MEETING_H
+
+#include "plugin/transport.h"
+
+#define MEETING_BOOT_ID_BYTES 40 // 36 characters, NUL
+#define MEETING_TEXT_BYTES    200
+#define MEETING_TOKEN_BYTES   16
+
+// OFFER: the size and a random name, before anything exists. MADE: the own part is there. MAPPED:
+// the peers' are mapped.
+enum meeting_stage { STAGE_JOIN, STAGE_OFFER, STAGE_MADE, STAGE_MAPPED };
+
+// Two ranks with the same identity are threads of one process.
+struct meeting_identity {
+    char boot_id[MEETING_BOOT_ID_BYTES];
+    uint64_t pid_namespace[2]; // device and inode
+    int64_t pid;
+};
+
+// What ranks tell each other. One shape for every stage: later stages repeat what earlier ones
+// said.
+struct meeting_message {
+    uint32_t stage;  // of the sender's build, + enum meeting_stage
+    int32_t rank;    // the sender's
+    int32_t status;  // how the sender's own step went
+    int32_t blame;   // the rank to blame for that, or -1 for the sender
+    uint64_t window; // windows asked for since create, this one included
+    struct meeting_identity identity;
+    uint64_t bytes; // from STAGE_OFFER on
+    unsigned char token[MEETING_TOKEN_BYTES];
+    uint64_t address;              // from STAGE_MADE on: the sender's, for ranks of its process
+    char text[MEETING_TEXT_BYTES]; // why status is what it is
+};
+
+_Static_assert(sizeof(struct meeting_message) == 120 + MEETING_TEXT_BYTES,
+               "what is sent has no padding");
+
+// One collective call under way.
+struct meeting {
+    const struct bootstrap *bootstrap;
+    struct meeting_message mine;
+    struct meeting_message all[MOXIE_RANKS_MAX];
+    moxie_error local; // of the own step; writes into mine
+    // Of every rank's window, once all are known.
+    unsigned char tokens[MOXIE_RANKS_MAX][MEETING_TOKEN_BYTES];
+};
+
+// A meeting of this transport's ranks; `windows` is how many were asked for since create.
+void meeting_init(struct meeting *meeting, const struct bootstrap *bootstrap,
+                  const struct meeting_identity *identity, uint64_t windows);
+
+// Tells everyone how the own step (`step`, its text in meeting->local) went, and answers how those
+// of all ranks did.
+int32_t meeting_meet(struct meeting *meeting, enum meeting_stage stage, int32_t step,
+                     moxie_error *error);
+
+// Who this process is.
+int32_t meeting_identify(struct meeting_identity *identity, moxie_error *error);
+
+// After STAGE_JOIN: MOXIE_E_UNAVAILABLE naming the first rank that is on another host than rank 0.
+int32_t meeting_same_host(const struct meeting *meeting, moxie_error *error);
+
+// Random bytes for a name.
+int32_t meeting_token(unsigned char token[MEETING_TOKEN_BYTES], moxie_error *error);
+
+// After STAGE_OFFER: fills meeting->tokens; MOXIE_E_COLLECTIVE_MISMATCH when sizes differ.
+int32_t meeting_take_offers(struct meeting *meeting, moxie_error *error);
+
+#endif
