@@ -58,9 +58,9 @@ struct flight {
 
 flight &f()
 {
-    static flight one;
+    static thread_local flight mine;
 
-    return one;
+    return mine;
 }
 
 barrier_state &state_of(uint64_t *barrier)

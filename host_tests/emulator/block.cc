@@ -5,7 +5,9 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -24,7 +26,7 @@
 namespace emulator
 {
 
-position here;
+__thread position here;
 
 namespace
 {
@@ -32,6 +34,8 @@ namespace
 constexpr size_t kStackBytes = 256 << 10;
 constexpr unsigned kWarps = kThreadsMax / kWarpThreads;
 constexpr unsigned kBarriers = 16;
+// Short beside any deadline of a kernel, and long enough for another rank to get the core.
+constexpr long kGiveWayNs = 20000;
 
 struct fiber {
     ucontext_t context;
@@ -40,6 +44,7 @@ struct fiber {
     const char *what;
     bool done;
     bool waited; // for earlier launches
+    bool paused; // when it last ran, it only looked again for what it spins on
 };
 
 struct warp {
@@ -52,9 +57,14 @@ struct meeting {
     unsigned arrived, threads, generation;
 };
 
-// One block at a time, under the lock of run().
+// A host thread's: it runs one block at a time, and shares nothing, so that a block that spins on
+// another rank's memory holds nothing which that rank needs.
 struct machine {
-    std::mutex lock;
+    machine();
+    machine(const machine &) = delete;
+    machine &operator=(const machine &) = delete;
+    ~machine();
+
     fiber fibers[kThreadsMax];
     warp warps[kWarps];
     meeting barriers[kBarriers];
@@ -66,25 +76,57 @@ struct machine {
     const launch *running;
     unsigned current, threads;
     uint64_t random;
-    std::map<const void *, int> smem_limits;
     alignas(1024) unsigned char smem[kSmemBytesMax];
 };
 
+machine::machine()
+    : fibers(), warps(), barriers(), scheduler(), scheduler_stack_fake(nullptr),
+      scheduler_stack(nullptr), scheduler_stack_bytes(0),
+      stacks(static_cast<unsigned char *>(
+          mmap(nullptr, kStackBytes * kThreadsMax, PROT_READ | PROT_WRITE,
+               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0))),
+      running(nullptr), current(0), threads(0), random(1)
+{
+    const char *seed = getenv("MOXIE_EMULATOR_SEED");
+
+    if (stacks == MAP_FAILED) abort();
+    if (seed != nullptr) random = strtoull(seed, nullptr, 10) * 2 + 1;
+}
+
+machine::~machine()
+{
+    ASAN(__asan_unpoison_memory_region(smem, sizeof smem));
+    ASAN(__asan_unpoison_memory_region(stacks, kStackBytes * kThreadsMax));
+    munmap(stacks, kStackBytes * kThreadsMax);
+}
+
+thread_local machine *mine;
+
+machine *make_mine()
+{
+    static thread_local std::unique_ptr<machine> owner = std::make_unique<machine>();
+
+    return owner.get();
+}
+
+// Every step of a fiber comes by here, so that it looks at a plain pointer.
 machine &m()
 {
-    static machine *one = [] {
-        machine *made = new machine();
-        const char *seed = getenv("MOXIE_EMULATOR_SEED");
+    if (mine == nullptr) mine = make_mine();
+    return *mine;
+}
 
-        made->random = seed != nullptr ? strtoull(seed, nullptr, 10) * 2 + 1 : 1;
-        made->stacks = static_cast<unsigned char *>(
-            mmap(nullptr, kStackBytes * kThreadsMax, PROT_READ | PROT_WRITE,
-                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
-        if (made->stacks == MAP_FAILED) abort();
-        return made;
-    }();
+struct limits {
+    std::mutex lock;
+    std::map<const void *, int> smem_bytes;
+};
 
-    return *one;
+// Never destroyed: threads may launch until the process ends.
+limits &kernel_limits()
+{
+    static limits &one = *new limits();
+
+    return one;
 }
 
 void enter(unsigned index)
@@ -137,11 +179,13 @@ void fiber_main()
     die("deadlock");
 }
 
-// One round over the threads from a random one on; false when none could run.
+// One round over the threads from a random one on; false when none could run. When all that ran
+// only spin, what they wait for comes from another rank, which may need this core.
 bool run_round()
 {
+    const timespec rest = {0, kGiveWayNs};
     unsigned first = draw(m().threads);
-    bool ran = false;
+    bool ran = false, worked = false;
 
     for (unsigned i = 0; i < m().threads; i++) {
         unsigned index = (first + i) % m().threads;
@@ -149,9 +193,12 @@ bool run_round()
 
         if (f.done || (f.ready != nullptr && !f.ready(f.ready_ctx))) continue;
         f.ready = nullptr;
+        f.paused = false;
         enter(index);
         ran = true;
+        worked = worked || !f.paused;
     }
+    if (ran && !worked) (void)nanosleep(&rest, nullptr);
     return ran;
 }
 
@@ -182,6 +229,7 @@ void begin_block(unsigned index)
         f.ready = nullptr;
         f.done = false;
         f.waited = false;
+        f.paused = false;
         getcontext(&f.context);
         f.context.uc_stack.ss_sp = m().stacks + i * kStackBytes;
         f.context.uc_stack.ss_size = kStackBytes;
@@ -230,6 +278,20 @@ void suspend(bool (*ready)(const void *), const void *ctx, const char *what)
     f.ready_ctx = ctx;
     f.what = what;
     leave(false);
+}
+
+void spin_pause()
+{
+    m().fibers[m().current].paused = true;
+    suspend([](const void *) { return true; }, nullptr, "a pause");
+}
+
+uint64_t now_ns()
+{
+    timespec now;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return static_cast<uint64_t>(now.tv_sec) * 1000000000 + static_cast<uint64_t>(now.tv_nsec);
 }
 
 void wait_for_launches()
@@ -312,23 +374,29 @@ unsigned char *smem_pointer(uint32_t address, uint32_t bytes)
 
 cudaError_t allow_smem(const void *kernel, int bytes)
 {
-    std::lock_guard<std::mutex> guard(m().lock);
+    std::lock_guard<std::mutex> guard(kernel_limits().lock);
 
     if (bytes < 0 || static_cast<uint32_t>(bytes) > kSmemBytesMax) return cudaErrorInvalidValue;
-    m().smem_limits[kernel] = bytes;
+    kernel_limits().smem_bytes[kernel] = bytes;
     return cudaSuccess;
+}
+
+static size_t allowed_smem(const void *kernel)
+{
+    std::lock_guard<std::mutex> guard(kernel_limits().lock);
+    auto limit = kernel_limits().smem_bytes.find(kernel);
+
+    return limit == kernel_limits().smem_bytes.end() ? 48 << 10
+                                                     : static_cast<size_t>(limit->second);
 }
 
 void run(const launch &launch)
 {
-    std::lock_guard<std::mutex> guard(m().lock);
-    auto limit = m().smem_limits.find(launch.kernel);
     std::vector<unsigned> order(launch.grid.x);
 
     m().running = &launch;
     m().threads = launch.block.x;
-    if (launch.smem_bytes >
-        static_cast<size_t>(limit == m().smem_limits.end() ? 48 << 10 : limit->second))
+    if (launch.smem_bytes > allowed_smem(launch.kernel))
         die("%zu bytes of shared memory, more than the kernel may use", launch.smem_bytes);
     for (unsigned i = 0; i < order.size(); i++)
         order[i] = i;

@@ -1,7 +1,7 @@
-// A block of CUDA threads on one CPU thread. Every CUDA thread is a fiber that runs until it must
-// wait; which of those that can go on goes first, and when a copy in flight lands, is drawn from a
-// seed. Waiting that nothing can end is a deadlock, which ends the program with what every thread
-// waits for.
+// A block of CUDA threads on one CPU thread, the one that launched it. Every CUDA thread is a fiber
+// that runs until it must wait; which of those that can go on goes first, and when a copy in flight
+// lands, is drawn from a seed. Waiting that nothing can end is a deadlock, which ends the program
+// with what every thread waits for. Host threads run blocks beside each other, as ranks do.
 
 #ifndef MOXIE_EMULATOR_BLOCK_H
 #define MOXIE_EMULATOR_BLOCK_H
@@ -15,7 +15,7 @@
 struct dim3 {
     unsigned x, y, z;
 
-    dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z)
+    constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z)
     {
     }
 };
@@ -27,7 +27,8 @@ namespace emulator
 struct position {
     dim3 thread{0, 0, 0}, block{0, 0, 0}, block_dim, grid_dim;
 };
-extern position here;
+// __thread, which says that no constructor runs: thread_local would ask at every use.
+extern __thread position here;
 
 constexpr unsigned kWarpThreads = 32;
 constexpr unsigned kWarpgroupThreads = 128;
@@ -54,6 +55,12 @@ template <class Ready> void wait_until(const Ready &ready, const char *what)
     if (!ready())
         suspend([](const void *ctx) { return (*static_cast<const Ready *>(ctx))(); }, &ready, what);
 }
+
+// Lets others run, and other ranks when there is nobody here but who spins. Never a deadlock: what
+// is spun on may be in memory that another rank writes, and whoever spins has a deadline.
+void spin_pause();
+// What %globaltimer reads.
+uint64_t now_ns();
 
 // ---- Barriers and warps ------------------------------------------------------------------------
 

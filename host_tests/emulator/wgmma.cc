@@ -8,6 +8,7 @@
 
 #include <cstring>
 #include <deque>
+#include <memory>
 #include <vector>
 
 namespace emulator
@@ -37,11 +38,23 @@ struct warpgroup {
     thread_state threads[kWarpgroupThreads];
 };
 
-warpgroup warpgroups[kWarpgroups];
+// A host thread's.
+struct products {
+    warpgroup warpgroups[kWarpgroups];
+    float a[kRows][kDepthMax], b[kColumnsMax][kDepthMax]; // of the product that runs
+};
+
+products &all()
+{
+    static thread_local std::unique_ptr<products> one;
+
+    if (one == nullptr) one = std::make_unique<products>();
+    return *one;
+}
 
 warpgroup &mine()
 {
-    return warpgroups[here.thread.x / kWarpgroupThreads];
+    return all().warpgroups[here.thread.x / kWarpgroupThreads];
 }
 
 thread_state &me()
@@ -111,7 +124,7 @@ void read_operand(const matrix &from, number type, float (*to)[kDepthMax])
 
 void run_product(const product &p)
 {
-    static float a[kRows][kDepthMax], b[kColumnsMax][kDepthMax];
+    float(*a)[kDepthMax] = all().a, (*b)[kDepthMax] = all().b;
     int n = p.operands.n, depth = p.operands.type == kE4m3 ? 32 : 16;
 
     read_operand({p.operands.a, p.operands.a_rows_in, kRows}, p.operands.type, a);
@@ -132,13 +145,13 @@ void run_product(const product &p)
 
 void wgmma_begin()
 {
-    for (warpgroup &w : warpgroups)
+    for (warpgroup &w : all().warpgroups)
         w = warpgroup();
 }
 
 void wgmma_end()
 {
-    for (const warpgroup &w : warpgroups)
+    for (const warpgroup &w : all().warpgroups)
         if (!w.products.empty()) die("the block ended with wgmma in flight");
 }
 

@@ -17,13 +17,13 @@
 #define __grid_constant__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
-// Blocks run one after another, so one copy serves them all.
-#define __shared__ static
+// The blocks of a host thread run one after another, so one copy serves them all.
+#define __shared__ static thread_local
 
-static const dim3 &threadIdx = emulator::here.thread;
-static const dim3 &blockIdx = emulator::here.block;
-static const dim3 &blockDim = emulator::here.block_dim;
-static const dim3 &gridDim = emulator::here.grid_dim;
+[[maybe_unused]] static thread_local const dim3 &threadIdx = emulator::here.thread;
+[[maybe_unused]] static thread_local const dim3 &blockIdx = emulator::here.block;
+[[maybe_unused]] static thread_local const dim3 &blockDim = emulator::here.block_dim;
+[[maybe_unused]] static thread_local const dim3 &gridDim = emulator::here.grid_dim;
 
 struct float2 {
     float x, y;
@@ -81,6 +81,31 @@ template <class T> T __shfl_up_sync(uint32_t mask, T value, int step)
 static inline uint32_t __match_any_sync(uint32_t mask, int32_t value)
 {
     return emulator::warp_match(mask, static_cast<uint32_t>(value));
+}
+
+// Relaxed, as on the device; here they are whole for other processes too, which there only the ones
+// of system scope are.
+static inline unsigned atomicAdd(unsigned *at, unsigned value)
+{
+    return __atomic_fetch_add(at, value, __ATOMIC_RELAXED);
+}
+static inline unsigned long long atomicAdd(unsigned long long *at, unsigned long long value)
+{
+    return __atomic_fetch_add(at, value, __ATOMIC_RELAXED);
+}
+// The value before, whether or not it was `expected`.
+static inline unsigned atomicCAS(unsigned *at, unsigned expected, unsigned value)
+{
+    (void)__atomic_compare_exchange_n(at, &expected, value, false, __ATOMIC_RELAXED,
+                                      __ATOMIC_RELAXED);
+    return expected;
+}
+static inline unsigned long long atomicCAS(unsigned long long *at, unsigned long long expected,
+                                           unsigned long long value)
+{
+    (void)__atomic_compare_exchange_n(at, &expected, value, false, __ATOMIC_RELAXED,
+                                      __ATOMIC_RELAXED);
+    return expected;
 }
 
 template <class T> cudaError_t cudaMalloc(T **memory, size_t bytes)
