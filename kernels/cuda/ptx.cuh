@@ -120,6 +120,51 @@ __device__ __forceinline__ void fence_proxy_async()
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+// ---- Memory that other devices see -------------------------------------------------------------
+
+// A flag in a window: whoever reads the value a peer released sees what the peer wrote before.
+__device__ __forceinline__ uint64_t load_acquire_system(const uint64_t *at)
+{
+    uint64_t value;
+
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+    return value;
+}
+
+__device__ __forceinline__ void store_release_system(uint64_t *at, uint64_t value)
+{
+    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+}
+
+// The same between the blocks of one device.
+__device__ __forceinline__ uint32_t load_acquire_device(const uint32_t *at)
+{
+    uint32_t value;
+
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+    return value;
+}
+
+__device__ __forceinline__ void fence_system()
+{
+    asm volatile("fence.acq_rel.sys;" ::: "memory");
+}
+
+// Nanoseconds since some moment; it advances in steps that may be a microsecond.
+__device__ __forceinline__ uint64_t global_timer_ns()
+{
+    uint64_t now;
+
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    return now;
+}
+
+// Between two looks at a flag: about `ns`, and possibly none.
+__device__ __forceinline__ void spin_pause(uint32_t ns)
+{
+    asm volatile("nanosleep.u32 %0;" ::"r"(ns));
+}
+
 // ---- Registers and dependent launches ----------------------------------------------------------
 
 template <uint32_t registers> __device__ __forceinline__ void setmaxnreg_inc()

@@ -77,6 +77,37 @@ static inline void fence_proxy_async()
     emulator::fence_proxy_async();
 }
 
+static inline uint64_t load_acquire_system(const uint64_t *at)
+{
+    return __atomic_load_n(at, __ATOMIC_ACQUIRE);
+}
+
+static inline void store_release_system(uint64_t *at, uint64_t value)
+{
+    __atomic_store_n(at, value, __ATOMIC_RELEASE);
+}
+
+static inline uint32_t load_acquire_device(const uint32_t *at)
+{
+    return __atomic_load_n(at, __ATOMIC_ACQUIRE);
+}
+
+static inline void fence_system()
+{
+    __atomic_thread_fence(__ATOMIC_ACQ_REL);
+}
+
+static inline uint64_t global_timer_ns()
+{
+    return emulator::now_ns();
+}
+
+// How long it takes is the emulator's to say.
+static inline void spin_pause(uint32_t)
+{
+    emulator::spin_pause();
+}
+
 template <uint32_t registers> void setmaxnreg_inc() {}
 template <uint32_t registers> void setmaxnreg_dec() {}
 
