@@ -1,6 +1,8 @@
 // The driver's functions that the command finds by name: those of the runtime under other names.
 // The numbers of their results are the same.
 
+#include "host_tests/emulator/device.h"
+
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -12,10 +14,8 @@
 namespace
 {
 
-int device_context;
-
-// What the emulated GPU is said to have: enough for tests, and little enough for any machine.
-constexpr size_t kBytes = size_t{1} << 30;
+// A device's primary context is its place here.
+char contexts[emulator::kDevicesMax];
 
 void *pointer(uint64_t address)
 {
@@ -42,8 +42,9 @@ FUNCTION cuDeviceGetCount(int *count)
 
 FUNCTION cuDeviceGet(int *device, int ordinal)
 {
+    if (!emulator::is_device(ordinal)) return cudaErrorInvalidDevice;
     *device = ordinal;
-    return ordinal == 0 ? cudaSuccess : cudaErrorInvalidValue;
+    return cudaSuccess;
 }
 
 FUNCTION cuDeviceGetName(char *name, int capacity, int)
@@ -52,34 +53,39 @@ FUNCTION cuDeviceGetName(char *name, int capacity, int)
     return cudaSuccess;
 }
 
-FUNCTION cuDevicePrimaryCtxRetain(void **context, int)
+FUNCTION cuDevicePrimaryCtxRetain(void **context, int device)
 {
-    *context = &device_context;
+    if (!emulator::is_device(device)) return cudaErrorInvalidDevice;
+    *context = &contexts[device];
     return cudaSuccess;
 }
 
-FUNCTION cuDevicePrimaryCtxRelease_v2(int)
+FUNCTION cuDevicePrimaryCtxRelease_v2(int device)
 {
-    return cudaSuccess;
+    return emulator::is_device(device) ? cudaSuccess : cudaErrorInvalidDevice;
 }
 
-FUNCTION cuCtxSetCurrent(void *)
+// The runtime's calls of this thread are for the context's device from now on; without a context,
+// for the first.
+FUNCTION cuCtxSetCurrent(void *context)
 {
-    return cudaSuccess;
+    for (int device = 0; device < emulator::device_count(); device++)
+        if (context == &contexts[device]) return cudaSetDevice(device);
+    return context == nullptr ? cudaSetDevice(0) : cudaErrorDeviceUninitialized;
 }
 
 FUNCTION cuMemGetInfo_v2(size_t *available, size_t *total)
 {
-    *available = kBytes;
-    *total = kBytes;
+    *available = emulator::kDeviceBytes;
+    *total = emulator::kDeviceBytes;
     return cudaSuccess;
 }
 
 FUNCTION cuMemAlloc_v2(uint64_t *memory, size_t bytes)
 {
     void *at = nullptr;
-    cudaError_t st =
-        bytes == 0 || bytes > kBytes ? cudaErrorMemoryAllocation : cudaMalloc(&at, bytes);
+    cudaError_t st = bytes == 0 || bytes > emulator::kDeviceBytes ? cudaErrorMemoryAllocation
+                                                                  : cudaMalloc(&at, bytes);
 
     *memory = reinterpret_cast<uint64_t>(at);
     return st;

@@ -2,10 +2,12 @@
 // kept instead.
 
 #include "host_tests/emulator/block.h"
+#include "host_tests/emulator/device.h"
 
 #include <cuda.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -30,6 +32,7 @@ namespace
 {
 
 thread_local int captures; // of this thread's, under way
+thread_local int current_device;
 
 cudaError_t enqueue(cudaStream_t stream, std::function<void()> work)
 {
@@ -115,6 +118,14 @@ cudaError_t emulator::enqueue_launch(cudaStream_t stream, const launch &launch)
     return enqueue(stream, [launch] { run(launch); });
 }
 
+int emulator::device_count()
+{
+    const char *word = getenv("MOXIE_EMULATOR_DEVICES");
+    long count = word != nullptr ? strtol(word, nullptr, 10) : 1;
+
+    return static_cast<int>(std::clamp(count, 1l, static_cast<long>(kDevicesMax)));
+}
+
 extern "C" {
 
 cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned,
@@ -128,24 +139,33 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, 
     return cudaSuccess;
 }
 
+cudaError_t cudaSetDevice(int device)
+{
+    if (!emulator::is_device(device)) return cudaErrorInvalidDevice;
+    current_device = device;
+    return cudaSuccess;
+}
+
 cudaError_t cudaGetDevice(int *device)
 {
-    *device = 0;
+    *device = current_device;
     return cudaSuccess;
 }
 
 cudaError_t cudaGetDeviceCount(int *count)
 {
-    *count = 1;
+    *count = emulator::device_count();
     return cudaSuccess;
 }
 
-cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int)
+cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device)
 {
+    if (!emulator::is_device(device)) return cudaErrorInvalidDevice;
+    *value = 0;
     // Few, so that a small case already gives each block several tiles.
-    *value = attribute == cudaDevAttrMultiProcessorCount
-                 ? 3
-                 : capability(attribute == cudaDevAttrComputeCapabilityMajor ? 0 : 1);
+    if (attribute == cudaDevAttrMultiProcessorCount) *value = 3;
+    if (attribute == cudaDevAttrComputeCapabilityMajor) *value = capability(0);
+    if (attribute == cudaDevAttrComputeCapabilityMinor) *value = capability(1);
     return cudaSuccess;
 }
 
@@ -168,6 +188,10 @@ const char *cudaGetErrorString(cudaError_t error)
         return "invalid argument";
     case cudaErrorMemoryAllocation:
         return "out of memory";
+    case cudaErrorInvalidDevice:
+        return "invalid device ordinal";
+    case cudaErrorDeviceUninitialized:
+        return "invalid device context";
     case cudaErrorStreamCaptureUnsupported:
         return "operation not permitted when stream is capturing";
     default:
@@ -240,6 +264,13 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode)
     if (stream == nullptr || stream->captured != nullptr) return cudaErrorInvalidValue;
     stream->captured = new work_list();
     captures++;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus *status)
+{
+    *status = stream != nullptr && stream->captured != nullptr ? cudaStreamCaptureStatusActive
+                                                               : cudaStreamCaptureStatusNone;
     return cudaSuccess;
 }
 

@@ -167,13 +167,4 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, void (*kernel)(
     return emulator::enqueue_launch(config->stream, launch);
 }
 
-enum cudaDriverEntryPointQueryResult {
-    cudaDriverEntryPointSuccess,
-    cudaDriverEntryPointSymbolNotFound
-};
-enum { cudaEnableDefault };
-extern "C" cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function,
-                                                        unsigned version, unsigned long long flags,
-                                                        cudaDriverEntryPointQueryResult *found);
-
 #endif
