@@ -241,12 +241,46 @@ START_TEST(sum_in_rank_order)
 }
 END_TEST
 
+// Bytes of a y that was all NaN: zeros when the group failed, the own row otherwise.
+START_TEST(a_failed_group_sums_to_zero)
+{
+    unsigned char y[TOKENS * PITCH];
+    int32_t send_slot[TOKENS * RANKS];
+    const void *parts[RANKS] = {NULL};
+    uint32_t failed = _i == 0;
+    struct sum_args args = {.y = y,
+                            .y_stride_bytes = PITCH,
+                            .parts = parts,
+                            .part_stride_bytes = PITCH,
+                            .send_slot = send_slot,
+                            .failed = &failed,
+                            .active = 15,
+                            .format = FORMAT_F32,
+                            .tokens = TOKENS,
+                            .hidden = HIDDEN,
+                            .ranks = RANKS,
+                            .rank = 1,
+                            .rows_cap = CAP};
+    struct cpu_stream stream;
+
+    memset(y, 0xff, sizeof y);
+    memset(send_slot, 0, sizeof send_slot);
+    stream_init(&stream, 3, CPU_SCALAR);
+    ck_assert_int_eq(sum_cpu(&args, &stream), 0);
+    stream_fini(&stream);
+    for (int t = 0; t < TOKENS; t++)
+        for (int i = 0; i < PITCH; i++)
+            ck_assert_int_eq(y[t * PITCH + i], failed && i < HIDDEN * 4 ? 0 : 0xff);
+}
+END_TEST
+
 static void add(TCase *tests)
 {
     tcase_add_loop_test(tests, rows_are_weighted_sums, 0, 6);
     tcase_add_test(tests, counts_are_clamped_and_slabs_optional);
     tcase_add_test(tests, pairs_are_rows);
     tcase_add_loop_test(tests, sum_in_rank_order, 0, 3);
+    tcase_add_loop_test(tests, a_failed_group_sums_to_zero, 0, 2);
 }
 
 SUITE_MAIN("combine", 60, add)

@@ -230,6 +230,66 @@ START_TEST(dead_ranks_get_nothing)
 }
 END_TEST
 
+// The rows of all ranks are added to what is there.
+START_TEST(rows_sent_adds_up)
+{
+    struct dispatch_args args = world_init();
+    uint64_t rows_sent = 1000;
+
+    args.rows_sent = &rows_sent;
+    run(&args, 2);
+    check(&args, TOKENS);
+    ck_assert_uint_eq(rows_sent, 1000 + (uint64_t)world.slabs[0].count +
+                                     (uint64_t)world.slabs[1].count +
+                                     (uint64_t)world.slabs[3].count);
+    ck_assert_uint_gt(rows_sent, 1000);
+    args = world_init();
+    rows_sent = 0;
+    args.rows_sent = &rows_sent;
+    args.everywhere = 1;
+    args.pad_rows = CAP;
+    world.to[1] = (struct push_slab){0};
+    run(&args, 2);
+    ck_assert_uint_eq(rows_sent, 2 * CAP);
+}
+END_TEST
+
+START_TEST(a_failed_group_sends_nothing)
+{
+    struct dispatch_args args = world_init();
+    struct slab *own = &world.slabs[RANK];
+    uint32_t failed = _i == 2 ? 0 : 3;
+    uint64_t rows_sent = 5;
+
+    world.to[RANK] = (struct push_slab){.ids = own->ids, .weights = own->weights};
+    memset(own->ids, 0, TOKENS * TOP_K * sizeof own->ids[0]);
+    args.failed = &failed;
+    args.rows_sent = &rows_sent;
+    args.everywhere = _i == 1;
+    args.pad_rows = CAP;
+    run(&args, 2);
+    for (int i = 0; i < TOKENS * TOP_K; i++) {
+        int32_t wanted = failed ? -1 : (int32_t)physical(&args, world.ids[i]);
+
+        ck_assert_int_eq(own->ids[i], wanted);
+        ck_assert_float_eq(own->weights[i], world.weights[i]);
+    }
+    if (!failed) {
+        check(&args, TOKENS);
+        return;
+    }
+    ck_assert_uint_eq(rows_sent, 5);
+    for (int i = 0; i < TOKENS * RANKS; i++)
+        ck_assert_int_eq(world.send_slot[i], -1);
+    for (int r = 0; r < RANKS; r++) {
+        const unsigned char *bytes = (const unsigned char *)&world.slabs[r];
+
+        for (size_t i = 0; i < sizeof world.slabs[r] && r != RANK; i++)
+            ck_assert_int_eq(bytes[i], 0xff);
+    }
+}
+END_TEST
+
 START_TEST(padding_is_reported_without_experts)
 {
     struct dispatch_args args = world_init();
@@ -272,6 +332,8 @@ static void add(TCase *tests)
     tcase_add_test(tests, narrow_ids_through_a_map);
     tcase_add_test(tests, invalid_tokens_go_nowhere);
     tcase_add_test(tests, dead_ranks_get_nothing);
+    tcase_add_test(tests, rows_sent_adds_up);
+    tcase_add_loop_test(tests, a_failed_group_sends_nothing, 0, 3);
     tcase_add_test(tests, padding_is_reported_without_experts);
     tcase_add_test(tests, a_full_slab_takes_no_more);
 }

@@ -31,6 +31,7 @@ struct sum_args {
     int64_t part_stride_bytes;
     const int32_t *send_slot; // [tokens, ranks]: the token's row of parts[r], -1: none; the own
                               // rank's is not read
+    const uint32_t *failed;   // device; not 0: y becomes zero; NULL: never
     uint64_t active;          // bit r: rank r takes part
     int32_t format;           // F32, BF16 or F16
     int32_t tokens;

@@ -350,6 +350,18 @@ uint32_t warp_match(uint32_t mask, uint32_t value)
     return same;
 }
 
+uint32_t warp_ballot(uint32_t mask, bool value)
+{
+    const uint64_t *values;
+    uint32_t lanes = 0;
+
+    check_mask(mask);
+    values = warp_exchange("__ballot_sync", value);
+    for (unsigned i = 0; i < kWarpThreads; i++)
+        if (values[i] != 0) lanes |= 1u << i;
+    return lanes;
+}
+
 unsigned char *dynamic_smem()
 {
     return m().smem;

@@ -70,6 +70,7 @@ void barrier(unsigned index, unsigned threads);
 // All lanes of a warp give a value and get everyone's, [32]. `what` must be the same for all.
 const uint64_t *warp_exchange(const char *what, uint64_t value);
 uint32_t warp_match(uint32_t mask, uint32_t value);
+uint32_t warp_ballot(uint32_t mask, bool value);
 void check_mask(uint32_t mask);
 
 template <class T> T warp_read(const char *what, uint32_t mask, T value, int from)

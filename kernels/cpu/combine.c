@@ -148,8 +148,10 @@ static void sum_body(struct work *work, unsigned char *scratch)
 
 int32_t sum_cpu(const struct sum_args *args, void *stream)
 {
-    struct work work = {.body = sum_body, .args = args, .items = args->tokens, .grain = GRAIN};
+    struct sum_args seen = *args;
+    struct work work = {.body = sum_body, .args = &seen, .items = args->tokens, .grain = GRAIN};
 
+    if (has_failed(args->failed)) seen.active = 0;
     work_run(&work, stream, (int64_t)args->tokens * args->hidden * 4 * args->ranks);
     return 0;
 }

@@ -67,8 +67,9 @@ static int is_own(const struct dispatch_args *args, int32_t rank)
     return rank == args->rank && args->to[rank].ids != NULL;
 }
 
-// Fills send_slot, and `sent` with the rows of each destination.
-static void choose_slots(const struct dispatch_args *args, int64_t valid, int32_t *sent)
+// Fills send_slot, and `sent` with the rows of each destination, at most `cap`.
+static void choose_slots(const struct dispatch_args *args, int64_t valid, int32_t cap,
+                         int32_t *sent)
 {
     for (int64_t token = 0; token < args->tokens; token++) {
         uint64_t ranks = destinations(args, token, valid);
@@ -78,7 +79,7 @@ static void choose_slots(const struct dispatch_args *args, int64_t valid, int32_
 
             *slot = -1;
             if ((ranks >> rank & 1u) == 0 || rank == args->rank || args->to[rank].rows == NULL ||
-                sent[rank] >= args->rows_cap)
+                sent[rank] >= cap)
                 continue;
             *slot = sent[rank]++;
         }
@@ -203,20 +204,33 @@ static int32_t pad(const struct dispatch_args *args, const struct push_slab *to,
     return rows > sent ? rows : sent;
 }
 
+// The count of every rank that gets rows, after the rows.
+static void write_counts(const struct dispatch_args *args, const int32_t *sent)
+{
+    uint64_t all = 0;
+
+    for (int32_t rank = 0; rank < args->ranks; rank++) {
+        const struct push_slab *to = &args->to[rank];
+        int32_t count;
+
+        if (rank == args->rank || to->rows == NULL) continue;
+        count = pad(args, to, sent[rank]);
+        __atomic_store_n(to->count, count, __ATOMIC_RELEASE);
+        all += (uint64_t)count;
+    }
+    if (args->rows_sent != NULL) *args->rows_sent += all;
+}
+
 int32_t dispatch_cpu(const struct dispatch_args *args, void *stream)
 {
-    struct dispatch_work dispatch = {.args = args, .valid = tokens_valid(args)};
+    int failed = has_failed(args->failed);
+    struct dispatch_work dispatch = {.args = args, .valid = failed ? 0 : tokens_valid(args)};
     struct work work = {
         .body = dispatch_body, .args = &dispatch, .items = args->tokens, .grain = GRAIN};
     int32_t sent[KERNEL_RANKS_MAX] = {0};
 
-    choose_slots(args, dispatch.valid, sent);
+    choose_slots(args, dispatch.valid, failed ? 0 : args->rows_cap, sent);
     work_run(&work, stream, (int64_t)args->tokens * args->hidden * 4);
-    for (int32_t rank = 0; rank < args->ranks; rank++) {
-        const struct push_slab *to = &args->to[rank];
-
-        if (rank == args->rank || to->rows == NULL) continue;
-        __atomic_store_n(to->count, pad(args, to, sent[rank]), __ATOMIC_RELEASE);
-    }
+    if (!failed) write_counts(args, sent);
     return 0;
 }

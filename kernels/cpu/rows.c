@@ -34,6 +34,11 @@ int32_t count_read(const int32_t *count, int32_t cap)
     return seen < 0 ? 0 : seen > cap ? cap : seen;
 }
 
+int has_failed(const uint32_t *failed)
+{
+    return failed != NULL && __atomic_load_n(failed, __ATOMIC_RELAXED) != 0;
+}
+
 struct row_view slab_row(const struct row_slab *slab, int64_t row)
 {
     struct row_view view = {

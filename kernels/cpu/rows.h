@@ -16,6 +16,9 @@ int64_t row_scale_bytes(int32_t format, int64_t columns);
 // A count that a peer may be writing: read once, 0..cap; NULL is cap.
 int32_t count_read(const int32_t *count, int32_t cap);
 
+// A flag that others may be writing: read once; NULL is never.
+int has_failed(const uint32_t *failed);
+
 // One row in any of those formats.
 struct row_view {
     const void *values;

@@ -49,6 +49,10 @@ static inline int __ffs(uint32_t bits)
 {
     return __builtin_ffs(static_cast<int>(bits));
 }
+static inline int __ffsll(long long bits)
+{
+    return __builtin_ffsll(bits);
+}
 static inline int __popc(uint32_t bits)
 {
     return __builtin_popcount(bits);
@@ -77,6 +81,10 @@ template <class T> T __shfl_up_sync(uint32_t mask, T value, int step)
 
     return emulator::warp_read<T>("__shfl_up_sync", mask, value,
                                   from < 0 ? emulator::lane() : from);
+}
+static inline uint32_t __ballot_sync(uint32_t mask, int predicate)
+{
+    return emulator::warp_ballot(mask, predicate != 0);
 }
 static inline uint32_t __match_any_sync(uint32_t mask, int32_t value)
 {
