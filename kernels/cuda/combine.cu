@@ -5,8 +5,8 @@
 
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/number.cuh"
 #include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/row8.cuh"
 
 #include <cuda_runtime.h>
 
@@ -25,67 +25,24 @@ struct args {
     float scale;
 };
 
-// Eight numbers of a row.
-template <int32_t format> __device__ __forceinline__ void load_8(const unsigned char *row, int32_t column, float (&to)[8])
-{
-    constexpr int32_t words = format == FORMAT_F32 ? 8 : 4;
-    const uint4 *from = reinterpret_cast<const uint4 *>(row + column * (words / 2));
-    uint32_t packed[words];
-
-#pragma unroll
-    for (int32_t i = 0; i < words / 4; i++) {
-        uint4 four = from[i];
-
-        packed[i * 4] = four.x;
-        packed[i * 4 + 1] = four.y;
-        packed[i * 4 + 2] = four.z;
-        packed[i * 4 + 3] = four.w;
-    }
-#pragma unroll
-    for (int32_t i = 0; i < 8; i++) {
-        if constexpr (format == FORMAT_F32) {
-            memcpy(&to[i], &packed[i], sizeof to[i]);
-        } else {
-            float2 two = number_unpack<format == FORMAT_BF16>(packed[i / 2]);
-
-            to[i] = i % 2 == 0 ? two.x : two.y;
-        }
-    }
-}
-
 template <int32_t format>
 __device__ __forceinline__ void add_pair(const args &a, int32_t pair, int32_t column, float (&sum)[8])
 {
     float weight = a.pair_weight == nullptr ? 1.0f : a.pair_weight[pair];
     float values[8];
 
-    load_8<format>(a.pair_out + pair * a.pair_stride_bytes, column, values);
+    unpack_8(load_8<format>(a.pair_out + pair * a.pair_stride_bytes, column), values);
 #pragma unroll
     for (int32_t i = 0; i < 8; i++)
         sum[i] += weight * values[i];
 }
 
-// `column` is a multiple of 8 and hidden too; rows may lie anywhere, so they are written number by number unless aligned.
-__device__ void store_row(const out_slab &to, int32_t row, int32_t column, const float (&sum)[8], float scale)
+__device__ void store_row(const out_slab &to, int32_t row, int32_t column, float (&sum)[8], float scale)
 {
-    unsigned char *at = static_cast<unsigned char *>(to.rows) + row * to.row_stride_bytes;
-    uint4 packed;
-
-    if (to.format != FORMAT_F32 && reinterpret_cast<uintptr_t>(at) % 16 == 0) {
-        bool is_bf16 = to.format == FORMAT_BF16;
-        uint32_t words[4];
-
-#pragma unroll
-        for (int32_t i = 0; i < 4; i++)
-            words[i] = is_bf16 ? number_pack<true>(sum[i * 2] * scale, sum[i * 2 + 1] * scale)
-                               : number_pack<false>(sum[i * 2] * scale, sum[i * 2 + 1] * scale);
-        packed = make_uint4(words[0], words[1], words[2], words[3]);
-        *reinterpret_cast<uint4 *>(at + column * 2) = packed;
-        return;
-    }
 #pragma unroll
     for (int32_t i = 0; i < 8; i++)
-        number_store(at, column + i, to.format, sum[i] * scale);
+        sum[i] *= scale;
+    store_8(static_cast<unsigned char *>(to.rows) + row * to.row_stride_bytes, to.format, column, sum);
 }
 
 template <int32_t format> __global__ void __launch_bounds__(kThreads) combine_kernel(const __grid_constant__ args a)
