@@ -1,103 +1,7 @@
 // The kernels beside the GEMMs and their CPU twins, same args structs, same random data with everything a host can send:
 // ids of no expert, maps, counts past the end, several slabs, layouts by expert. What the twins write must be equal.
 
-extern "C" {
-#include "kernels/cpu/cpu.h"
-}
-#include "kernels/cuda/cuda.h"
-
-#include <cuda_runtime.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <vector>
-
-#define CHECK(call)                                                                                                       \
-    do {                                                                                                                  \
-        int status_ = (int)(call);                                                                                        \
-        if (status_ != 0) {                                                                                               \
-            printf("%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString((cudaError_t)status_));               \
-            exit(1);                                                                                                      \
-        }                                                                                                                 \
-    } while (0)
-
-static uint64_t seed_state;
-
-static uint32_t draw(uint32_t limit)
-{
-    seed_state = seed_state * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)((seed_state >> 33) % limit);
-}
-
-// Memory on both sides with the same bytes, or with bytes that a kernel must overwrite.
-struct twin {
-    std::vector<unsigned char> cpu;
-    unsigned char *gpu;
-
-    explicit twin(size_t bytes) : cpu(bytes + 16, 0xff)
-    {
-        CHECK(cudaMalloc(&gpu, cpu.size()));
-        send();
-    }
-    twin(const twin &) = delete;
-    ~twin()
-    {
-        cudaFree(gpu);
-    }
-    void send()
-    {
-        CHECK(cudaMemcpy(gpu, cpu.data(), cpu.size(), cudaMemcpyHostToDevice));
-    }
-    template <class T> T *on(bool device)
-    {
-        return (T *)(device ? gpu : cpu.data());
-    }
-    // e4m3: the sign of a NaN is nobody's promise.
-    void clear_nan_signs()
-    {
-        std::vector<unsigned char> got(cpu.size());
-
-        CHECK(cudaMemcpy(got.data(), gpu, got.size(), cudaMemcpyDeviceToHost));
-        for (size_t i = 0; i < got.size(); i++) {
-            if (got[i] == 0xff) got[i] = 0x7f;
-            if (cpu[i] == 0xff) cpu[i] = 0x7f;
-        }
-        CHECK(cudaMemcpy(gpu, got.data(), got.size(), cudaMemcpyHostToDevice));
-    }
-    // 1 when both sides hold the same bytes.
-    int same(const char *what)
-    {
-        std::vector<unsigned char> got(cpu.size());
-
-        CHECK(cudaMemcpy(got.data(), gpu, got.size(), cudaMemcpyDeviceToHost));
-        for (size_t i = 0; i < got.size(); i++)
-            if (got[i] != cpu[i]) {
-                printf("%s differs at byte %zu of %zu: %02x, wanted %02x\n", what, i, got.size(), got[i], cpu[i]);
-                return 0;
-            }
-        return 1;
-    }
-};
-
-static void inline_tasks(void *ctx, uint64_t tasks, void (*task)(void *, uint64_t), void *arg)
-{
-    (void)ctx;
-    for (uint64_t i = 0; i < tasks; i++)
-        task(arg, i);
-}
-
-static cpu_stream *stream_of_cpu()
-{
-    static cpu_stream stream;
-
-    stream.parallel_for = inline_tasks;
-    if (stream.scratch == NULL) stream.scratch = (unsigned char *)aligned_alloc(64, CPU_SCRATCH_BYTES);
-    stream.workers = 1;
-    stream.isa = cpu_isa_best();
-    return &stream;
-}
+#include "host_tests/gpu/twin.cuh"
 
 // ---- A draw ------------------------------------------------------------------------------------
 
@@ -428,19 +332,12 @@ static int try_route()
     return same;
 }
 
+static int try_seed()
+{
+    return try_record() && try_quantise() && try_route();
+}
+
 int main(int argc, char **argv)
 {
-    uint64_t first = argc > 1 ? strtoull(argv[1], NULL, 10) : 1, count = argc > 2 ? strtoull(argv[2], NULL, 10) : 100;
-    int failed = 0, devices = 0;
-
-    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) return 77;
-    CHECK(kernels_cuda_load());
-    for (uint64_t seed = first; seed < first + count; seed++) {
-        seed_state = seed * 0x9e3779b97f4a7c15u;
-        if (try_record() && try_quantise() && try_route()) continue;
-        printf("seed %llu failed\n", (unsigned long long)seed);
-        failed++;
-    }
-    printf("%d of %llu seeds failed\n", failed, (unsigned long long)count);
-    return failed != 0;
+    return try_seeds(argc, argv, try_seed);
 }
