@@ -1,0 +1,425 @@
+// dispatch on CUDA, in two launches: which row of each destination a token takes, then the rows.
+//
+// slots  a block of 1024 threads a rank, a thread a token, 1024 tokens in order at a time
+//        bytes  the ids once a rank, 4 a (token, rank): bound by the latency of one load a turn
+// push   a warp a token and piece of its row, 16 bytes a lane (fp8: four numbers a lane)
+//        bytes  x once, a wire row a destination: bound by the links to the peers
+
+#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/ids.cuh"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/number.cuh"
+#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/quantise.cuh"
+#include "kernels/cuda/search.cuh"
+
+#include <cuda_runtime.h>
+
+namespace {
+
+constexpr int kSlotThreads = 1024;
+constexpr int kSlotWarps = kSlotThreads / 32;
+constexpr int kThreads = 256;
+constexpr int kBatch = 4;           // loads of a lane under way at once
+constexpr int kWarpsWanted = 2048;  // of push: enough to fill the links with a few tokens
+constexpr int kPieceBytesMin = 512; // of a source row: 16 a lane
+
+struct args {
+    push_slab to[KERNEL_RANKS_MAX];
+    int32_t expert_first[KERNEL_RANKS_MAX + 1];
+    const unsigned char *x, *ids, *weights;
+    const int32_t *tokens_valid, *expert_map;
+    const uint32_t *failed;
+    uint64_t *rows_sent;
+    int32_t *send_slot;
+    int64_t x_stride_bytes, id_stride_bytes, weight_stride_bytes, row_stride_bytes, scale_stride_bytes;
+    int64_t token_first, map_count;
+    int32_t x_format, id_bytes, weight_format, tokens, hidden, top_k, rows_cap, ranks, rank, everywhere, pad_rows;
+    int32_t pieces, piece_columns;
+};
+
+__device__ __forceinline__ bool has_failed(const args &a)
+{
+    return a.failed != nullptr && *a.failed != 0;
+}
+
+// Tokens of this round that may have an expert.
+__device__ __forceinline__ int64_t tokens_valid(const args &a)
+{
+    int64_t valid = a.tokens_valid == nullptr ? a.tokens : *a.tokens_valid - a.token_first;
+
+    return min(max(valid, static_cast<int64_t>(0)), static_cast<int64_t>(a.tokens));
+}
+
+// The physical id at one position, -1 for "no expert".
+__device__ __forceinline__ int32_t physical_id(const args &a, int64_t valid, int32_t token, int32_t t)
+{
+    if (token >= valid) return -1;
+    return id_mapped(a.expert_map, a.map_count, id_read(a.ids + token * a.id_stride_bytes, t, a.id_bytes), 0, a.expert_first[a.ranks]);
+}
+
+// ---- slots ---------------------------------------------------------------------------------------------------------------
+
+__device__ bool goes(const args &a, int64_t valid, int32_t token, int32_t rank)
+{
+    int32_t first = a.expert_first[rank], end = a.expert_first[rank + 1];
+    bool found = false;
+
+    if (a.everywhere) return true;
+#pragma unroll 4
+    for (int32_t t = 0; t < a.top_k; t++) {
+        int32_t id = physical_id(a, valid, token, t);
+
+        found |= id >= first && id < end;
+    }
+    return found;
+}
+
+// Fills the rank's column of send_slot; the rows it gets.
+__device__ int32_t place_rows(const args &a, int64_t valid, int32_t rank)
+{
+    __shared__ int32_t sums[2][kSlotWarps]; // by turns, so that a turn has one barrier
+    int32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, sent = 0;
+
+    for (int32_t base = 0, turn = 0; base < a.tokens; base += kSlotThreads, turn ^= 1) {
+        int32_t token = base + static_cast<int32_t>(threadIdx.x), sum, own, slot;
+        bool wanted = token < a.tokens && goes(a, valid, token, rank);
+        uint32_t lanes = __ballot_sync(~0u, wanted);
+
+        if (lane == 0) sums[turn][warp] = __popc(lanes);
+        __syncthreads();
+        own = sum = sums[turn][lane];
+        for (int32_t step = 1; step < kSlotWarps; step *= 2) {
+            int32_t before = __shfl_up_sync(~0u, sum, step);
+
+            if (lane >= step) sum += before;
+        }
+        slot = sent + __shfl_sync(~0u, sum - own, warp) + __popc(lanes & ((1u << lane) - 1));
+        if (token < a.tokens) a.send_slot[static_cast<int64_t>(token) * a.ranks + rank] = wanted && slot < a.rows_cap ? slot : -1;
+        sent += __shfl_sync(~0u, sum, kSlotWarps - 1);
+    }
+    return min(sent, a.rows_cap);
+}
+
+// Rows that the count reports without an expert, up to this one.
+__device__ __forceinline__ int32_t padded(const args &a)
+{
+    return a.everywhere ? min(a.pad_rows, a.rows_cap) : 0;
+}
+
+__device__ void finish_slab(const args &a, const push_slab &to, int32_t sent)
+{
+    int64_t end = static_cast<int64_t>(padded(a)) * a.top_k;
+
+    for (int64_t i = static_cast<int64_t>(sent) * a.top_k + threadIdx.x; i < end; i += kSlotThreads) {
+        to.ids[i] = -1;
+        to.weights[i] = 0.0f;
+    }
+    if (threadIdx.x == 0) *to.count = max(sent, padded(a));
+}
+
+// Bit r: rank r owns an expert of the token.
+__device__ uint64_t owners(const args &a, int64_t valid, int32_t token)
+{
+    uint64_t ranks = 0;
+
+    for (int32_t t = 0; t < a.top_k; t++) {
+        int32_t id = physical_id(a, valid, token, t);
+
+        if (id >= 0) ranks |= static_cast<uint64_t>(1) << last_at_most(a.expert_first, a.ranks, id);
+    }
+    return ranks;
+}
+
+// The own rank's block has no rows to place: it counts all ranks' once more, because no block waits for another.
+__device__ void add_rows_sent(const args &a, int64_t valid)
+{
+    __shared__ int32_t sent[kSlotWarps][KERNEL_RANKS_MAX];
+    int32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    uint64_t all = 0;
+
+    for (int32_t rank = lane; rank < a.ranks; rank += 32)
+        sent[warp][rank] = 0;
+    __syncwarp();
+    for (int32_t base = 0; base < a.tokens; base += kSlotThreads) {
+        int32_t token = base + static_cast<int32_t>(threadIdx.x);
+        uint64_t ranks = token >= a.tokens ? 0 : a.everywhere ? ~static_cast<uint64_t>(0) : owners(a, valid, token);
+
+        for (int32_t rank = 0; rank < a.ranks; rank++) {
+            int32_t tokens = __popc(__ballot_sync(~0u, (ranks >> rank & 1) != 0));
+
+            if (lane == 0) sent[warp][rank] += tokens;
+        }
+    }
+    __syncthreads();
+    for (int32_t rank = 0; threadIdx.x == 0 && rank < a.ranks; rank++) {
+        int32_t rows = 0;
+
+        if (rank == a.rank || a.to[rank].rows == nullptr) continue;
+        for (int32_t w = 0; w < kSlotWarps; w++)
+            rows += sent[w][rank];
+        all += max(min(rows, a.rows_cap), padded(a));
+    }
+    if (threadIdx.x == 0) *a.rows_sent += all;
+}
+
+__global__ void __launch_bounds__(kSlotThreads) slots_kernel(const __grid_constant__ args a)
+{
+    __shared__ bool failed; // read once: it may be set meanwhile, and threads that part would never meet again
+    int32_t rank = blockIdx.x, sent;
+    int64_t valid;
+
+    griddepcontrol_wait();
+    griddepcontrol_launch_dependents();
+    if (threadIdx.x == 0) failed = has_failed(a);
+    __syncthreads();
+    valid = tokens_valid(a);
+    if (failed || rank == a.rank || a.to[rank].rows == nullptr) {
+        for (int64_t token = threadIdx.x; token < a.tokens; token += kSlotThreads)
+            a.send_slot[token * a.ranks + rank] = -1;
+        if (!failed && rank == a.rank && a.rows_sent != nullptr) add_rows_sent(a, valid);
+        return;
+    }
+    sent = place_rows(a, valid, rank);
+    finish_slab(a, a.to[rank], sent);
+}
+
+// ---- push ----------------------------------------------------------------------------------------------------------------
+
+// Where a token goes. A lane holds the rows of two ranks, its own number and that + 32.
+struct places {
+    uint64_t ranks;
+    int32_t low, high;
+};
+
+__device__ __forceinline__ places places_of(const args &a, int32_t token)
+{
+    const int32_t *slots = a.send_slot + static_cast<int64_t>(token) * a.ranks;
+    int32_t lane = threadIdx.x % 32;
+    places at = {0, lane < a.ranks ? slots[lane] : -1, lane + 32 < a.ranks ? slots[lane + 32] : -1};
+
+    at.ranks = __ballot_sync(~0u, at.high >= 0);
+    at.ranks = at.ranks << 32 | __ballot_sync(~0u, at.low >= 0);
+    return at;
+}
+
+struct place {
+    int32_t rank;
+    int64_t row;
+};
+
+// Takes the next destination out; for the whole warp.
+__device__ __forceinline__ place next_place(const places &at, uint64_t *left)
+{
+    int32_t rank = __ffsll(static_cast<long long>(*left)) - 1;
+
+    *left &= *left - 1;
+    return {rank, __shfl_sync(~0u, rank < 32 ? at.low : at.high, rank % 32)};
+}
+
+// The ids and weights of a token, a lane a place in its top-k.
+__device__ void push_routing(const args &a, int64_t valid, int32_t token, const places &at)
+{
+    int32_t t = threadIdx.x % 32, id = -1;
+    const push_slab &own = a.to[a.rank];
+    float weight = 0.0f;
+
+    if (t < a.top_k) {
+        id = physical_id(a, valid, token, t);
+        weight = number_load(a.weights + token * a.weight_stride_bytes, t, a.weight_format);
+    }
+    for (uint64_t left = at.ranks; left != 0;) {
+        place to = next_place(at, &left);
+
+        if (t >= a.top_k) continue;
+        a.to[to.rank].ids[to.row * a.top_k + t] = id;
+        a.to[to.rank].weights[to.row * a.top_k + t] = weight;
+    }
+    if (own.ids == nullptr || t >= a.top_k) return;
+    own.ids[static_cast<int64_t>(token) * a.top_k + t] = id;
+    own.weights[static_cast<int64_t>(token) * a.top_k + t] = weight;
+}
+
+__device__ __forceinline__ unsigned char *row_at(const args &a, place to)
+{
+    return static_cast<unsigned char *>(a.to[to.rank].rows) + to.row * a.row_stride_bytes;
+}
+
+// Bytes begin..end-1 of the row, as they are.
+__device__ void push_copy(const args &a, int32_t token, const places &at, int32_t begin, int32_t end)
+{
+    const unsigned char *from = a.x + token * a.x_stride_bytes;
+
+    for (int32_t first = begin + threadIdx.x % 32 * 16; begin < end; begin += 512 * kBatch, first += 512 * kBatch) {
+        uint4 held[kBatch];
+
+#pragma unroll
+        for (int32_t i = 0; i < kBatch; i++)
+            if (first + i * 512 < end) held[i] = *reinterpret_cast<const uint4 *>(from + first + i * 512);
+        for (uint64_t left = at.ranks; left != 0;) {
+            unsigned char *row = row_at(a, next_place(at, &left));
+
+#pragma unroll
+            for (int32_t i = 0; i < kBatch; i++)
+                if (first + i * 512 < end) *reinterpret_cast<uint4 *>(row + first + i * 512) = held[i];
+        }
+    }
+}
+
+__device__ __forceinline__ void load_4(const unsigned char *row, int32_t column, int32_t format, float (&to)[4])
+{
+    if (format == FORMAT_F32) {
+        uint4 four = *reinterpret_cast<const uint4 *>(row + column * 4);
+
+        memcpy(to, &four, sizeof to);
+    } else {
+        uint64_t four = *reinterpret_cast<const uint64_t *>(row + column * 2);
+        uint32_t words[2] = {static_cast<uint32_t>(four), static_cast<uint32_t>(four >> 32)};
+
+#pragma unroll
+        for (int32_t i = 0; i < 2; i++) {
+            float2 two = format == FORMAT_BF16 ? number_unpack<true>(words[i]) : number_unpack<false>(words[i]);
+
+            to[i * 2] = two.x;
+            to[i * 2 + 1] = two.y;
+        }
+    }
+}
+
+// Columns begin..end-1 of the row, as e4m3 with a scale per 128.
+__device__ void push_fp8(const args &a, int32_t token, const places &at, int32_t begin, int32_t end)
+{
+    const unsigned char *from = a.x + token * a.x_stride_bytes;
+    int32_t lane = threadIdx.x % 32;
+
+    for (; begin < end; begin += kFp8Group * kBatch) {
+        float values[kBatch][4] = {}, scales[kBatch];
+        uint32_t codes[kBatch];
+
+#pragma unroll
+        for (int32_t i = 0; i < kBatch; i++)
+            if (begin + i * kFp8Group + lane * 4 < end) load_4(from, begin + i * kFp8Group + lane * 4, a.x_format, values[i]);
+#pragma unroll
+        for (int32_t i = 0; i < kBatch; i++) {
+            scales[i] = fp8_scale(values[i]);
+            codes[i] = 0;
+#pragma unroll
+            for (int32_t j = 0; j < 4; j++)
+                codes[i] |= static_cast<uint32_t>(fp8_code(values[i][j], scales[i])) << (8 * j);
+        }
+        for (uint64_t left = at.ranks; left != 0;) {
+            place to = next_place(at, &left);
+            float *row_scales = reinterpret_cast<float *>(static_cast<unsigned char *>(a.to[to.rank].scales) + to.row * a.scale_stride_bytes);
+
+#pragma unroll
+            for (int32_t i = 0; i < kBatch; i++) {
+                int32_t column = begin + i * kFp8Group + lane * 4;
+
+                if (column < end) *reinterpret_cast<uint32_t *>(row_at(a, to) + column) = codes[i];
+                if (column < end && lane == 0) row_scales[column / kFp8Group] = scales[i];
+            }
+        }
+    }
+}
+
+template <bool is_fp8> __global__ void __launch_bounds__(kThreads) push_kernel(const __grid_constant__ args a)
+{
+    int64_t warps = static_cast<int64_t>(gridDim.x) * (kThreads / 32), valid;
+
+    griddepcontrol_wait();
+    griddepcontrol_launch_dependents();
+    valid = has_failed(a) ? 0 : tokens_valid(a);
+    for (int64_t item = static_cast<int64_t>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32; item < static_cast<int64_t>(a.tokens) * a.pieces;
+         item += warps) {
+        int32_t token = static_cast<int32_t>(item / a.pieces), piece = static_cast<int32_t>(item % a.pieces);
+        int32_t begin = piece * a.piece_columns, end = min(begin + a.piece_columns, a.hidden);
+        int32_t bytes = a.x_format == FORMAT_F32 ? 4 : 2;
+        places at = places_of(a, token);
+
+        if (piece == 0) push_routing(a, valid, token, at);
+        if (at.ranks == 0) continue;
+        if constexpr (is_fp8)
+            push_fp8(a, token, at, begin, end);
+        else
+            push_copy(a, token, at, begin * bytes, end * bytes);
+    }
+}
+
+// ---- The launch ----------------------------------------------------------------------------------------------------------
+
+bool can_push(const dispatch_args &from)
+{
+    bool is_number = from.x_format == FORMAT_F32 || from.x_format == FORMAT_BF16 || from.x_format == FORMAT_F16;
+
+    return is_number && (from.wire_format == from.x_format || from.wire_format == FORMAT_FP8_BLOCK128) && from.hidden % 8 == 0 &&
+           from.top_k <= KERNEL_TOP_K_MAX && from.ranks <= KERNEL_RANKS_MAX;
+}
+
+// Few tokens: rows in pieces, so that all of the machine pushes.
+void cut_rows(const dispatch_args &from, args *to)
+{
+    int32_t least = max(kFp8Group, kPieceBytesMin / (from.x_format == FORMAT_F32 ? 4 : 2));
+    int32_t wanted = kWarpsWanted / max(from.tokens, 1) + 1;
+    int32_t columns = (from.hidden + wanted - 1) / wanted;
+
+    to->piece_columns = max(least, (columns + kFp8Group - 1) / kFp8Group * kFp8Group);
+    to->pieces = (from.hidden + to->piece_columns - 1) / to->piece_columns;
+}
+
+void fill(const dispatch_args &from, args *to)
+{
+    for (int32_t rank = 0; rank < from.ranks; rank++)
+        to->to[rank] = from.to[rank];
+    for (int32_t rank = 0; rank <= from.ranks; rank++)
+        to->expert_first[rank] = static_cast<int32_t>(from.expert_first[rank]);
+    to->x = static_cast<const unsigned char *>(from.x);
+    to->ids = static_cast<const unsigned char *>(from.ids);
+    to->weights = static_cast<const unsigned char *>(from.weights);
+    to->tokens_valid = from.tokens_valid;
+    to->expert_map = from.expert_map;
+    to->failed = from.failed;
+    to->rows_sent = from.rows_sent;
+    to->send_slot = from.send_slot;
+    to->x_stride_bytes = from.x_stride_bytes;
+    to->id_stride_bytes = from.id_stride_bytes;
+    to->weight_stride_bytes = from.weight_stride_bytes;
+    to->row_stride_bytes = from.row_stride_bytes;
+    to->scale_stride_bytes = from.scale_stride_bytes;
+    to->token_first = from.token_first;
+    to->map_count = from.map_count;
+    to->x_format = from.x_format;
+    to->id_bytes = from.id_bytes;
+    to->weight_format = from.weight_format;
+    to->tokens = from.tokens;
+    to->hidden = from.hidden;
+    to->top_k = from.top_k;
+    to->rows_cap = from.rows_cap;
+    to->ranks = from.ranks;
+    to->rank = from.rank;
+    to->everywhere = from.everywhere;
+    to->pad_rows = from.pad_rows;
+}
+
+} // namespace
+
+extern "C" int32_t dispatch_cuda_load(void)
+{
+    cudaError_t st = load_kernel(slots_kernel);
+
+    if (st == cudaSuccess) st = load_kernel(push_kernel<false>);
+    return st != cudaSuccess ? st : load_kernel(push_kernel<true>);
+}
+
+extern "C" int32_t dispatch_cuda(const struct dispatch_args *from, void *stream)
+{
+    auto push = from->wire_format == FORMAT_FP8_BLOCK128 ? push_kernel<true> : push_kernel<false>;
+    cudaError_t st;
+    args to = {};
+
+    if (!can_push(*from)) return cudaErrorInvalidValue;
+    fill(*from, &to);
+    cut_rows(*from, &to);
+    st = launch(slots_kernel, {static_cast<unsigned>(from->ranks), kSlotThreads, 0, LAUNCH_AFTER}, stream, to);
+    if (st != cudaSuccess || from->tokens == 0) return st;
+    return launch(push, {grid_for(static_cast<int64_t>(from->tokens) * to.pieces, kThreads / 32), kThreads, 0, LAUNCH_EARLY}, stream, to);
+}

@@ -1,0 +1,144 @@
+// sum on CUDA: a token's result rows from all ranks, in fp32 in rank order, into y.
+//
+// grid   a warp a token and 256 columns, 16 bytes a lane and part where rows are aligned
+// bytes  every part's row once, y twice: bound by memory
+
+#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/row8.cuh"
+
+#include <cuda_runtime.h>
+
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kColumns = 256; // of a warp: 8 a lane
+constexpr int kBatch = 4;     // parts under way at once
+
+struct args {
+    const unsigned char *parts[KERNEL_RANKS_MAX];
+    unsigned char *y;
+    const int32_t *send_slot;
+    const uint32_t *failed;
+    int64_t y_stride_bytes, part_stride_bytes;
+    uint64_t active;
+    int32_t tokens, hidden, ranks, rank, rows_cap;
+};
+
+// The row of `rank` for this token, -1 when it has none.
+__device__ __forceinline__ int32_t part_row(const args &a, bool failed, int32_t token, int32_t rank)
+{
+    int32_t row;
+
+    if (failed || rank >= a.ranks || (a.active >> rank & 1) == 0) return -1;
+    if (rank == a.rank) return token;
+    row = a.parts[rank] == nullptr ? -1 : a.send_slot[static_cast<int64_t>(token) * a.ranks + rank];
+    return row < a.rows_cap ? row : -1;
+}
+
+// Adds the rows of all ranks in `left`, of which a lane knows two: its own number's and that + 32.
+template <int32_t format>
+__device__ __forceinline__ void add_parts(const args &a, const unsigned char *own, uint64_t left, int32_t low, int32_t high, int32_t column,
+                                          float (&sum)[8])
+{
+    while (left != 0) {
+        eight<format> parts[kBatch] = {};
+        uint64_t loaded = left;
+
+#pragma unroll
+        for (int32_t i = 0; i < kBatch; i++) {
+            int32_t rank = __ffsll(static_cast<long long>(loaded)) - 1;
+            int32_t row = __shfl_sync(~0u, rank < 32 ? low : high, rank & 31);
+
+            if (loaded != 0 && column < a.hidden) {
+                const unsigned char *from = rank == a.rank ? own : a.parts[rank] + row * a.part_stride_bytes;
+
+                parts[i] = is_aligned_16(from) ? load_8<format>(from, column) : load_8_anywhere<format>(from, column);
+            }
+            loaded &= loaded - 1;
+        }
+#pragma unroll
+        for (int32_t i = 0; i < kBatch; i++) {
+            float values[8];
+
+            unpack_8(parts[i], values);
+            for (int32_t j = 0; left != 0 && j < 8; j++)
+                sum[j] += values[j];
+            left &= left - 1;
+        }
+    }
+}
+
+template <int32_t format> __global__ void __launch_bounds__(kThreads) sum_kernel(const __grid_constant__ args a)
+{
+    int64_t pieces = (a.hidden + kColumns - 1) / kColumns, warps = static_cast<int64_t>(gridDim.x) * (kThreads / 32);
+    int32_t lane = threadIdx.x % 32;
+    bool failed;
+
+    griddepcontrol_wait();
+    griddepcontrol_launch_dependents();
+    failed = a.failed != nullptr && *a.failed != 0;
+    for (int64_t item = static_cast<int64_t>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32; item < a.tokens * pieces; item += warps) {
+        int32_t token = static_cast<int32_t>(item / pieces), column = static_cast<int32_t>(item % pieces) * kColumns + lane * 8;
+        int32_t low = part_row(a, failed, token, lane), high = part_row(a, failed, token, lane + 32);
+        uint64_t left = __ballot_sync(~0u, high >= 0);
+        unsigned char *own = a.y + token * a.y_stride_bytes;
+        float sum[8] = {};
+
+        left = left << 32 | __ballot_sync(~0u, low >= 0);
+        add_parts<format>(a, own, left, low, high, column, sum);
+        if (column < a.hidden) store_8(own, format, column, sum);
+    }
+}
+
+typedef void (*sum_entry)(args);
+
+// The kernel for rows of that format; NULL when there is none.
+sum_entry entry_of(int32_t format)
+{
+    switch (format) {
+    case FORMAT_F32:
+        return sum_kernel<FORMAT_F32>;
+    case FORMAT_BF16:
+        return sum_kernel<FORMAT_BF16>;
+    case FORMAT_F16:
+        return sum_kernel<FORMAT_F16>;
+    default:
+        return nullptr;
+    }
+}
+
+} // namespace
+
+extern "C" int32_t sum_cuda_load(void)
+{
+    cudaError_t st = cudaSuccess;
+
+    for (int32_t format : {FORMAT_F32, FORMAT_BF16, FORMAT_F16})
+        if (st == cudaSuccess) st = load_kernel(entry_of(format));
+    return st;
+}
+
+extern "C" int32_t sum_cuda(const struct sum_args *from, void *stream)
+{
+    int64_t pieces = (from->hidden + kColumns - 1) / kColumns;
+    args to = {};
+
+    if (from->hidden % 8 != 0 || from->ranks > KERNEL_RANKS_MAX || entry_of(from->format) == nullptr) return cudaErrorInvalidValue;
+    if (from->tokens == 0) return cudaSuccess;
+    for (int32_t rank = 0; rank < from->ranks; rank++)
+        to.parts[rank] = static_cast<const unsigned char *>(from->parts[rank]);
+    to.y = static_cast<unsigned char *>(from->y);
+    to.send_slot = from->send_slot;
+    to.failed = from->failed;
+    to.y_stride_bytes = from->y_stride_bytes;
+    to.part_stride_bytes = from->part_stride_bytes;
+    to.active = from->active;
+    to.tokens = from->tokens;
+    to.hidden = from->hidden;
+    to.ranks = from->ranks;
+    to.rank = from->rank;
+    to.rows_cap = from->rows_cap;
+    return launch(entry_of(from->format), {grid_for(from->tokens * pieces, kThreads / 32), kThreads, 0, LAUNCH_EARLY}, stream, to);
+}
