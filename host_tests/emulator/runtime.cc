@@ -108,6 +108,30 @@ CUresult encode_tiled(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t ran
     return CUDA_SUCCESS;
 }
 
+// The driver's functions that the library asks for by name.
+struct entry {
+    const char *name;
+    void *function;
+};
+
+#define ENTRY(name)                                                                                \
+    {                                                                                              \
+#name, reinterpret_cast < void *>(name)                                                    \
+    }
+const entry entries[] = {
+    {"cuTensorMapEncodeTiled", reinterpret_cast<void *>(encode_tiled)},
+    ENTRY(cuMemGetAllocationGranularity),
+    ENTRY(cuMemCreate),
+    ENTRY(cuMemRelease),
+    ENTRY(cuMemExportToShareableHandle),
+    ENTRY(cuMemImportFromShareableHandle),
+    ENTRY(cuMemAddressReserve),
+    ENTRY(cuMemAddressFree),
+    ENTRY(cuMemMap),
+    ENTRY(cuMemUnmap),
+    ENTRY(cuMemSetAccess),
+};
+
 } // namespace
 
 cudaError_t emulator::enqueue_launch(cudaStream_t stream, const launch &launch)
@@ -132,10 +156,13 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, 
                                              unsigned long long,
                                              cudaDriverEntryPointQueryResult *found)
 {
-    bool known = strcmp(name, "cuTensorMapEncodeTiled") == 0;
-
-    *function = known ? reinterpret_cast<void *>(encode_tiled) : nullptr;
-    *found = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+    *function = nullptr;
+    *found = cudaDriverEntryPointSymbolNotFound;
+    for (const entry &e : entries)
+        if (strcmp(name, e.name) == 0) {
+            *function = e.function;
+            *found = cudaDriverEntryPointSuccess;
+        }
     return cudaSuccess;
 }
 
@@ -192,6 +219,8 @@ const char *cudaGetErrorString(cudaError_t error)
         return "invalid device ordinal";
     case cudaErrorDeviceUninitialized:
         return "invalid device context";
+    case cudaErrorNotSupported:
+        return "operation not supported";
     case cudaErrorStreamCaptureUnsupported:
         return "operation not permitted when stream is capturing";
     default:

@@ -20,6 +20,7 @@ typedef enum cudaError {
     cudaErrorInvalidDevice = 101,
     cudaErrorDeviceUninitialized = 201,
     cudaErrorSymbolNotFound = 500,
+    cudaErrorNotSupported = 801,
     cudaErrorStreamCaptureUnsupported = 900,
     cudaErrorCapturedEvent = 907
 } cudaError_t;
