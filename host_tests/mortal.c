@@ -116,7 +116,7 @@ int __real_shm_open(const char *name, int flags, mode_t mode);
 int __wrap_shm_open(const char *name, int flags, mode_t mode);
 
 // After the last flag of a step, before the wait for those of others.
-static void lag(int32_t peer, enum transport_word word)
+static void lag(int32_t peer, enum flag_word word)
 {
     struct life *life = self;
     int32_t last;
@@ -129,7 +129,7 @@ static void lag(int32_t peer, enum transport_word word)
 }
 
 static void fated_signal(struct transport *transport, struct window *window, int32_t peer,
-                         enum transport_word word, uint64_t value)
+                         enum flag_word word, uint64_t value)
 {
     enum instant kind = word == WORD_DISPATCH || word == WORD_COMBINE ? AT_SIGNAL : AT_REGROUP;
 

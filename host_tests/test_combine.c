@@ -188,12 +188,14 @@ START_TEST(sum_in_rank_order)
     int32_t send_slot[TOKENS * RANKS];
     const void *rows[RANKS] = {parts[0], NULL, parts[2], parts[3]};
     int32_t format = FORMAT_F32 + _i;
+    const uint64_t now = 7; // decides where it is given
     struct sum_args args = {.y = y,
                             .y_stride_bytes = PITCH,
                             .parts = rows,
                             .part_stride_bytes = PITCH,
                             .send_slot = send_slot,
-                            .active = 7,
+                            .active_now = _i == 0 ? NULL : &now,
+                            .active = _i == 0 ? now : ~now,
                             .format = format,
                             .tokens = TOKENS,
                             .hidden = HIDDEN,

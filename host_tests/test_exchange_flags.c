@@ -29,14 +29,14 @@ int64_t __wrap_clock_ns(void)
 }
 
 static uint64_t scripted_read(struct transport *transport, struct window *window, int32_t source,
-                              enum transport_word word)
+                              enum flag_word word)
 {
     ck_assert((word == WORD_BEAT) == (window == transport->beat_window));
     return transport->words[word][source];
 }
 
 static void scripted_signal(struct transport *transport, struct window *window, int32_t peer,
-                            enum transport_word word, uint64_t value)
+                            enum flag_word word, uint64_t value)
 {
     ck_assert_ptr_eq(window, transport->beat_window);
     ck_assert_int_eq(word, WORD_BEAT);

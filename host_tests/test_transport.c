@@ -30,14 +30,14 @@ static uint64_t window_bytes(int32_t ranks)
 
 // The slab of `source` in the window at `memory`.
 static struct slab *slab_of(unsigned char *memory, int32_t ranks, int32_t source,
-                            enum transport_word word)
+                            enum flag_word word)
 {
     return (struct slab *)(void *)(memory + TRANSPORT_CONTROL_BYTES(ranks)) +
            (int32_t)word * ranks + source;
 }
 
-static uint64_t content(uint64_t epoch, int32_t source, int32_t destination,
-                        enum transport_word word, uint64_t i)
+static uint64_t content(uint64_t epoch, int32_t source, int32_t destination, enum flag_word word,
+                        uint64_t i)
 {
     return (epoch * 64 + (uint64_t)source * 8 + (uint64_t)destination) * 0x9e3779b97f4a7c15u +
            (uint64_t)word + i;
@@ -45,7 +45,7 @@ static uint64_t content(uint64_t epoch, int32_t source, int32_t destination,
 
 // Writes my slab at every peer, then flags it.
 static void push(struct transport *transport, struct window *window, const struct rank *rank,
-                 uint64_t epoch, enum transport_word word)
+                 uint64_t epoch, enum flag_word word)
 {
     int32_t mine = rank->bootstrap.rank;
 
@@ -60,7 +60,7 @@ static void push(struct transport *transport, struct window *window, const struc
 
 // 1 when every source has signalled `value` before the deadline.
 static int await_all(struct transport *transport, struct window *window, int32_t ranks,
-                     enum transport_word word, uint64_t value, int64_t deadline_ns)
+                     enum flag_word word, uint64_t value, int64_t deadline_ns)
 {
     for (;;) {
         uint32_t seen = shm->ticket(transport, window);
@@ -75,7 +75,7 @@ static int await_all(struct transport *transport, struct window *window, int32_t
 }
 
 static void pull(struct transport *transport, struct window *window, const struct rank *rank,
-                 uint64_t epoch, enum transport_word word)
+                 uint64_t epoch, enum flag_word word)
 {
     int32_t ranks = rank->bootstrap.ranks;
     uint64_t wrong = 0;
@@ -338,8 +338,8 @@ END_TEST
 START_TEST(one_rank_alone)
 {
     const struct transport_ops *self = &transport_self;
-    const struct bootstrap bootstrap = {NULL, NULL, NULL, 0, 1},
-                           pair = {hub_all_gather, NULL, NULL, 0, 2};
+    const struct bootstrap bootstrap = {.ranks = 1},
+                           pair = {.all_gather = hub_all_gather, .ranks = 2};
     const uint64_t bytes = (uint64_t)TRANSPORT_CONTROL_BYTES(1) + 100;
     struct transport *transport;
     struct window *window;

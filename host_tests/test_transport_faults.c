@@ -356,11 +356,11 @@ END_TEST
 START_TEST(a_bootstrap_must_make_sense)
 {
     static const struct bootstrap bad[] = {
-        {hub_all_gather, NULL, NULL, 0, 0},
-        {hub_all_gather, NULL, NULL, 0, MOXIE_RANKS_MAX + 1},
-        {hub_all_gather, NULL, NULL, -1, 2},
-        {hub_all_gather, NULL, NULL, 2, 2},
-        {NULL, NULL, NULL, 0, 2},
+        {.all_gather = hub_all_gather, .rank = 0, .ranks = 0},
+        {.all_gather = hub_all_gather, .rank = 0, .ranks = MOXIE_RANKS_MAX + 1},
+        {.all_gather = hub_all_gather, .rank = -1, .ranks = 2},
+        {.all_gather = hub_all_gather, .rank = 2, .ranks = 2},
+        {.ranks = 2},
     };
     struct transport *transport;
 

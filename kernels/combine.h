@@ -29,11 +29,12 @@ struct sum_args {
     int64_t y_stride_bytes;
     const void *const *parts; // host array [ranks]: rows that rank r returned, [cap, hidden]
     int64_t part_stride_bytes;
-    const int32_t *send_slot; // [tokens, ranks]: the token's row of parts[r], -1: none; the own
-                              // rank's is not read
-    const uint32_t *failed;   // device; not 0: y becomes zero; NULL: never
-    uint64_t active;          // bit r: rank r takes part
-    int32_t format;           // F32, BF16 or F16
+    const int32_t *send_slot;   // [tokens, ranks]: the token's row of parts[r], -1: none; the own
+                                // rank's is not read
+    const uint32_t *failed;     // device; not 0: y becomes zero; NULL: never
+    const uint64_t *active_now; // device; NULL: `active`
+    uint64_t active;            // bit r: rank r takes part
+    int32_t format;             // F32, BF16 or F16
     int32_t tokens;
     int32_t hidden;
     int32_t ranks;

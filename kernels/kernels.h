@@ -6,6 +6,7 @@
 #include "kernels/combine.h"
 #include "kernels/dispatch.h"
 #include "kernels/expand.h"
+#include "kernels/flags.h"
 #include "kernels/gemm.h"
 #include "kernels/quantise.h"
 #include "kernels/record.h"
@@ -23,6 +24,10 @@ struct kernels {
     int32_t (*sum)(const struct sum_args *args, void *stream);
     int32_t (*expand)(const struct expand_args *args, void *stream);
     int32_t (*quantise)(const struct quantise_args *args, void *stream);
+    // NULL on the CPU, where a host thread does it.
+    int32_t (*signal)(const struct signal_args *args, void *stream);
+    int32_t (*await)(const struct await_args *args, void *stream);
+    int32_t (*regroup)(const struct regroup_args *args, void *stream);
     int32_t (*router)(const struct router_args *args, void *stream);
 };
 

@@ -1,29 +1,21 @@
 // Symmetric windows, signals, and waits with a deadline between the EP ranks. One table; shared
-// memory and threads of one process are one implementation (transport_shm.c), a single rank another
-// (transport_self.c).
+// memory and threads of one process are one implementation (transport_shm.c), device memory another
+// (transport_nvlink.c), a single rank a third (transport_self.c).
 //
-// A window is one piece of memory per rank that every peer maps. Its first bytes are control words,
-// one 64-byte line per (word, source): a rank writes only its own source line in a peer's window,
-// and reads only its own window. One line before them holds the bell that wakes its owner. No lock
-// lies in a window: a rank may die between any two stores.
+// A window is one piece of memory per rank that every peer maps. Its first bytes are control words
+// (kernels/flags.h); the line before them holds, in host memory, the bell that wakes its owner. No
+// lock lies in a window: a rank may die between any two stores.
 
 #ifndef MOXIE_PLUGIN_TRANSPORT_H
 #define MOXIE_PLUGIN_TRANSPORT_H
 
+#include "kernels/flags.h"
 #include "plugin/status.h"
 
-// What a source tells a destination, one 64-bit value each; exchange_flags.c says what they are.
-enum transport_word {
-    WORD_DISPATCH,   // its rows of that generation and epoch are in my slab
-    WORD_COMBINE,    // its result rows of that generation and epoch are in my slab
-    WORD_ACTIVE,     // the ranks it goes on with, a bit each; told before the generation
-    WORD_GENERATION, // the generation it has moved on to (told to ranks it leaves out, too)
-    WORD_BEAT,       // changes while it waits: it is alive, others are late
-    WORD_COUNT
-};
-
-#define TRANSPORT_LINE_BYTES           64
+#define TRANSPORT_LINE_BYTES           FLAG_LINE_BYTES
 #define TRANSPORT_CONTROL_BYTES(ranks) (((int64_t)(ranks)*WORD_COUNT + 1) * TRANSPORT_LINE_BYTES)
+
+struct device;
 
 // The host's bootstrap callbacks.
 struct bootstrap {
@@ -31,6 +23,7 @@ struct bootstrap {
     int32_t (*barrier)(void *ctx);
     void *ctx;
     int32_t rank, ranks;
+    const struct device *device; // whose memory windows are; transports of host memory need none
 };
 
 struct transport;
@@ -39,7 +32,7 @@ struct transport;
 struct window {
     unsigned char *base;                  // its own memory
     unsigned char *peer[MOXIE_RANKS_MAX]; // rank r's memory; peer[rank] == base
-    uint64_t bytes, bytes_mapped;         // as asked for, and rounded up to pages
+    uint64_t bytes, bytes_mapped;         // as asked for, and rounded up to whole pages
     void *impl;
 };
 
@@ -58,14 +51,16 @@ struct transport_ops {
                            moxie_error *error);
     // Not collective: peers may close earlier, later or never. NULL is a no-op.
     void (*window_close)(struct transport *transport, struct window *window);
+    // This and the next three: NULL where windows are device memory, and kernels do it.
+    //
     // Publishes everything this rank wrote into rank `peer`'s window, then `value` in its `word`
     // line, and wakes it. Streaming (non-temporal) stores need their own fence before.
     void (*signal)(struct transport *transport, struct window *window, int32_t peer,
-                   enum transport_word word, uint64_t value);
+                   enum flag_word word, uint64_t value);
     // The last value that `source` signalled to me, 0 before the first; everything it wrote before
     // is visible.
     uint64_t (*read)(struct transport *transport, struct window *window, int32_t source,
-                     enum transport_word word);
+                     enum flag_word word);
     // A ticket for wait: taken before the words are read, so that no signal is missed.
     uint32_t (*ticket)(struct transport *transport, struct window *window);
     // Sleeps until a signal has arrived in my window since the ticket, or until deadline_ns
@@ -77,8 +72,9 @@ struct transport_ops {
     void (*destroy)(struct transport *transport);
 };
 
-extern const struct transport_ops transport_self; // one rank
-extern const struct transport_ops transport_shm;  // processes or threads of one host
+extern const struct transport_ops transport_self;   // one rank
+extern const struct transport_ops transport_shm;    // processes or threads of one host
+extern const struct transport_ops transport_nvlink; // the same, whose windows are device memory
 
 // CLOCK_MONOTONIC in nanoseconds.
 int64_t clock_ns(void);

@@ -55,7 +55,7 @@ out:
 }
 
 static void signal_self(struct transport *transport, struct window *window, int32_t peer,
-                        enum transport_word word, uint64_t value)
+                        enum flag_word word, uint64_t value)
 {
     struct self_window *self = window->impl;
 
@@ -66,7 +66,7 @@ static void signal_self(struct transport *transport, struct window *window, int3
 }
 
 static uint64_t read_word(struct transport *transport, struct window *window, int32_t source,
-                          enum transport_word word)
+                          enum flag_word word)
 {
     struct self_window *self = window->impl;
 

@@ -255,7 +255,7 @@ out:
 // ---- Signals -----------------------------------------------------------------------------------
 
 static _Atomic uint64_t *word_of(const struct transport *transport, unsigned char *base,
-                                 int32_t source, enum transport_word word)
+                                 int32_t source, enum flag_word word)
 {
     struct word_line *lines = (struct word_line *)(void *)(base + TRANSPORT_LINE_BYTES);
 
@@ -266,7 +266,7 @@ static _Atomic uint64_t *word_of(const struct transport *transport, unsigned cha
 // All four are sequentially consistent, so one of the two sees the other. A peer that died or
 // scribbles here costs a needless wake or a wait up to its deadline.
 static void signal_peer(struct transport *transport, struct window *window, int32_t peer,
-                        enum transport_word word, uint64_t value)
+                        enum flag_word word, uint64_t value)
 {
     struct bell_line *line = (struct bell_line *)(void *)window->peer[peer];
 
@@ -277,7 +277,7 @@ static void signal_peer(struct transport *transport, struct window *window, int3
 }
 
 static uint64_t read_word(struct transport *transport, struct window *window, int32_t source,
-                          enum transport_word word)
+                          enum flag_word word)
 {
     return atomic_load_explicit(word_of(transport, window->base, source, word),
                                 memory_order_acquire);

@@ -220,7 +220,7 @@ static int try_sum()
     int cap = 1 + (int)draw(40), hidden = 8 * (1 + (int)draw(80)), format = draw_format(), bytes = (int)number_bytes(format);
     int64_t y_stride = (hidden + 4 * draw(3)) * bytes, part_stride = (hidden + 4 * draw(3)) * bytes;
     int64_t y_offset = draw(2) * bytes, part_offset = draw(2) * bytes;
-    twin y(tokens * y_stride + y_offset), parts(ranks * cap * part_stride + part_offset), slots((size_t)tokens * ranks * 4), failed(4);
+    twin y(tokens * y_stride + y_offset), parts(ranks * cap * part_stride + part_offset), slots((size_t)tokens * ranks * 4), failed(4), now(8);
     uint64_t active = draw(2) ? ~(uint64_t)0 : (uint64_t)draw(UINT32_MAX) << 32 | draw(UINT32_MAX);
     uint64_t missing = one_in(3) ? draw(UINT32_MAX) : 0;
     int fails = (int)draw(8), same;
@@ -232,6 +232,8 @@ static int try_sum()
     slots.send();
     *(uint32_t *)failed.cpu.data() = fails == 1 ? 2 : 0;
     failed.send();
+    *(uint64_t *)now.cpu.data() = active;
+    now.send();
     for (int device = 0; device < 2; device++) {
         const void *rows[KERNEL_RANKS_MAX] = {};
         sum_args args = {};
@@ -244,7 +246,9 @@ static int try_sum()
         args.part_stride_bytes = part_stride;
         args.send_slot = slots.on<int32_t>(device);
         args.failed = fails < 4 ? failed.on<uint32_t>(device) : NULL;
-        args.active = active;
+        // A graph holds the ranks of its capture, and the device those of now.
+        args.active_now = fails % 2 ? now.on<uint64_t>(device) : NULL;
+        args.active = fails % 2 ? ~active : active;
         args.format = format;
         args.tokens = tokens;
         args.hidden = hidden;

@@ -151,6 +151,7 @@ int32_t sum_cpu(const struct sum_args *args, void *stream)
     struct sum_args seen = *args;
     struct work work = {.body = sum_body, .args = &seen, .items = args->tokens, .grain = GRAIN};
 
+    if (args->active_now != NULL) seen.active = *args->active_now;
     if (has_failed(args->failed)) seen.active = 0;
     work_run(&work, stream, (int64_t)args->tokens * args->hidden * 4 * args->ranks);
     return 0;

@@ -32,6 +32,10 @@ int32_t expand_cuda(const struct expand_args *args, void *stream);
 int32_t expand_cuda_load(void);
 int32_t quantise_cuda(const struct quantise_args *args, void *stream);
 int32_t quantise_cuda_load(void);
+int32_t signal_cuda(const struct signal_args *args, void *stream);
+int32_t await_cuda(const struct await_args *args, void *stream);
+int32_t regroup_cuda(const struct regroup_args *args, void *stream);
+int32_t flags_cuda_load(void);
 
 #ifdef __cplusplus
 }

@@ -21,6 +21,9 @@ constexpr struct kernels make_table()
     table.sum = sum_cuda;
     table.expand = expand_cuda;
     table.quantise = quantise_cuda;
+    table.signal = signal_cuda;
+    table.await = await_cuda;
+    table.regroup = regroup_cuda;
     return table;
 }
 
@@ -31,7 +34,8 @@ extern const struct kernels kernels_cuda = make_table();
 extern "C" int32_t kernels_cuda_load(void)
 {
     int32_t (*const loads[])(void) = {record_cuda_load,  route_cuda_load, gemm_cuda_load,   dispatch_cuda_load,
-                                      combine_cuda_load, sum_cuda_load,   expand_cuda_load, quantise_cuda_load};
+                                      combine_cuda_load, sum_cuda_load,   expand_cuda_load, quantise_cuda_load,
+                                      flags_cuda_load};
 
     for (int32_t (*load)(void) : loads) {
         int32_t st = load();

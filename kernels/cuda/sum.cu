@@ -21,17 +21,18 @@ struct args {
     unsigned char *y;
     const int32_t *send_slot;
     const uint32_t *failed;
+    const uint64_t *active_now;
     int64_t y_stride_bytes, part_stride_bytes;
     uint64_t active;
     int32_t tokens, hidden, ranks, rank, rows_cap;
 };
 
 // The row of `rank` for this token, -1 when it has none.
-__device__ __forceinline__ int32_t part_row(const args &a, bool failed, int32_t token, int32_t rank)
+__device__ __forceinline__ int32_t part_row(const args &a, uint64_t active, int32_t token, int32_t rank)
 {
     int32_t row;
 
-    if (failed || rank >= a.ranks || (a.active >> rank & 1) == 0) return -1;
+    if (rank >= a.ranks || (active >> rank & 1) == 0) return -1;
     if (rank == a.rank) return token;
     row = a.parts[rank] == nullptr ? -1 : a.send_slot[static_cast<int64_t>(token) * a.ranks + rank];
     return row < a.rows_cap ? row : -1;
@@ -74,14 +75,15 @@ template <int32_t format> __global__ void __launch_bounds__(kThreads) sum_kernel
 {
     int64_t pieces = (a.hidden + kColumns - 1) / kColumns, warps = static_cast<int64_t>(gridDim.x) * (kThreads / 32);
     int32_t lane = threadIdx.x % 32;
-    bool failed;
+    uint64_t active;
 
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
-    failed = a.failed != nullptr && *a.failed != 0;
+    active = a.active_now != nullptr ? *a.active_now : a.active;
+    if (a.failed != nullptr && *a.failed != 0) active = 0;
     for (int64_t item = static_cast<int64_t>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32; item < a.tokens * pieces; item += warps) {
         int32_t token = static_cast<int32_t>(item / pieces), column = static_cast<int32_t>(item % pieces) * kColumns + lane * 8;
-        int32_t low = part_row(a, failed, token, lane), high = part_row(a, failed, token, lane + 32);
+        int32_t low = part_row(a, active, token, lane), high = part_row(a, active, token, lane + 32);
         uint64_t left = __ballot_sync(~0u, high >= 0);
         unsigned char *own = a.y + token * a.y_stride_bytes;
         float sum[8] = {};
@@ -132,6 +134,7 @@ extern "C" int32_t sum_cuda(const struct sum_args *from, void *stream)
     to.y = static_cast<unsigned char *>(from->y);
     to.send_slot = from->send_slot;
     to.failed = from->failed;
+    to.active_now = from->active_now;
     to.y_stride_bytes = from->y_stride_bytes;
     to.part_stride_bytes = from->part_stride_bytes;
     to.active = from->active;

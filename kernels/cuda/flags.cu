@@ -1,0 +1,281 @@
+// signal, await and regroup on CUDA: a thread a peer.
+//
+// grid   1 block of 64 threads, so that what waits never keeps another instance's kernels from the device. A wait is not
+//        followed early: dependents that sat on the device while it waits could.
+// bytes  a line a peer: bound by the wire's latency
+
+#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/ptx.cuh"
+
+namespace {
+
+constexpr int kThreads = KERNEL_RANKS_MAX;
+constexpr uint32_t kPauseNs = 40;
+
+struct windows {
+    void *of[KERNEL_RANKS_MAX];
+};
+
+struct signal_kernel_args {
+    signal_args a;
+    windows peers;
+};
+
+struct await_kernel_args {
+    await_args a;
+    windows peer_beats;
+};
+
+struct regroup_kernel_args {
+    regroup_args a;
+    windows peers;
+};
+
+windows copy_windows(void *const *from, int32_t ranks)
+{
+    windows to = {};
+
+    for (int32_t rank = 0; rank < ranks; rank++)
+        to.of[rank] = from[rank];
+    return to;
+}
+
+__device__ __forceinline__ uint64_t *line_of(void *window, int32_t word, int32_t source, int32_t ranks)
+{
+    return reinterpret_cast<uint64_t *>(static_cast<unsigned char *>(window) + (1 + word * ranks + source) * FLAG_LINE_BYTES);
+}
+
+__device__ __forceinline__ bool is_peer(uint64_t active, int32_t rank, int32_t own)
+{
+    return rank != own && (active >> rank & 1) != 0;
+}
+
+__device__ __forceinline__ bool has_failed(const flag_state *state)
+{
+    return load_acquire_device(&state->failed) != 0;
+}
+
+// ---- signal ------------------------------------------------------------------------------------
+
+__global__ void __launch_bounds__(kThreads) signal_kernel(const __grid_constant__ signal_kernel_args args)
+{
+    const signal_args &a = args.a;
+    int32_t rank = threadIdx.x;
+    uint64_t epoch;
+    bool failed;
+
+    griddepcontrol_wait();
+    failed = has_failed(a.state);
+    epoch = a.state->epochs[a.slot] + (a.word == WORD_DISPATCH ? 1 : 0);
+    __syncthreads();
+    if (failed) return;
+    if (rank == 0) a.state->epochs[a.slot] = epoch;
+    if (rank >= a.ranks || !is_peer(a.state->active, rank, a.rank)) return;
+    fence_system();
+    store_release_system(line_of(args.peers.of[rank], a.word, a.rank, a.ranks), a.state->generation << FLAG_EPOCH_BITS | epoch);
+}
+
+// ---- await -------------------------------------------------------------------------------------
+
+enum outcome : uint32_t { ARRIVED, HEARD, MUTE, LEFT_OUT, MOVED_ON, STOPPED };
+
+// What a peer said, as one thread heard it.
+struct heard {
+    outcome what;
+    uint64_t generation, active;
+};
+
+// Of the own rank: its state when the wait began, and its clock.
+struct watch {
+    uint64_t generation, active, epoch;
+    uint64_t beat_ns, next_ns, middle_ns, deadline_ns;
+};
+
+__device__ watch watch_start(const await_args &a)
+{
+    uint64_t now_ns = global_timer_ns(), timeout_ns = a.timeout_ns;
+
+    return {a.state->generation,           a.state->active,         a.state->epochs[a.slot], timeout_ns / FLAG_BEATS,
+            now_ns + timeout_ns / FLAG_BEATS, now_ns + timeout_ns / 2, now_ns + timeout_ns};
+}
+
+// A peer whose flag has not come has gone on without this rank, or to a later generation.
+__device__ heard look_for_leavers(const await_args &a, const watch &w, int32_t rank)
+{
+    heard h = {ARRIVED, 0, 0};
+
+    h.generation = load_acquire_system(line_of(a.window, WORD_GENERATION, rank, a.ranks));
+    // Told before the generation, so at least as new.
+    h.active = load_acquire_system(line_of(a.window, WORD_ACTIVE, rank, a.ranks));
+    // No mask grows, so one without this rank is final in whatever generation; 0 is none yet.
+    if (h.active != 0 && (h.active >> a.rank & 1) == 0)
+        h.what = LEFT_OUT;
+    else if (h.generation > w.generation)
+        h.what = MOVED_ON;
+    return h;
+}
+
+// Waits for the flag of one peer, tells it so, and listens to what it tells. `ended` stops all threads; a deadline does not,
+// since the other threads have to say whom they heard.
+__device__ heard listen(const await_kernel_args &args, watch w, int32_t rank, volatile uint32_t *ended)
+{
+    const await_args &a = args.a;
+    uint64_t want = w.generation << FLAG_EPOCH_BITS | w.epoch, beat = 0;
+    const uint64_t *beat_line = line_of(a.beats, WORD_BEAT, rank, a.ranks);
+    bool noted = false;
+
+    for (;;) {
+        uint64_t seen = load_acquire_system(line_of(a.window, a.word, rank, a.ranks)), now_ns;
+        heard h;
+
+        if (seen >> FLAG_EPOCH_BITS == w.generation && seen >= want) return {ARRIVED, 0, 0};
+        h = look_for_leavers(a, w, rank);
+        if (h.what != ARRIVED) return h;
+        if (*ended != 0 || has_failed(a.state)) return {STOPPED, 0, 0};
+        now_ns = global_timer_ns();
+        if (now_ns >= w.next_ns) {
+            store_release_system(line_of(args.peer_beats.of[rank], WORD_BEAT, a.rank, a.ranks), now_ns);
+            w.next_ns = now_ns + w.beat_ns;
+        }
+        if (!noted && now_ns >= w.middle_ns) {
+            beat = load_acquire_system(beat_line);
+            noted = true;
+        }
+        if (now_ns >= w.deadline_ns) return {load_acquire_system(beat_line) == beat ? MUTE : HEARD, 0, 0};
+        spin_pause(kPauseNs);
+    }
+}
+
+// One thread: what all have heard, in the order of ranks as the host's wait goes.
+__device__ flag_verdict judge(const await_args &a, const watch &w, const heard *all)
+{
+    flag_verdict v = {VERDICT_NONE, -1, static_cast<uint32_t>(a.word), 0, w.epoch, w.generation, 0, 0, 0};
+
+    for (int32_t rank = 0; rank < a.ranks; rank++) {
+        if (all[rank].what != LEFT_OUT && all[rank].what != MOVED_ON) continue;
+        v.kind = all[rank].what == LEFT_OUT ? VERDICT_LEFT_OUT : VERDICT_MOVED_ON;
+        v.rank = rank;
+        v.told_generation = all[rank].generation;
+        v.told_active = all[rank].active;
+        return v;
+    }
+    for (int32_t rank = 0; rank < a.ranks; rank++) {
+        if (all[rank].what != HEARD && all[rank].what != MUTE) continue;
+        v.silent |= uint64_t{1} << rank;
+        if (v.rank < 0 && all[rank].what == MUTE) v.rank = rank;
+    }
+    if (v.silent != 0) v.kind = v.rank < 0 ? VERDICT_ALL_WAIT : VERDICT_SILENT;
+    return v;
+}
+
+// The first failure of the dispatcher is the one that is told.
+__device__ void settle(const await_args &a, const flag_verdict &v)
+{
+    if (v.kind == VERDICT_NONE || atomicCAS(&a.state->failed, 0u, 1u) != 0) return;
+    a.report->verdict.rank = v.rank;
+    a.report->verdict.word = v.word;
+    a.report->verdict.epoch = v.epoch;
+    a.report->verdict.generation = v.generation;
+    a.report->verdict.told_generation = v.told_generation;
+    a.report->verdict.told_active = v.told_active;
+    a.report->verdict.silent = v.silent;
+    fence_system();
+    *static_cast<volatile uint32_t *>(&a.report->verdict.kind) = v.kind;
+}
+
+// A peer may write anything there: what it may mean is 0..rows_cap.
+__device__ int32_t rows_from(const await_args &a, uint64_t active, int32_t rank)
+{
+    const unsigned char *counts = static_cast<const unsigned char *>(a.peer_counts);
+    int32_t index = rank < a.rank ? rank : rank - 1, rows;
+
+    if (rank == a.rank) return a.tokens;
+    if (!is_peer(active, rank, a.rank)) return 0;
+    rows = *reinterpret_cast<const volatile int32_t *>(counts + index * FLAG_LINE_BYTES);
+    return min(max(rows, 0), a.rows_cap);
+}
+
+__device__ void take_counts(const await_args &a, uint64_t active, int32_t rank)
+{
+    bool failed = has_failed(a.state);
+    uint64_t received = 0;
+
+    if (rank < a.ranks) a.counts[rank] = failed ? 0 : rows_from(a, active, rank);
+    __syncthreads();
+    if (rank != 0 || failed) return;
+    for (int32_t r = 0; r < a.ranks; r++)
+        received += r != a.rank ? a.counts[r] : 0;
+    a.report->rows_received[a.slot] += received;
+}
+
+__global__ void __launch_bounds__(kThreads) await_kernel(const __grid_constant__ await_kernel_args args)
+{
+    __shared__ heard all[KERNEL_RANKS_MAX];
+    __shared__ uint32_t ended;
+    const await_args &a = args.a;
+    int32_t rank = threadIdx.x;
+    watch w;
+
+    griddepcontrol_wait();
+    w = watch_start(a);
+    if (rank == 0) ended = 0;
+    __syncthreads();
+    all[rank] = {ARRIVED, 0, 0};
+    if (rank < a.ranks && is_peer(w.active, rank, a.rank)) all[rank] = listen(args, w, rank, &ended);
+    if (all[rank].what == LEFT_OUT || all[rank].what == MOVED_ON) *const_cast<volatile uint32_t *>(&ended) = 1;
+    __syncthreads();
+    if (rank == 0) settle(a, judge(a, w, all));
+    __syncthreads();
+    if (a.counts != nullptr) take_counts(a, w.active, rank);
+}
+
+// ---- regroup -----------------------------------------------------------------------------------
+
+__global__ void __launch_bounds__(kThreads) regroup_kernel(const __grid_constant__ regroup_kernel_args args)
+{
+    const regroup_args &a = args.a;
+    int32_t rank = threadIdx.x;
+
+    if (rank == 0) {
+        a.state->generation = a.generation;
+        a.state->active = a.active;
+        a.state->epochs[a.slot] = 0;
+        a.state->failed = 0;
+    }
+    if (rank >= a.ranks || rank == a.rank) return;
+    store_release_system(line_of(args.peers.of[rank], WORD_ACTIVE, a.rank, a.ranks), a.active);
+    store_release_system(line_of(args.peers.of[rank], WORD_GENERATION, a.rank, a.ranks), a.generation);
+}
+
+} // namespace
+
+extern "C" int32_t flags_cuda_load(void)
+{
+    cudaError_t st = load_kernel(signal_kernel);
+
+    if (st == cudaSuccess) st = load_kernel(await_kernel);
+    if (st == cudaSuccess) st = load_kernel(regroup_kernel);
+    return st;
+}
+
+extern "C" int32_t signal_cuda(const struct signal_args *args, void *stream)
+{
+    signal_kernel_args to = {*args, copy_windows(args->peers, args->ranks)};
+
+    return launch(signal_kernel, {1, kThreads, 0, LAUNCH_EARLY}, stream, to);
+}
+
+extern "C" int32_t await_cuda(const struct await_args *args, void *stream)
+{
+    await_kernel_args to = {*args, copy_windows(args->peer_beats, args->ranks)};
+
+    return launch(await_kernel, {1, kThreads, 0, LAUNCH_EARLY}, stream, to);
+}
+
+extern "C" int32_t regroup_cuda(const struct regroup_args *args, void *stream)
+{
+    regroup_kernel_args to = {*args, copy_windows(args->peers, args->ranks)};
+
+    return launch(regroup_kernel, {1, kThreads, 0, LAUNCH_AFTER}, stream, to);
+}

@@ -1,0 +1,103 @@
+// signal, await, regroup: what the ranks of a dispatcher tell each other in stream order, in
+// windows of device memory that every peer maps. Where windows are host memory, the host does the
+// same over a transport's words (plugin/exchange_flags.c).
+//
+// A window begins with lines of FLAG_LINE_BYTES: one of the transport's own, then one per (word,
+// source). A rank writes only its own source's lines in a peer's window, and reads only its own
+// window. A flag's value is generation << FLAG_EPOCH_BITS | epoch, so that a later one is greater.
+
+#ifndef MOXIE_KERNELS_FLAGS_H
+#define MOXIE_KERNELS_FLAGS_H
+
+#include "kernels/types.h"
+
+#define FLAG_LINE_BYTES  64
+#define FLAG_EPOCH_BITS  40 // outlast any server
+#define FLAG_BEATS       8  // within timeout_ms, the first after one part of it
+#define KERNEL_SLOTS_MAX 4
+
+// What a source tells a destination, one 64-bit value each.
+enum flag_word {
+    WORD_DISPATCH,   // its rows of that generation and epoch are in my slab
+    WORD_COMBINE,    // its result rows of that generation and epoch are in my slab
+    WORD_ACTIVE,     // the ranks it goes on with, a bit each; told before the generation
+    WORD_GENERATION, // the generation it has moved on to (told to ranks it leaves out, too)
+    WORD_BEAT,       // changes while it waits: it is alive, others are late
+    WORD_COUNT
+};
+
+// Device memory, one per dispatcher: read again at every replay of a graph.
+struct flag_state {
+    uint64_t generation;
+    uint64_t active;                   // bit r: rank r takes part
+    uint64_t epochs[KERNEL_SLOTS_MAX]; // layers of this generation that the slot has sent
+    uint32_t failed;                   // 1: a wait has failed, and everything after it does nothing
+    uint32_t reserved;
+};
+
+enum verdict_kind {
+    VERDICT_NONE,
+    VERDICT_LEFT_OUT, // `rank` goes on without this rank
+    VERDICT_MOVED_ON, // `rank` is in a later generation, this rank among its active ones
+    VERDICT_SILENT,   // the ranks of `silent` owe a flag; `rank` was not heard to wait either
+    VERDICT_ALL_WAIT, // the ranks of `silent` owe a flag, and all of them wait
+};
+
+// Why a wait failed.
+struct flag_verdict {
+    uint32_t kind; // written last
+    int32_t rank;
+    uint32_t word; // enum flag_word: awaited
+    uint32_t reserved;
+    uint64_t epoch, generation;            // of the rank that waited
+    uint64_t told_generation, told_active; // by `rank`
+    uint64_t silent;                       // bit r: rank r
+};
+
+// Pinned host memory that the device writes, one per dispatcher.
+struct flag_report {
+    struct flag_verdict verdict; // of the first wait that failed
+    uint64_t rows_sent[KERNEL_SLOTS_MAX], rows_received[KERNEL_SLOTS_MAX];
+};
+
+// Stores this generation and epoch in `word` at every active peer, after everything that earlier
+// launches of the stream wrote there. WORD_DISPATCH begins the slot's next epoch.
+struct signal_args {
+    struct flag_state *state;
+    void *const *peers; // host array [ranks]: rank r's window of this slot
+    int32_t slot;
+    int32_t word; // enum flag_word: WORD_DISPATCH or WORD_COMBINE
+    int32_t ranks, rank;
+};
+
+// Waits until `word` of every active peer is of this generation and epoch; then, with `counts`,
+// takes the rows that each has sent. A wait that fails sets state->failed, says why in the report,
+// and counts no rows, as does every wait after it.
+struct await_args {
+    struct flag_state *state;
+    void *window;            // own, of this slot
+    void *beats;             // own window of slot 0, where WORD_BEAT lies for all slots
+    void *const *peer_beats; // host array [ranks]: rank r's window of slot 0
+    const void *peer_counts; // in the own window, int32 FLAG_LINE_BYTES apart: source s is at s, or
+                             // s - 1 from `rank` on
+    int32_t *counts;         // out [ranks], 0..rows_cap; the own rank's is `tokens`. NULL: none
+    struct flag_report *report;
+    int64_t timeout_ns;
+    int32_t slot;
+    int32_t word; // enum flag_word: WORD_DISPATCH or WORD_COMBINE
+    int32_t ranks, rank;
+    int32_t tokens, rows_cap;
+};
+
+// Starts `generation` with the ranks of `active`: the slot's epochs from 0, no failure, and every
+// rank is told, those left out too. Not in a graph.
+struct regroup_args {
+    struct flag_state *state;
+    void *const *peers; // host array [ranks]: rank r's window of this slot
+    uint64_t generation, active;
+    int32_t slot;
+    int32_t ranks, rank;
+    int32_t reserved;
+};
+
+#endif
