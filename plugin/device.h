@@ -6,6 +6,18 @@
 #include "kernels/kernels.h"
 #include "plugin/status.h"
 
+// Device memory that other processes can map, passed between them as descriptors.
+struct device_windows {
+    int64_t granule_bytes; // sizes are multiples of it
+    // Zeroed memory of the current device, and a descriptor of it that the caller closes. Not while
+    // a stream is captured.
+    int32_t (*make)(uint64_t bytes, void **memory, int *fd);
+    // Another process's, or another device's of this one, where the current device can reach it.
+    int32_t (*map)(int fd, uint64_t bytes, void **memory);
+    // Of both.
+    void (*unmap)(void *memory, uint64_t bytes);
+};
+
 struct device {
     const char *name;      // the word of the key `device`
     int32_t tensor_device; // MOXIE_DEVICE_* of every tensor a host passes
@@ -19,6 +31,10 @@ struct device {
     int32_t (*fill)(void *memory, int32_t byte, int64_t bytes);
     // In stream order.
     void (*zero)(void *memory, int64_t bytes, void *stream);
+    // Waits for everything that was launched on the current device.
+    int32_t (*synchronize)(void);
+    // NULL: the windows between ranks are host memory, and the host waits for flags.
+    const struct device_windows *windows;
     // Loads every kernel, so that no launch has to. MOXIE_E_UNAVAILABLE when the machine's device
     // is another.
     int32_t (*prepare)(moxie_error *error);

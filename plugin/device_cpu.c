@@ -36,6 +36,11 @@ static void cpu_zero(void *memory, int64_t bytes, void *stream)
     memset(memory, 0, (size_t)bytes);
 }
 
+static int32_t cpu_synchronize(void)
+{
+    return 0;
+}
+
 static int32_t cpu_prepare(moxie_error *error)
 {
     (void)error;
@@ -69,6 +74,7 @@ const struct device device_cpu = {
     .ordinal = cpu_ordinal,
     .fill = cpu_fill,
     .zero = cpu_zero,
+    .synchronize = cpu_synchronize,
     .prepare = cpu_prepare,
     .probe = cpu_probe,
     .error_text = cpu_error_text,

@@ -4,10 +4,13 @@
 #include "kernels/cuda/cuda.h"
 #include "plugin/device.h"
 
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 static int32_t cuda_allocate(const moxie_allocation *request, void **memory)
 {
@@ -49,6 +52,154 @@ static void cuda_zero(void *memory, int64_t bytes, void *stream)
 {
     (void)cudaMemsetAsync(memory, 0, (size_t)bytes, stream);
 }
+
+static int32_t cuda_synchronize(void)
+{
+    return (int32_t)cudaDeviceSynchronize();
+}
+
+// ---- Windows: the driver's virtual memory ------------------------------------------------------
+
+#define GRANULE_BYTES (2 << 20)
+
+// The driver's functions, looked up through the runtime so that libcuda is not linked.
+struct driver {
+    CUresult (*granularity)(size_t *, const CUmemAllocationProp *,
+                            CUmemAllocationGranularity_flags);
+    CUresult (*create)(CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *,
+                       unsigned long long);
+    CUresult (*release)(CUmemGenericAllocationHandle);
+    CUresult (*export_handle)(void *, CUmemGenericAllocationHandle, CUmemAllocationHandleType,
+                              unsigned long long);
+    CUresult (*import_handle)(CUmemGenericAllocationHandle *, void *, CUmemAllocationHandleType);
+    CUresult (*reserve)(CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long);
+    CUresult (*give_back)(CUdeviceptr, size_t);
+    CUresult (*map)(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long);
+    CUresult (*unmap)(CUdeviceptr, size_t);
+    CUresult (*set_access)(CUdeviceptr, size_t, const CUmemAccessDesc *, size_t);
+};
+
+static int32_t find_function(const char *name, void *at)
+{
+    enum cudaDriverEntryPointQueryResult found;
+    void *function = NULL;
+    cudaError_t st =
+        cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &found);
+
+    if (st == cudaSuccess && found != cudaDriverEntryPointSuccess) st = cudaErrorSymbolNotFound;
+    memcpy(at, &function, sizeof function);
+    return (int32_t)st;
+}
+
+static int32_t find_driver(struct driver *driver)
+{
+    const struct {
+        const char *name;
+        void *at;
+    } functions[] = {
+        {"cuMemGetAllocationGranularity", &driver->granularity},
+        {"cuMemCreate", &driver->create},
+        {"cuMemRelease", &driver->release},
+        {"cuMemExportToShareableHandle", &driver->export_handle},
+        {"cuMemImportFromShareableHandle", &driver->import_handle},
+        {"cuMemAddressReserve", &driver->reserve},
+        {"cuMemAddressFree", &driver->give_back},
+        {"cuMemMap", &driver->map},
+        {"cuMemUnmap", &driver->unmap},
+        {"cuMemSetAccess", &driver->set_access},
+    };
+    int32_t st = 0;
+
+    for (size_t i = 0; i < sizeof functions / sizeof functions[0] && st == 0; i++)
+        st = find_function(functions[i].name, functions[i].at);
+    return st;
+}
+
+// Addresses of the current device for all of a handle's memory.
+static int32_t map_handle(const struct driver *driver, CUmemGenericAllocationHandle handle,
+                          uint64_t bytes, void **memory)
+{
+    const CUmemAccessDesc access = {
+        .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = cuda_ordinal()},
+        .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    CUdeviceptr at = 0;
+    int mapped = 0;
+    CUresult st = driver->reserve(&at, bytes, 0, 0, 0);
+
+    if (st != CUDA_SUCCESS) return (int32_t)st;
+    st = driver->map(at, bytes, 0, handle, 0);
+    mapped = st == CUDA_SUCCESS;
+    if (mapped) st = driver->set_access(at, bytes, &access, 1);
+    if (st != CUDA_SUCCESS) {
+        if (mapped) (void)driver->unmap(at, bytes);
+        (void)driver->give_back(at, bytes);
+        return (int32_t)st;
+    }
+    *memory = (void *)(uintptr_t)at;
+    return 0;
+}
+
+static void cuda_window_unmap(void *memory, uint64_t bytes)
+{
+    struct driver driver;
+
+    if (find_driver(&driver) != 0) return;
+    (void)driver.unmap((CUdeviceptr)(uintptr_t)memory, bytes);
+    (void)driver.give_back((CUdeviceptr)(uintptr_t)memory, bytes);
+}
+
+static int32_t cuda_window_make(uint64_t bytes, void **memory, int *fd)
+{
+    const CUmemAllocationProp prop = {
+        .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+        .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+        .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = cuda_ordinal()}};
+    CUmemGenericAllocationHandle handle = 0;
+    struct driver driver;
+    size_t granule = 0;
+    // Makes the device's context, which the driver's functions need, and refuses while capturing.
+    int32_t st = cuda_synchronize();
+
+    if (st == 0) st = find_driver(&driver);
+    if (st == 0)
+        st = (int32_t)driver.granularity(&granule, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
+    // The plan counts in granules of this size on every machine.
+    if (st == 0 && (granule == 0 || GRANULE_BYTES % granule != 0)) st = CUDA_ERROR_NOT_SUPPORTED;
+    if (st == 0) st = (int32_t)driver.create(&handle, bytes, &prop, 0);
+    if (st != 0) return st;
+    st = map_handle(&driver, handle, bytes, memory);
+    if (st == 0) st = cuda_fill(*memory, 0, (int64_t)bytes);
+    if (st == 0)
+        st = (int32_t)driver.export_handle(fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    // The memory stays while it is mapped, or its descriptor is open.
+    (void)driver.release(handle);
+    if (st == 0 || *memory == NULL) return st;
+    cuda_window_unmap(*memory, bytes);
+    *memory = NULL;
+    return st;
+}
+
+static int32_t cuda_window_map(int fd, uint64_t bytes, void **memory)
+{
+    CUmemGenericAllocationHandle handle = 0;
+    struct driver driver;
+    int32_t st = find_driver(&driver);
+
+    if (st == 0)
+        st = (int32_t)driver.import_handle(&handle, (void *)(uintptr_t)fd,
+                                           CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    if (st != 0) return st;
+    st = map_handle(&driver, handle, bytes, memory);
+    (void)driver.release(handle);
+    return st;
+}
+
+static const struct device_windows cuda_windows = {.granule_bytes = GRANULE_BYTES,
+                                                   .make = cuda_window_make,
+                                                   .map = cuda_window_map,
+                                                   .unmap = cuda_window_unmap};
+
+// ---- The device --------------------------------------------------------------------------------
 
 // 0 and a reason when the current device is not a 9.0.
 static int is_hopper(char reason[160])
@@ -107,6 +258,8 @@ const struct device device_cuda = {
     .ordinal = cuda_ordinal,
     .fill = cuda_fill,
     .zero = cuda_zero,
+    .synchronize = cuda_synchronize,
+    .windows = &cuda_windows,
     .prepare = cuda_prepare,
     .probe = cuda_probe,
     .error_text = cuda_error_text,

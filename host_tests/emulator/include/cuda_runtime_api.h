@@ -41,10 +41,10 @@ enum cudaDeviceAttr {
 };
 enum { cudaStreamNonBlocking = 1 };
 enum { cudaEnableDefault };
-typedef enum {
+enum cudaDriverEntryPointQueryResult {
     cudaDriverEntryPointSuccess,
     cudaDriverEntryPointSymbolNotFound
-} cudaDriverEntryPointQueryResult;
+};
 
 typedef struct CUstream_st *cudaStream_t;
 typedef struct CUevent_st *cudaEvent_t;
@@ -60,7 +60,7 @@ cudaError_t cudaGetLastError(void);
 const char *cudaGetErrorString(cudaError_t error);
 cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned version,
                                              unsigned long long flags,
-                                             cudaDriverEntryPointQueryResult *found);
+                                             enum cudaDriverEntryPointQueryResult *found);
 
 cudaError_t cudaMalloc(void **memory, size_t bytes);
 cudaError_t cudaFree(void *memory);
