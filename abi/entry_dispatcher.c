@@ -217,6 +217,16 @@ const moxie_dispatcher_info dispatcher_infos[] = {
      .device = "sm_90",
      .traits = &traits_local_cuda,
      .api = &local_api},
+    {.struct_size = sizeof(moxie_dispatcher_info),
+     .name = "allgather",
+     .device = "sm_90",
+     .traits = &traits_push_cuda,
+     .api = &allgather_api},
+    {.struct_size = sizeof(moxie_dispatcher_info),
+     .name = "alltoall",
+     .device = "sm_90",
+     .traits = &traits_push_cuda,
+     .api = &alltoall_api},
 };
 
 const uint32_t dispatcher_infos_count = sizeof dispatcher_infos / sizeof dispatcher_infos[0];

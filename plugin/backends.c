@@ -58,7 +58,7 @@ const moxie_traits traits_runner_cuda = {
     .no_expert_id = -1,
     .weights_applied_by = MOXIE_BY_RUNNER,
     .scaling_applied_by = MOXIE_BY_RUNNER,
-    .formats = FORMAT_BITS_16,
+    .formats = FORMAT_BITS_16 | 1u << MOXIE_FORMAT_FP8_BLOCK128,
     .graph = MOXIE_GRAPH_CAPTURABLE,
     .row_align_bytes = 16,
 };
@@ -88,6 +88,19 @@ const moxie_traits traits_push = {
     .row_align_bytes = 128,
 };
 
+const moxie_traits traits_push_cuda = {
+    .struct_size = sizeof(moxie_traits),
+    .layouts = MOXIE_LAYOUT_BIT(MOXIE_LAYOUT_RANK_MAJOR),
+    .id_spaces = 1u << MOXIE_IDS_PHYSICAL,
+    .no_expert_id = -1,
+    .weights_applied_by = MOXIE_BY_RUNNER,
+    .scaling_applied_by = MOXIE_BY_RUNNER,
+    .output_is_reduced = 1,
+    .formats = FORMAT_BITS_16 | 1u << MOXIE_FORMAT_FP8_BLOCK128,
+    .graph = MOXIE_GRAPH_CAPTURABLE,
+    .row_align_bytes = 128,
+};
+
 #define WIRE_BITS (FORMAT_BITS_16_32 | BACKEND_BIT(FORMAT_FP8_BLOCK128) | BACKEND_BIT(FORMAT_NVFP4))
 
 const struct backend backends[] = {
@@ -114,7 +127,7 @@ const struct backend backends[] = {
         .activation_formats = FORMAT_BITS_16 | BACKEND_BIT(FORMAT_FP8),
         .input_formats = FORMAT_BITS_16,
         .output_formats = FORMAT_BITS_16_32,
-        .wire_formats = FORMAT_BITS_16,
+        .wire_formats = FORMAT_BITS_16 | BACKEND_BIT(FORMAT_FP8_BLOCK128),
         .activations = ACTIVATION_BITS,
         .row_multiple_bytes = 16,
         .experts_max = 1024,
@@ -152,6 +165,22 @@ const struct backend backends[] = {
      .input_formats = FORMAT_BITS_16,
      .output_formats = FORMAT_BITS_16_32,
      .wire_formats = FORMAT_BITS_16},
+    {.name = "allgather",
+     .device = "sm_90",
+     .traits = &traits_push_cuda,
+     .kind = BACKEND_DISPATCHER,
+     .id = DISPATCHER_ALLGATHER,
+     .input_formats = FORMAT_BITS_16,
+     .output_formats = FORMAT_BITS_16_32,
+     .wire_formats = FORMAT_BITS_16 | BACKEND_BIT(FORMAT_FP8_BLOCK128)},
+    {.name = "alltoall",
+     .device = "sm_90",
+     .traits = &traits_push_cuda,
+     .kind = BACKEND_DISPATCHER,
+     .id = DISPATCHER_ALLTOALL,
+     .input_formats = FORMAT_BITS_16,
+     .output_formats = FORMAT_BITS_16_32,
+     .wire_formats = FORMAT_BITS_16 | BACKEND_BIT(FORMAT_FP8_BLOCK128)},
 };
 
 const uint32_t backends_count = sizeof backends / sizeof backends[0];

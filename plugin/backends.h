@@ -31,7 +31,7 @@ struct backend {
 
 // By name, for the door's constant tables.
 extern const moxie_traits traits_runner_cpu, traits_runner_cuda, traits_local, traits_local_cuda,
-    traits_push;
+    traits_push, traits_push_cuda;
 
 extern const struct backend backends[];
 extern const uint32_t backends_count;

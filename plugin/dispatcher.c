@@ -74,7 +74,8 @@ static struct bootstrap bootstrap_of(const moxie_instance *instance)
                               .barrier = instance->host.barrier,
                               .ctx = instance->host.ctx,
                               .rank = (int32_t)config_i64(&instance->config, KEY_EP_RANK),
-                              .ranks = (int32_t)config_i64(&instance->config, KEY_EP_SIZE)};
+                              .ranks = (int32_t)config_i64(&instance->config, KEY_EP_SIZE),
+                              .device = instance->device};
 }
 
 static int32_t join_peers(moxie_dispatcher *dispatcher, moxie_error *error)
@@ -86,7 +87,11 @@ static int32_t join_peers(moxie_dispatcher *dispatcher, moxie_error *error)
 
     group->instance = dispatcher->instance;
     group->everywhere = dispatcher->kind == DISPATCHER_ALLGATHER;
-    group->ops = limits->ranks > 1 ? &transport_shm : &transport_self;
+    if (dispatcher->instance->device->windows != NULL)
+        group->ops = &transport_nvlink;
+    else
+        group->ops = limits->ranks > 1 ? &transport_shm : &transport_self;
+    group->flags = group->ops->signal != NULL ? &exchange_flags_host : &exchange_flags_device;
     group->active = limits->ranks == 64 ? UINT64_MAX : (UINT64_C(1) << limits->ranks) - 1;
     for (int32_t rank = 0; rank <= limits->ranks; rank++)
         group->expert_first[rank] = experts_first(limits->physical_experts, limits->ranks, rank);
@@ -191,8 +196,10 @@ int32_t dispatcher_poll_error(const moxie_dispatcher *dispatcher, moxie_error *e
 {
     int32_t failed = atomic_load_explicit(&dispatcher->failed, memory_order_acquire);
 
-    if (failed == MOXIE_OK) return MOXIE_OK;
-    return fail_rank(error, failed, dispatcher->failed_rank, "%s", dispatcher->failed_text);
+    if (failed != MOXIE_OK)
+        return fail_rank(error, failed, dispatcher->failed_rank, "%s", dispatcher->failed_text);
+    if (dispatcher->group.transport == NULL) return MOXIE_OK;
+    return dispatcher->group.flags->failure(&dispatcher->group, error);
 }
 
 static void zero_y(const moxie_dispatcher *dispatcher, const moxie_batch *batch)
@@ -204,42 +211,15 @@ static void zero_y(const moxie_dispatcher *dispatcher, const moxie_batch *batch)
                                            y->shape[1] * tensor_element_bytes(y), batch->stream);
 }
 
-// Makes a failure that happened among the ranks stick, and the output zero.
-static void stick(moxie_dispatcher *dispatcher, const moxie_batch *batch, int32_t code,
-                  const moxie_error *seen)
+// Makes a failure that happened among the ranks stick; its text is in failed_text.
+static void stick(moxie_dispatcher *dispatcher, int32_t code, const moxie_error *seen)
 {
     moxie_instance *instance = dispatcher->instance;
 
     dispatcher->failed_rank = seen->rank;
     atomic_store_explicit(&dispatcher->failed, code, memory_order_release);
     instance->stats.peer_failures++;
-    zero_y(dispatcher, batch);
     log_line(&instance->host, MOXIE_LOG_ERROR, "dispatcher", "%s", dispatcher->failed_text);
-}
-
-// An exchange step's answer: failures among ranks stick, and the caller gets the same text.
-static int32_t settle(moxie_dispatcher *dispatcher, const moxie_batch *batch, int32_t answer,
-                      const moxie_error *seen, moxie_error *error)
-{
-    if (answer == MOXIE_OK) return MOXIE_OK;
-    stick(dispatcher, batch, answer, seen);
-    return dispatcher_poll_error(dispatcher, error);
-}
-
-// The failure that sticks, before anything else is looked at. A batch that could run, of another
-// slot or of a later step, gets the y of one that failed.
-static int32_t check_failure(const moxie_dispatcher *dispatcher, const moxie_batch *batch,
-                             moxie_error *error)
-{
-    int32_t st = dispatcher_poll_error(dispatcher, error);
-    int64_t tokens = -1;
-
-    if (st == MOXIE_OK) return st;
-    if (batch->y.ndim == 2 && batch->y.shape != NULL) tokens = batch->y.shape[0];
-    if (tokens >= 0 && step_check_batch(dispatcher->instance, is_local(dispatcher), tokens, batch,
-                                        NULL) == MOXIE_OK)
-        zero_y(dispatcher, batch);
-    return st;
 }
 
 // Where an exchange step writes its failure before it sticks.
@@ -251,12 +231,53 @@ static moxie_error sticky_error(moxie_dispatcher *dispatcher)
                          .text = dispatcher->failed_text};
 }
 
+// An exchange step's answer: failures among ranks stick, and the caller gets the same text.
+static int32_t settle(moxie_dispatcher *dispatcher, const moxie_batch *batch, int32_t answer,
+                      const moxie_error *seen, moxie_error *error)
+{
+    if (answer == MOXIE_OK) return MOXIE_OK;
+    stick(dispatcher, answer, seen);
+    zero_y(dispatcher, batch);
+    return dispatcher_poll_error(dispatcher, error);
+}
+
+// As dispatcher_poll_error; a wait that has failed in stream order sticks from here on.
+static int32_t notice(moxie_dispatcher *dispatcher, moxie_error *error)
+{
+    int32_t failed = dispatcher_poll_error(dispatcher, NULL);
+    moxie_error seen = sticky_error(dispatcher);
+
+    if (failed == MOXIE_OK) return MOXIE_OK;
+    if (atomic_load_explicit(&dispatcher->failed, memory_order_acquire) == MOXIE_OK) {
+        (void)dispatcher_poll_error(dispatcher, &seen);
+        stick(dispatcher, failed, &seen);
+    }
+    return dispatcher_poll_error(dispatcher, error);
+}
+
+// The failure that sticks, before anything else is looked at. A batch that could run, of another
+// slot or of a later step, gets the y of one that failed.
+static int32_t check_failure(moxie_dispatcher *dispatcher, const moxie_batch *batch,
+                             moxie_error *error)
+{
+    int32_t st = notice(dispatcher, error);
+    int64_t tokens = -1;
+
+    if (st == MOXIE_OK) return st;
+    if (batch->y.ndim == 2 && batch->y.shape != NULL) tokens = batch->y.shape[0];
+    if (tokens >= 0 && step_check_batch(dispatcher->instance, is_local(dispatcher), tokens, batch,
+                                        NULL) == MOXIE_OK)
+        zero_y(dispatcher, batch);
+    return st;
+}
+
 int32_t dispatcher_set_active_ranks(moxie_dispatcher *dispatcher, const uint8_t *active,
                                     moxie_error *error)
 {
     const struct limits *limits = limits_of(dispatcher);
     struct exchange_group *group = &dispatcher->group;
     uint64_t mask = 0;
+    int32_t st = MOXIE_OK;
 
     if (is_local(dispatcher))
         return fail_with(error, MOXIE_E_UNSUPPORTED,
@@ -271,11 +292,12 @@ int32_t dispatcher_set_active_ranks(moxie_dispatcher *dispatcher, const uint8_t 
                          "set_active_ranks: a rank once left out cannot return (now 0x%" PRIx64
                          ", asked 0x%" PRIx64 "); create the dispatchers anew",
                          group->active, mask);
-    exchange_regroup(group, dispatcher->exchanges, limits->slots, mask);
+    TRY(group->flags->regroup(group, dispatcher->exchanges, limits->slots, mask, error));
     for (int32_t i = 0; i < limits->slots; i++)
         dispatcher->slots[i].state = SLOT_IDLE;
     atomic_store_explicit(&dispatcher->failed, MOXIE_OK, memory_order_release);
-    return MOXIE_OK;
+out:
+    return st;
 }
 
 // ---- begin -------------------------------------------------------------------------------------
@@ -293,7 +315,7 @@ int32_t dispatcher_begin_forward(moxie_dispatcher *dispatcher, const moxie_step 
     struct step_shape shape;
     int32_t st = MOXIE_OK;
 
-    TRY(dispatcher_poll_error(dispatcher, error));
+    TRY(notice(dispatcher, error));
     TRY(step_check(dispatcher->instance, is_local(dispatcher), step, &shape, error));
     slot = &dispatcher->slots[step->slot];
     if (slot->state > SLOT_BEGUN)
@@ -307,7 +329,7 @@ out:
 
 // ---- a layer -----------------------------------------------------------------------------------
 
-static int32_t check_batch(const moxie_dispatcher *dispatcher, const moxie_batch *batch,
+static int32_t check_batch(moxie_dispatcher *dispatcher, const moxie_batch *batch,
                            enum slot_state state, moxie_error *error)
 {
     const struct slot *slot;
@@ -487,12 +509,19 @@ out:
 int32_t dispatcher_combine_send(moxie_dispatcher *dispatcher, const moxie_batch *batch,
                                 moxie_error *error)
 {
+    moxie_error seen = sticky_error(dispatcher);
+    struct slot *slot;
     int32_t st = MOXIE_OK;
 
     TRY(check_batch(dispatcher, batch, SLOT_RECEIVED, error));
+    slot = &dispatcher->slots[batch->slot];
+    slot->round.batch = batch;
     if (!is_local(dispatcher))
-        exchange_combine_send(&dispatcher->group, &dispatcher->exchanges[batch->slot]);
-    dispatcher->slots[batch->slot].state = SLOT_RETURNED;
+        TRY(settle(dispatcher, batch,
+                   exchange_combine_send(&dispatcher->group, &dispatcher->exchanges[batch->slot],
+                                         &slot->round, &seen),
+                   &seen, error));
+    slot->state = SLOT_RETURNED;
 out:
     return st;
 }

@@ -5,8 +5,6 @@
 #include "plugin/exchange_flags.h"
 #include "plugin/tensor.h"
 
-#include <stdatomic.h>
-
 static const struct limits *limits_of(const struct exchange_group *group)
 {
     return &group->instance->plan.limits;
@@ -29,13 +27,14 @@ int32_t exchange_open(struct exchange_group *group, struct exchange *slots, int3
     for (int32_t i = 0; i < slots_count; i++)
         TRY(group->ops->window_open(group->transport, (uint64_t)group->instance->plan.window.bytes,
                                     &slots[i].window, error));
-    group->beat_window = slots[0].window;
+    TRY(group->flags->open(group, slots, slots_count, error));
 out:
     return st;
 }
 
 void exchange_close(struct exchange_group *group, struct exchange *slots, int32_t slots_count)
 {
+    group->flags->close(group);
     for (int32_t i = 0; i < slots_count; i++) {
         if (slots[i].window != NULL) group->ops->window_close(group->transport, slots[i].window);
         slots[i].window = NULL;
@@ -106,6 +105,9 @@ static struct dispatch_args dispatch_stage(const struct exchange_group *group,
         .rows_cap = (int32_t)limits->rows_cap,
         .ranks = limits->ranks,
         .rank = limits->rank,
+        .failed = group->state == NULL ? NULL : &group->state->failed,
+        .rows_sent = group->report == NULL ? &group->instance->stats.rows_sent
+                                           : &group->report->rows_sent[round->slot],
         .everywhere = group->everywhere,
         .pad_rows = round->pad_rows,
     };
@@ -119,18 +121,15 @@ int32_t exchange_dispatch_send(struct exchange_group *group, struct exchange *sl
     struct dispatch_args args = dispatch_stage(group, round);
     int32_t st = MOXIE_OK;
 
-    TRY(exchange_check_peers(group, slot, error));
+    TRY(group->flags->begin(group, slot, error));
     for (int32_t rank = 0; rank < limits_of(group)->ranks; rank++)
         to[rank] = push_to(group, slot, round, rank);
     args.to = to;
-    slot->epoch++;
     TRY(instance_launched(
         instance,
         instance->device->kernels->dispatch(&args, instance_stream(instance, round->batch->stream)),
         "dispatch", error));
-    for (int32_t rank = 0; rank < limits_of(group)->ranks; rank++)
-        instance->stats.rows_sent += to[rank].rows != NULL ? (uint64_t)*to[rank].count : 0;
-    exchange_signal(group, slot, WORD_DISPATCH);
+    TRY(group->flags->send(group, slot, round, WORD_DISPATCH, error));
 out:
     return st;
 }
@@ -184,7 +183,6 @@ static void describe_own(const struct exchange_group *group, struct exchange *sl
                           limits->top_k, (int64_t)limits->top_k * 4, 1u << MOXIE_FORMAT_F32,
                           dims->weights, dims->weight_strides);
     out->rows = part(&round->batch->y, round, dims->results, dims->result_strides);
-    slot->counts[limits->rank] = round->tokens;
 }
 
 static void describe_payload(const struct limits *limits, const struct window_layout *w,
@@ -222,10 +220,6 @@ static void describe_peer(const struct exchange_group *group, struct exchange *s
     struct exchange_dims *dims = &slot->dims[from];
     moxie_slab *in = &slot->in_slabs[from], *out = &slot->out_slabs[from];
     unsigned char *base = slot->window->base;
-    const _Atomic int32_t *count =
-        (const _Atomic int32_t *)(void *)piece(base, w->counts, 64, from, limits->rank);
-    int32_t rows =
-        exchange_is_peer(group, from) ? atomic_load_explicit(count, memory_order_relaxed) : 0;
 
     *in = (moxie_slab){.struct_size = sizeof *in};
     *out = (moxie_slab){.struct_size = sizeof *out};
@@ -239,8 +233,15 @@ static void describe_peer(const struct exchange_group *group, struct exchange *s
         piece(slot->window->peer[from], w->results, w->results_slab_bytes, limits->rank, from),
         limits->rows_cap, limits->hidden, limits->result_bytes, 1u << limits->output_format,
         dims->results, dims->result_strides);
-    // A peer may write anything there: what it may mean is 0..rows_cap.
-    slot->counts[from] = rows < 0 ? 0 : rows > limits->rows_cap ? (int32_t)limits->rows_cap : rows;
+}
+
+// Windows are mapped for the device that the batch lies on.
+static void place(moxie_slab *slab, const moxie_device *device)
+{
+    slab->rows.device = *device;
+    slab->scales.device = *device;
+    slab->ids.device = *device;
+    slab->weights.device = *device;
 }
 
 static moxie_rows describe_rows(const struct limits *limits, moxie_slab *slabs)
@@ -257,22 +258,22 @@ int32_t exchange_dispatch_recv(struct exchange_group *group, struct exchange *sl
                                const struct exchange_round *round, moxie_error *error)
 {
     const struct limits *limits = limits_of(group);
-    moxie_stats *stats = &group->instance->stats;
     int32_t st = MOXIE_OK;
 
-    TRY(exchange_wait(group, slot, WORD_DISPATCH, error));
+    TRY(group->flags->wait(group, slot, round, WORD_DISPATCH, error));
     slot->in = describe_rows(limits, slot->in_slabs);
     slot->out = describe_rows(limits, slot->out_slabs);
     for (int32_t rank = 0; rank < limits->ranks; rank++) {
-        if (rank == limits->rank) {
+        if (rank == limits->rank)
             describe_own(group, slot, round);
-            continue;
-        }
-        describe_peer(group, slot, rank);
-        stats->rows_received += (uint64_t)slot->counts[rank];
+        else
+            describe_peer(group, slot, rank);
+        place(&slot->in_slabs[rank], &round->batch->x.device);
+        place(&slot->out_slabs[rank], &round->batch->x.device);
     }
     slot->counts_dim = limits->ranks;
     slot->in.counts = tensor_make(slot->counts, 1, &slot->counts_dim, NULL, TENSOR_INT32);
+    slot->in.counts.device = round->batch->x.device;
     slot->out.counts = slot->in.counts;
 out:
     return st;
@@ -280,9 +281,10 @@ out:
 
 // ---- combine -----------------------------------------------------------------------------------
 
-void exchange_combine_send(struct exchange_group *group, struct exchange *slot)
+int32_t exchange_combine_send(struct exchange_group *group, struct exchange *slot,
+                              const struct exchange_round *round, moxie_error *error)
 {
-    exchange_signal(group, slot, WORD_COMBINE);
+    return group->flags->send(group, slot, round, WORD_COMBINE, error);
 }
 
 int32_t exchange_combine_recv(struct exchange_group *group, struct exchange *slot,
@@ -298,6 +300,8 @@ int32_t exchange_combine_recv(struct exchange_group *group, struct exchange *slo
         .parts = parts,
         .part_stride_bytes = limits->result_bytes,
         .send_slot = memory_slot(&instance->memory, BUFFER_SEND_SLOT, round->slot),
+        .failed = group->state == NULL ? NULL : &group->state->failed,
+        .active_now = group->state == NULL ? NULL : &group->state->active,
         .active = group->active,
         .format = limits->output_format,
         .tokens = round->tokens,
@@ -308,7 +312,7 @@ int32_t exchange_combine_recv(struct exchange_group *group, struct exchange *slo
     };
     int32_t st = MOXIE_OK;
 
-    TRY(exchange_wait(group, slot, WORD_COMBINE, error));
+    TRY(group->flags->wait(group, slot, round, WORD_COMBINE, error));
     for (int32_t rank = 0; rank < limits->ranks; rank++) {
         if (rank != limits->rank)
             parts[rank] =

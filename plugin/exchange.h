@@ -12,11 +12,17 @@
 #include "plugin/instance.h"
 #include "plugin/transport.h"
 
+struct exchange_flags;
+
 // What the slots of a dispatcher share.
 struct exchange_group {
     moxie_instance *instance;
     const struct transport_ops *ops;
+    const struct exchange_flags *flags;
     struct transport *transport;
+    struct flag_state *state;                  // where kernels wait: in slot 0's own window
+    struct flag_report *report;                // and what they say, pinned
+    struct report_link link;                   // for the instance's stats
     uint64_t generation;                       // set_active_ranks calls so far
     uint64_t active;                           // bit r: rank r takes part
     struct window *beat_window;                // slot 0's: WORD_BEAT lies there for all slots
@@ -41,7 +47,8 @@ struct exchange {
     moxie_rows in, out;
     moxie_slab in_slabs[MOXIE_RANKS_MAX], out_slabs[MOXIE_RANKS_MAX];
     struct exchange_dims dims[MOXIE_RANKS_MAX];
-    int32_t counts[MOXIE_RANKS_MAX];
+    int32_t *counts; // [ranks] rows that came, where the runner reads them: on the device, or:
+    int32_t host_counts[MOXIE_RANKS_MAX];
     int64_t counts_dim;
 };
 
@@ -56,6 +63,31 @@ struct exchange_round {
     int32_t reserved;
 };
 
+// How ranks tell each other. The calls of one layer of a slot: begin, send(WORD_DISPATCH),
+// wait(WORD_DISPATCH), send(WORD_COMBINE), wait(WORD_COMBINE).
+struct exchange_flags {
+    // When the windows are open; `open` that fails leaves what `close` gives back.
+    int32_t (*open)(struct exchange_group *group, struct exchange *slots, int32_t slots_count,
+                    moxie_error *error);
+    void (*close)(struct exchange_group *group);
+    // Before the first row is written. MOXIE_E_PEER when a peer has gone on.
+    int32_t (*begin)(struct exchange_group *group, struct exchange *slot, moxie_error *error);
+    // Flags every active peer, after everything written into their windows.
+    int32_t (*send)(struct exchange_group *group, struct exchange *slot,
+                    const struct exchange_round *round, enum flag_word word, moxie_error *error);
+    // Waits for every active peer's flag; WORD_DISPATCH fills slot->counts.
+    int32_t (*wait)(struct exchange_group *group, struct exchange *slot,
+                    const struct exchange_round *round, enum flag_word word, moxie_error *error);
+    // Starts the next generation with these ranks and tells all ranks.
+    int32_t (*regroup)(struct exchange_group *group, struct exchange *slots, int32_t slots_count,
+                       uint64_t active, moxie_error *error);
+    // Why a wait in stream order has failed, any thread; MOXIE_OK when none has.
+    int32_t (*failure)(const struct exchange_group *group, moxie_error *error);
+};
+
+extern const struct exchange_flags exchange_flags_host;   // over host memory, in the call
+extern const struct exchange_flags exchange_flags_device; // by kernels, in stream order
+
 // Collective: maps the windows of every slot.
 int32_t exchange_open(struct exchange_group *group, struct exchange *slots, int32_t slots_count,
                       moxie_error *error);
@@ -69,7 +101,8 @@ int32_t exchange_dispatch_send(struct exchange_group *group, struct exchange *sl
 int32_t exchange_dispatch_recv(struct exchange_group *group, struct exchange *slot,
                                const struct exchange_round *round, moxie_error *error);
 // Result rows are in the peers' windows; flags them.
-void exchange_combine_send(struct exchange_group *group, struct exchange *slot);
+int32_t exchange_combine_send(struct exchange_group *group, struct exchange *slot,
+                              const struct exchange_round *round, moxie_error *error);
 // Waits for every active peer and sums into the batch's y.
 int32_t exchange_combine_recv(struct exchange_group *group, struct exchange *slot,
                               const struct exchange_round *round, moxie_error *error);

@@ -2,18 +2,13 @@
 
 #include "plugin/exchange_flags.h"
 
-#include <inttypes.h>
+#include "plugin/exchange_verdict.h"
 
-// A flag's value. 40 bits of epochs outlast any server; the generation decides before the epoch.
-#define EPOCH_BITS 40
-
-// A rank says that it waits this many times within timeout_ms, the first after one part of it: a
-// healthy step ends long before that.
-#define BEATS 8
+#include <stdatomic.h>
 
 static uint64_t stamp(const struct exchange_group *group, const struct exchange *slot)
 {
-    return group->generation << EPOCH_BITS | slot->epoch;
+    return group->generation << FLAG_EPOCH_BITS | slot->epoch;
 }
 
 static const struct limits *limits_of(const struct exchange_group *group)
@@ -26,7 +21,7 @@ int exchange_is_peer(const struct exchange_group *group, int32_t rank)
     return rank != limits_of(group)->rank && (group->active >> rank & 1) != 0;
 }
 
-void exchange_signal(struct exchange_group *group, struct exchange *slot, enum transport_word word)
+void exchange_signal(struct exchange_group *group, struct exchange *slot, enum flag_word word)
 {
     for (int32_t rank = 0; rank < limits_of(group)->ranks; rank++) {
         if (exchange_is_peer(group, rank))
@@ -52,34 +47,12 @@ void exchange_regroup(struct exchange_group *group, struct exchange *slots, int3
     }
 }
 
-// Rank `rank` is in a later generation with the ranks of `active`, this one among them.
-static int32_t moved_on(const struct exchange_group *group, int32_t rank, uint64_t generation,
-                        uint64_t active, moxie_error *error)
-{
-    uint64_t gone = group->active & ~active;
-    int32_t first = 0;
-
-    // Nobody is gone, so none is named: a host leaves out the rank that is.
-    if (gone == 0)
-        return fail_rank(error, MOXIE_E_PEER, -1,
-                         "rank %d has moved on to generation %" PRIu64
-                         " with the same ranks, this rank is in %" PRIu64
-                         "; call set_active_ranks as often as it has",
-                         rank, generation, group->generation);
-    while ((gone >> first & 1) == 0)
-        first++;
-    return fail_rank(error, MOXIE_E_PEER, first,
-                     "rank %d was left out by rank %d, which has moved on to generation %" PRIu64
-                     ", this rank is in %" PRIu64
-                     "; call set_active_ranks with the same ranks (0x%" PRIx64 ")",
-                     first, rank, generation, group->generation, active);
-}
-
 int32_t exchange_check_peers(struct exchange_group *group, struct exchange *slot,
                              moxie_error *error)
 {
     for (int32_t rank = 0; rank < limits_of(group)->ranks; rank++) {
         uint64_t generation, active;
+        uint32_t kind;
 
         if (!exchange_is_peer(group, rank)) continue;
         generation = group->ops->read(group->transport, slot->window, rank, WORD_GENERATION);
@@ -87,11 +60,17 @@ int32_t exchange_check_peers(struct exchange_group *group, struct exchange *slot
         active = group->ops->read(group->transport, slot->window, rank, WORD_ACTIVE);
         // No mask grows, so one without this rank is final in whatever generation; 0 is none yet.
         if (active != 0 && (active >> limits_of(group)->rank & 1) == 0)
-            return fail_rank(error, MOXIE_E_PEER, rank,
-                             "rank %d has left this rank out, which is in generation %" PRIu64
-                             ", and goes on with the ranks 0x%" PRIx64 "; destroy this dispatcher",
-                             rank, group->generation, active);
-        if (generation > group->generation) return moved_on(group, rank, generation, active, error);
+            kind = VERDICT_LEFT_OUT;
+        else if (generation > group->generation)
+            kind = VERDICT_MOVED_ON;
+        else
+            continue;
+        return verdict_say(&(struct flag_verdict){.kind = kind,
+                                                  .rank = rank,
+                                                  .generation = group->generation,
+                                                  .told_generation = generation,
+                                                  .told_active = active},
+                           group, error);
     }
     return MOXIE_OK;
 }
@@ -110,8 +89,8 @@ static struct watch watch_start(const struct exchange_group *group)
 {
     const int64_t now_ns = clock_ns(), wait_ns = (int64_t)limits_of(group)->timeout_ms * 1000000;
 
-    return (struct watch){.beat_ns = wait_ns / BEATS,
-                          .next_ns = now_ns + wait_ns / BEATS,
+    return (struct watch){.beat_ns = wait_ns / FLAG_BEATS,
+                          .next_ns = now_ns + wait_ns / FLAG_BEATS,
                           .middle_ns = now_ns + wait_ns / 2,
                           .deadline_ns = now_ns + wait_ns};
 }
@@ -142,36 +121,27 @@ static void watch_beat(struct exchange_group *group, struct watch *watch, int64_
 // The deadline has passed, and the ranks of the set `silent` owe a flag. The first of them that did
 // not wait itself is to blame.
 static int32_t give_up(const struct exchange_group *group, const struct exchange *slot,
-                       const struct watch *watch, uint64_t silent, enum transport_word word,
+                       const struct watch *watch, uint64_t silent, enum flag_word word,
                        moxie_error *error)
 {
-    const char *awaited = word == WORD_DISPATCH ? "rows" : "results";
-    int32_t mute = -1, count = 0;
+    struct flag_verdict verdict = {.kind = VERDICT_ALL_WAIT,
+                                   .rank = -1,
+                                   .word = (uint32_t)word,
+                                   .epoch = slot->epoch,
+                                   .generation = group->generation,
+                                   .silent = silent};
 
-    for (int32_t rank = 0; rank < limits_of(group)->ranks; rank++) {
-        if ((silent >> rank & 1) == 0) continue;
-        count++;
-        if (mute < 0 && beat_of(group, rank) == watch->beats[rank]) mute = rank;
+    for (int32_t rank = 0; rank < limits_of(group)->ranks && verdict.rank < 0; rank++) {
+        if ((silent >> rank & 1) == 0 || beat_of(group, rank) != watch->beats[rank]) continue;
+        verdict.kind = VERDICT_SILENT;
+        verdict.rank = rank;
     }
-    if (mute < 0)
-        return fail_with(
-            error, MOXIE_E_TIMEOUT,
-            "the ranks 0x%" PRIx64 " sent no %s of epoch %" PRIu64 ", generation %" PRIu64
-            " within timeout_ms = %d, but they are alive and wait themselves; every "
-            "rank must make the same calls in the same order; set_active_ranks with "
-            "the same ranks starts again",
-            silent, awaited, slot->epoch, group->generation, limits_of(group)->timeout_ms);
-    return fail_rank(error, MOXIE_E_PEER, mute,
-                     "rank %d sent no %s of epoch %" PRIu64 ", generation %" PRIu64
-                     " within timeout_ms = %d (silent in all: %d); if it is gone, call "
-                     "set_active_ranks without it",
-                     mute, awaited, slot->epoch, group->generation, limits_of(group)->timeout_ms,
-                     count);
+    return verdict_say(&verdict, group, error);
 }
 
 // The active peers whose flag has not come, a bit each.
 static uint64_t missing(const struct exchange_group *group, const struct exchange *slot,
-                        enum transport_word word)
+                        enum flag_word word)
 {
     const uint64_t want = stamp(group, slot);
     uint64_t silent = 0;
@@ -181,12 +151,13 @@ static uint64_t missing(const struct exchange_group *group, const struct exchang
 
         if (!exchange_is_peer(group, rank)) continue;
         seen = group->ops->read(group->transport, slot->window, rank, word);
-        if (seen >> EPOCH_BITS != group->generation || seen < want) silent |= UINT64_C(1) << rank;
+        if (seen >> FLAG_EPOCH_BITS != group->generation || seen < want)
+            silent |= UINT64_C(1) << rank;
     }
     return silent;
 }
 
-int32_t exchange_wait(struct exchange_group *group, struct exchange *slot, enum transport_word word,
+int32_t exchange_wait(struct exchange_group *group, struct exchange *slot, enum flag_word word,
                       moxie_error *error)
 {
     struct watch watch = watch_start(group);
@@ -209,3 +180,97 @@ int32_t exchange_wait(struct exchange_group *group, struct exchange *slot, enum 
 out:
     return st;
 }
+
+// ---- the host's table --------------------------------------------------------------------------
+
+static int32_t open_host(struct exchange_group *group, struct exchange *slots, int32_t slots_count,
+                         moxie_error *error)
+{
+    (void)error;
+    group->beat_window = slots[0].window;
+    for (int32_t i = 0; i < slots_count; i++)
+        slots[i].counts = slots[i].host_counts;
+    return MOXIE_OK;
+}
+
+static void close_host(struct exchange_group *group)
+{
+    (void)group;
+}
+
+static int32_t begin_host(struct exchange_group *group, struct exchange *slot, moxie_error *error)
+{
+    int32_t st = exchange_check_peers(group, slot, error);
+
+    slot->epoch += st == MOXIE_OK;
+    return st;
+}
+
+static int32_t send_host(struct exchange_group *group, struct exchange *slot,
+                         const struct exchange_round *round, enum flag_word word,
+                         moxie_error *error)
+{
+    (void)round;
+    (void)error;
+    exchange_signal(group, slot, word);
+    return MOXIE_OK;
+}
+
+// A peer may write anything there: what it may mean is 0..rows_cap.
+static int32_t rows_from(const struct exchange_group *group, const struct exchange *slot,
+                         int32_t from)
+{
+    const struct limits *limits = limits_of(group);
+    const unsigned char *counts = slot->window->base + group->instance->plan.window.counts;
+    int32_t rows;
+
+    if (!exchange_is_peer(group, from)) return 0;
+    rows = atomic_load_explicit(
+        (const _Atomic int32_t *)(const void *)(counts + (from < limits->rank ? from : from - 1) *
+                                                             FLAG_LINE_BYTES),
+        memory_order_relaxed);
+    return rows < 0 ? 0 : rows > limits->rows_cap ? (int32_t)limits->rows_cap : rows;
+}
+
+static int32_t wait_host(struct exchange_group *group, struct exchange *slot,
+                         const struct exchange_round *round, enum flag_word word,
+                         moxie_error *error)
+{
+    const struct limits *limits = limits_of(group);
+    int32_t st = MOXIE_OK;
+
+    TRY(exchange_wait(group, slot, word, error));
+    for (int32_t rank = 0; word == WORD_DISPATCH && rank < limits->ranks; rank++) {
+        slot->counts[rank] = rank == limits->rank ? round->tokens : rows_from(group, slot, rank);
+        if (rank != limits->rank)
+            group->instance->stats.rows_received += (uint64_t)slot->counts[rank];
+    }
+out:
+    return st;
+}
+
+static int32_t regroup_host(struct exchange_group *group, struct exchange *slots,
+                            int32_t slots_count, uint64_t active, moxie_error *error)
+{
+    (void)error;
+    exchange_regroup(group, slots, slots_count, active);
+    return MOXIE_OK;
+}
+
+// What fails, fails in the call.
+static int32_t failure_host(const struct exchange_group *group, moxie_error *error)
+{
+    (void)group;
+    (void)error;
+    return MOXIE_OK;
+}
+
+const struct exchange_flags exchange_flags_host = {
+    .open = open_host,
+    .close = close_host,
+    .begin = begin_host,
+    .send = send_host,
+    .wait = wait_host,
+    .regroup = regroup_host,
+    .failure = failure_host,
+};

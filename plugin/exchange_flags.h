@@ -15,11 +15,11 @@
 int exchange_is_peer(const struct exchange_group *group, int32_t rank);
 
 // Stores this generation and epoch in `word` at every active peer.
-void exchange_signal(struct exchange_group *group, struct exchange *slot, enum transport_word word);
+void exchange_signal(struct exchange_group *group, struct exchange *slot, enum flag_word word);
 
 // Waits until `word`, WORD_DISPATCH or WORD_COMBINE, of every active peer is of this generation and
 // epoch. MOXIE_E_PEER names the rank to blame; MOXIE_E_TIMEOUT when all who are silent were heard.
-int32_t exchange_wait(struct exchange_group *group, struct exchange *slot, enum transport_word word,
+int32_t exchange_wait(struct exchange_group *group, struct exchange *slot, enum flag_word word,
                       moxie_error *error);
 
 // MOXIE_E_PEER when a peer has left this rank out, in whatever generation, or is in a later one.

@@ -260,9 +260,20 @@ int32_t instance_captured(const moxie_instance *instance, moxie_captured *captur
     return capture_view(instance, captured, error);
 }
 
+// Kernels may be adding meanwhile; each number is written by one of them at a time.
+void instance_count(const struct flag_report *report, moxie_stats *stats)
+{
+    for (int32_t slot = 0; slot < KERNEL_SLOTS_MAX; slot++) {
+        stats->rows_sent += __atomic_load_n(&report->rows_sent[slot], __ATOMIC_RELAXED);
+        stats->rows_received += __atomic_load_n(&report->rows_received[slot], __ATOMIC_RELAXED);
+    }
+}
+
 void instance_stats(const moxie_instance *instance, moxie_stats *stats)
 {
     *stats = instance->stats;
+    for (const struct report_link *link = instance->reports; link != NULL; link = link->next)
+        instance_count(link->report, stats);
     stats->bytes_allocated += instance->memory.bytes_held;
 }
 

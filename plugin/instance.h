@@ -6,6 +6,7 @@
 #define MOXIE_PLUGIN_INSTANCE_H
 
 #include "kernels/cpu/cpu.h"
+#include "kernels/flags.h"
 #include "plugin/memory.h"
 #include "plugin/threads.h"
 #include "plugin/validate.h"
@@ -16,6 +17,12 @@ struct registry {
     const moxie_dispatcher_info *dispatchers;
     uint32_t runners_count;
     uint32_t dispatchers_count;
+};
+
+// The report of a dispatcher alive, for stats.
+struct report_link {
+    const struct flag_report *report;
+    struct report_link *next;
 };
 
 struct moxie_instance {
@@ -37,7 +44,8 @@ struct moxie_instance {
     struct cpu_stream stream; // the CPU's stream
     int32_t users;            // runners and dispatchers alive
     int32_t reserved;
-    moxie_stats stats;
+    moxie_stats stats;           // without what kernels count
+    struct report_link *reports; // and where they do
     int64_t captured_shape[3], captured_strides[3];
 };
 
@@ -58,6 +66,9 @@ int32_t instance_plan(const moxie_instance *instance, const moxie_plan **plan, m
 int32_t instance_captured(const moxie_instance *instance, moxie_captured *captured,
                           moxie_error *error);
 void instance_stats(const moxie_instance *instance, moxie_stats *stats);
+
+// Adds what the kernels of a dispatcher have counted.
+void instance_count(const struct flag_report *report, moxie_stats *stats);
 
 // MOXIE_E_CONFIG with the first reasons in words when the configuration was refused.
 int32_t instance_accepted(const moxie_instance *instance, moxie_error *error);

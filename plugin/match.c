@@ -60,21 +60,36 @@ static void check_word(const struct config *config, const struct backend *backen
                   config_name(key), config_str(config, key), config_name(key), word);
 }
 
+// The rows that a runner reads with these weights.
+static uint32_t readable_rows(const struct config *config, const struct backend *runner)
+{
+    int32_t weights = config_word(config, KEY_WEIGHT_FORMAT);
+
+    if (!runner->one_format || backend_operand_format(weights) == FORMAT_FP8)
+        return runner->wire_formats;
+    return runner->wire_formats & ~BACKEND_BIT(FORMAT_FP8_BLOCK128);
+}
+
 // The dispatched rows are what one side writes and the other reads.
 static void check_wire(const struct config *config, const struct backend *runner,
                        const struct backend *dispatcher, struct report *report)
 {
     static const int32_t formats[] = {FORMAT_AUTO, FORMAT_FP8_BLOCK128, FORMAT_NVFP4};
     int32_t format = formats[config_word(config, KEY_DISPATCH_FORMAT)];
+    uint32_t readable = readable_rows(config, runner);
+    char with[32 + CONFIG_TEXT_BYTES] = "";
     const struct backend *lacking;
 
     if (format == FORMAT_AUTO) format = config_word(config, KEY_INPUT_FORMAT);
-    if ((runner->wire_formats & dispatcher->wire_formats & BACKEND_BIT(format)) != 0) return;
-    lacking = (runner->wire_formats & BACKEND_BIT(format)) == 0 ? runner : dispatcher;
+    if ((readable & dispatcher->wire_formats & BACKEND_BIT(format)) != 0) return;
+    lacking = (readable & BACKEND_BIT(format)) == 0 ? runner : dispatcher;
+    if (lacking == runner)
+        (void)snprintf(with, sizeof with, " with weight_format %s",
+                       config_str(config, KEY_WEIGHT_FORMAT));
     report_reason(
         report, MOXIE_E_UNSUPPORTED, KEY_DISPATCH_FORMAT,
-        "%s has no kernel on %s for rows of dispatch_format %s: set dispatch_format to %s",
-        lacking->name, lacking->device, config_str(config, KEY_DISPATCH_FORMAT),
+        "%s has no kernel on %s for rows of dispatch_format %s%s: set dispatch_format to %s",
+        lacking->name, lacking->device, config_str(config, KEY_DISPATCH_FORMAT), with,
         config_word(config, KEY_DISPATCH_FORMAT) == DISPATCH_INPUT ? "fp8_block128" : "input");
 }
 
@@ -109,14 +124,6 @@ static void refuse_name(const struct config *config, enum config_key key, enum b
     char names[NAMES_BYTES];
 
     names_list(kind, device, names);
-    if (key == KEY_DISPATCHER && strcmp(config_str(config, key), "auto") == 0) {
-        report_reason(report, MOXIE_E_UNSUPPORTED, key,
-                      "no dispatcher moves rows between the %" PRId64
-                      " ranks of ep_size on device %s, which has %s: set dispatcher to local, and "
-                      "give every rank the whole input",
-                      config_i64(config, KEY_EP_SIZE), device, names);
-        return;
-    }
     report_reason(report, MOXIE_E_UNSUPPORTED, key,
                   "%s '%s' is not registered for device %s, which has %s: set %s to auto",
                   config_name(key), config_str(config, key), device, names, config_name(key));

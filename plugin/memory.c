@@ -13,53 +13,61 @@ static const moxie_buffer *plan_buffer(const struct plan *plan, enum buffer_id i
     return NULL;
 }
 
-static int32_t allocate(struct memory *memory, enum buffer_id id, moxie_error *error)
+static moxie_allocation request_of(const moxie_buffer *buffer)
+{
+    return (moxie_allocation){.struct_size = sizeof(moxie_allocation),
+                              .kind = buffer->kind,
+                              .bytes = buffer->bytes,
+                              .align = buffer->align,
+                              .name = buffer->name};
+}
+
+int32_t memory_make(struct memory *memory, enum buffer_id id, void **base, moxie_error *error)
 {
     const moxie_buffer *buffer = plan_buffer(memory->plan, id);
-    moxie_allocation *request = &memory->buffers[id].request;
-    void *base = NULL;
+    moxie_allocation request;
     int32_t answer;
 
+    *base = NULL;
     if (buffer == NULL || buffer->bytes == 0) return MOXIE_OK;
-    *request = (moxie_allocation){.struct_size = sizeof *request,
-                                  .kind = buffer->kind,
-                                  .bytes = buffer->bytes,
-                                  .align = buffer->align,
-                                  .name = buffer->name};
+    request = request_of(buffer);
     if (memory->host->allocate != NULL)
-        answer = memory->host->allocate(memory->host->ctx, request, &base);
+        answer = memory->host->allocate(memory->host->ctx, &request, base);
     else
-        answer = memory->device->allocate(request, &base);
+        answer = memory->device->allocate(&request, base);
     if (memory->host->allocate == NULL && memory->device->is_capture_error(answer))
         return fail_with(error, MOXIE_E_CAPTURING,
                          "%s: no memory can be taken while a graph is captured; create runners "
                          "and dispatchers before",
                          buffer->name);
-    if (answer != 0 || base == NULL)
+    if (answer != 0 || *base == NULL) {
+        *base = NULL;
         return fail_with(error, MOXIE_E_MEMORY,
                          "%s: the %s could not give %" PRIu64 " bytes (answer %d)", buffer->name,
                          memory->host->allocate != NULL ? "host's allocator" : "device",
                          buffer->bytes, answer);
-    memory->buffers[id].base = base;
+    }
     memory->bytes_held += buffer->bytes_mapped;
-    if (((uintptr_t)base & (buffer->align - 1)) != 0)
-        return fail_with(error, MOXIE_E_MEMORY,
-                         "%s: the host's allocator gave %p; want alignment %" PRIu64, buffer->name,
-                         base, buffer->align);
-    return MOXIE_OK;
+    if (((uintptr_t)*base & (buffer->align - 1)) == 0) return MOXIE_OK;
+    (void)fail_with(error, MOXIE_E_MEMORY,
+                    "%s: the host's allocator gave %p; want alignment %" PRIu64, buffer->name,
+                    *base, buffer->align);
+    memory_unmake(memory, id, *base);
+    *base = NULL;
+    return MOXIE_E_MEMORY;
 }
 
-static void release(struct memory *memory, enum buffer_id id)
+void memory_unmake(struct memory *memory, enum buffer_id id, void *base)
 {
     const moxie_buffer *buffer = plan_buffer(memory->plan, id);
-    void *base = memory->buffers[id].base;
+    moxie_allocation request;
 
     if (base == NULL || buffer == NULL) return;
+    request = request_of(buffer);
     if (memory->host->allocate != NULL)
-        memory->host->release(memory->host->ctx, &memory->buffers[id].request, base);
+        memory->host->release(memory->host->ctx, &request, base);
     else
-        memory->device->release(&memory->buffers[id].request, base);
-    memory->buffers[id].base = NULL;
+        memory->device->release(&request, base);
     memory->bytes_held -= buffer->bytes_mapped;
 }
 
@@ -69,7 +77,9 @@ int32_t memory_take(struct memory *memory, uint32_t set, moxie_error *error)
         int32_t st;
 
         if ((set & 1u << id) == 0) continue;
-        st = memory->buffers[id].users > 0 ? MOXIE_OK : allocate(memory, (enum buffer_id)id, error);
+        st = memory->buffers[id].users > 0
+                 ? MOXIE_OK
+                 : memory_make(memory, (enum buffer_id)id, &memory->buffers[id].base, error);
         memory->buffers[id].users++;
         if (st != MOXIE_OK) {
             memory_drop(memory, set & ((2u << id) - 1));
@@ -82,8 +92,9 @@ int32_t memory_take(struct memory *memory, uint32_t set, moxie_error *error)
 void memory_drop(struct memory *memory, uint32_t set)
 {
     for (int32_t id = 0; id < BUFFER_COUNT; id++) {
-        if ((set & 1u << id) != 0 && --memory->buffers[id].users == 0)
-            release(memory, (enum buffer_id)id);
+        if ((set & 1u << id) == 0 || --memory->buffers[id].users > 0) continue;
+        memory_unmake(memory, (enum buffer_id)id, memory->buffers[id].base);
+        memory->buffers[id].base = NULL;
     }
 }
 

@@ -13,7 +13,6 @@ struct memory {
     const struct plan *plan;
     struct {
         void *base;
-        moxie_allocation request;
         int32_t users;
         int32_t reserved;
     } buffers[BUFFER_COUNT];
@@ -23,6 +22,11 @@ struct memory {
 // Takes every buffer of `set` (1u << enum buffer_id) that the plan has. On failure none is taken.
 int32_t memory_take(struct memory *memory, uint32_t set, moxie_error *error);
 void memory_drop(struct memory *memory, uint32_t set);
+
+// A buffer of the plan that every taker has of its own: *base, or NULL when the plan does not have
+// it. unmake of NULL is a no-op.
+int32_t memory_make(struct memory *memory, enum buffer_id id, void **base, moxie_error *error);
+void memory_unmake(struct memory *memory, enum buffer_id id, void *base);
 
 // The piece of `slot`, NULL when the plan does not have the buffer.
 void *memory_slot(const struct memory *memory, enum buffer_id id, int32_t slot);

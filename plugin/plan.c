@@ -17,6 +17,7 @@
 #define SCALE_ALIGN_BYTES 16
 #define COUNT_BYTES       64   // between two counts: a line each, every source writes one
 #define PAGE_BYTES        4096 // shared memory is mapped in pages
+#define DEVICE_PAGE_BYTES ((int64_t)2 << 20) // and a GPU's in larger ones
 
 struct planner {
     struct plan *plan;
@@ -215,13 +216,18 @@ static int slabs_place(const struct limits *limits, int64_t row_bytes, int64_t *
            size_mul(*slab_bytes, limits->ranks - 1, &all) && size_add(*end, all, end);
 }
 
-static int window_fill(struct window_layout *window, const struct limits *limits)
+static int window_fill(struct window_layout *window, const struct limits *limits, int on_cpu)
 {
     int64_t end;
 
     window->flags = 0;
     window->counts = pitch(TRANSPORT_CONTROL_BYTES(limits->ranks), ALIGN_BYTES);
     end = pitch(window->counts + (int64_t)(limits->ranks - 1) * COUNT_BYTES, ALIGN_BYTES);
+    if (!on_cpu) {
+        window->state = end;
+        window->own_counts = pitch(end + (int64_t)sizeof(struct flag_state), ALIGN_BYTES);
+        end = pitch(window->own_counts + (int64_t)limits->ranks * 4, ALIGN_BYTES);
+    }
     if (!slabs_place(limits, limits->row_bytes, &end, &window->rows, &window->rows_slab_bytes) ||
         !slabs_place(limits, limits->scale_bytes, &end, &window->scales,
                      &window->scales_slab_bytes) ||
@@ -251,12 +257,18 @@ static uint64_t *total_of(struct plan *plan, int32_t kind)
     }
 }
 
+static int on_cpu(const struct planner *planner)
+{
+    return config_word(planner->config, KEY_DEVICE) == DEVICE_WORD_CPU;
+}
+
 // Enters a buffer whose pieces have `piece` bytes; 0 and a reason when its size passes 2^62.
 static int piece_add(const struct planner *planner, const struct request *request, int64_t piece)
 {
     struct plan *plan = planner->plan;
     int symmetric = request->kind == MOXIE_MEMORY_SYMMETRIC;
-    int64_t granule = symmetric ? PAGE_BYTES : 1;
+    int64_t page = on_cpu(planner) ? PAGE_BYTES : DEVICE_PAGE_BYTES;
+    int64_t granule = symmetric ? page : 1;
     uint64_t *total = total_of(plan, request->kind);
     int64_t bytes, mapped, sum, most;
 
@@ -278,7 +290,7 @@ static int piece_add(const struct planner *planner, const struct request *reques
         .name = request->name,
         .bytes = (uint64_t)bytes,
         .bytes_mapped = (uint64_t)mapped,
-        .align = symmetric ? PAGE_BYTES : ALIGN_BYTES,
+        .align = symmetric ? (uint64_t)page : ALIGN_BYTES,
         .why = request->why,
     };
     plan->buffer_ids[plan->buffers_count++] = (int32_t)request->id;
@@ -326,9 +338,7 @@ static int runner_buffers(const struct planner *planner)
          KEY_CPU_THREADS},
     };
 
-    int on_cpu = config_word(planner->config, KEY_DEVICE) == DEVICE_WORD_CPU;
-
-    for (size_t i = 0; i < sizeof requests / sizeof requests[0] - !on_cpu; i++) {
+    for (size_t i = 0; i < sizeof requests / sizeof requests[0] - !on_cpu(planner); i++) {
         if (requests[i].row_bytes > 0 && !buffer_add(planner, &requests[i])) return 0;
     }
     return 1;
@@ -380,13 +390,30 @@ static int window_buffer(const struct planner *planner)
         .columns_key = KEY_HIDDEN_SIZE,
     };
 
-    return piece_add(planner, &request, window_fill(window, limits) ? window->bytes : INT64_MAX);
+    return piece_add(planner, &request,
+                     window_fill(window, limits, on_cpu(planner)) ? window->bytes : INT64_MAX);
+}
+
+static int report_buffer(const struct planner *planner)
+{
+    const struct request request = {
+        .id = BUFFER_REPORT,
+        .kind = MOXIE_MEMORY_PINNED,
+        .name = "report",
+        .why = "what waiting kernels tell the host: the first failure, and rows moved",
+        .pieces = 1,
+        .rows = 1,
+        .row_bytes = (int64_t)sizeof(struct flag_report),
+        .columns_key = KEY_EP_SIZE,
+    };
+
+    return on_cpu(planner) || buffer_add(planner, &request);
 }
 
 static int dispatcher_buffers(const struct planner *planner)
 {
     if (planner->plan->limits.dispatcher == DISPATCHER_LOCAL) return 1;
-    return exchange_buffers(planner) && window_buffer(planner);
+    return exchange_buffers(planner) && window_buffer(planner) && report_buffer(planner);
 }
 
 static int capture_buffer(const struct planner *planner)

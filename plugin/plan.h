@@ -50,6 +50,7 @@ struct limits {
 struct window_layout {
     int64_t flags;                      // control words, see transport.h
     int64_t counts;                     // int32 [ranks - 1], 64 bytes apart
+    int64_t state, own_counts;          // on a GPU: struct flag_state, and int32 [ranks]; own
     int64_t rows, scales, ids, weights; // dispatch slabs
     int64_t results;                    // combine slabs
     int64_t rows_slab_bytes, scales_slab_bytes, ids_slab_bytes, weights_slab_bytes,
@@ -73,6 +74,7 @@ enum buffer_id {
                     // f32: per slot
     BUFFER_OWN_WEIGHTS,
     BUFFER_WINDOW, // symmetric, per slot
+    BUFFER_REPORT, // what waiting kernels tell the host: struct flag_report
     BUFFER_CAPTURE,
     BUFFER_COUNT
 };

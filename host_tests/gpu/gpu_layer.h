@@ -44,8 +44,14 @@ struct gpu_layer {
 void must(cudaError_t st);
 // Bytes of 0xff in device memory.
 void *gpu_poisoned(size_t bytes);
-// The tensor's bytes move to device memory, which cudaFree gives back.
+// The tensor's bytes move to memory of the current device, which cudaFree gives back.
 void gpu_upload(moxie_tensor *tensor);
+// The compact host tensor's bytes over the first of the device tensor's.
+void gpu_refill(const moxie_tensor *tensor, const moxie_tensor *from);
+// All tensors of a layer's weights; with `scale_dims` [2] they become fp8_channel first, and the
+// shapes of the scales lie there.
+void gpu_upload_weights(struct layer_weights_view *weights, int64_t (*scale_dims)[2]);
+void gpu_free_weights(struct layer_weights_view *weights);
 
 void gpu_layer_open(struct gpu_layer *gpu, const char *name, struct gpu_options options);
 void gpu_layer_close(struct gpu_layer *gpu);
@@ -58,7 +64,7 @@ void gpu_forward(struct gpu_layer *gpu);
 void gpu_poison(struct gpu_layer *gpu);
 void gpu_fetch(struct gpu_layer *gpu);
 
-// Runs a suite in this process, since CUDA does not survive a fork; 77 where there is no device.
+// Runs a suite, each test in a process of its own; 77 where there is no device.
 int gpu_suite(const char *name, void (*add)(TCase *tests));
 
 #endif

@@ -1,0 +1,175 @@
+#include "host_tests/gpu/gpu_crew.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define GROUP_TIMEOUT_MS 60000
+
+void gpu_member_accept(const struct gpu_member *member, int32_t answer)
+{
+    ck_assert_msg(answer == MOXIE_OK, "rank %d: %s", member->index, member->rank.mock.text);
+}
+
+void gpu_member_launch(struct gpu_member *member)
+{
+    size_t bytes =
+        (size_t)(member->crew->layer.tokens * member->crew->layer.hidden) * sizeof(float);
+
+    must(cudaMemsetAsync(member->batch.batch.y.data, 0xff, bytes, member->stream));
+    gpu_member_accept(member, forward_run(member->rank.dispatcher, member->rank.runner,
+                                          &member->batch.batch, &member->rank.mock.error));
+}
+
+void gpu_member_fetch(struct gpu_member *member)
+{
+    must(cudaMemcpyAsync(member->y, member->batch.batch.y.data,
+                         (size_t)(member->batch.dims[3][0] * member->crew->layer.hidden) *
+                             sizeof(float),
+                         cudaMemcpyDeviceToHost, member->stream));
+    must(cudaStreamSynchronize(member->stream));
+}
+
+void gpu_member_forward(struct gpu_member *member)
+{
+    gpu_member_accept(member, dispatcher_begin_forward(member->rank.dispatcher, &member->step,
+                                                       &member->rank.mock.error));
+    gpu_member_launch(member);
+    gpu_member_fetch(member);
+}
+
+void gpu_member_meet(struct gpu_member *member)
+{
+    moxie_host *host = &member->rank.mock.host;
+
+    if (member->crew->ranks > 1 && host->barrier(host->ctx) != 0)
+        ck_abort_msg("a rank did not come");
+}
+
+// ---- one rank ----------------------------------------------------------------------------------
+
+static void member_configure(struct gpu_member *member)
+{
+    struct gpu_crew *crew = member->crew;
+    struct mock_host *mock = &member->rank.mock;
+
+    layer_rank_init(&member->rank, &crew->layer, crew->ranks > 1 ? crew->group : NULL,
+                    member->index);
+    mock_set_str(mock, "device", "sm_90");
+    if (crew->fp8) mock_set_str(mock, "weight_format", "fp8_channel");
+    mock_set_i64(mock, "forward_tokens_max", crew->parts[0]);
+    mock_set_str(mock, "dispatcher", crew->dispatcher);
+    // Memory is the device's own.
+    mock->host.allocate = NULL;
+    mock->host.release = NULL;
+    if (crew->configure != NULL) crew->configure(member);
+}
+
+static void member_weights(struct gpu_member *member, const moxie_plan *plan)
+{
+    layer_weights_of(&member->crew->layer, plan->bounds->expert_first, plan->bounds->experts_local,
+                     &member->weights);
+    gpu_upload_weights(&member->weights, member->crew->fp8 ? member->scale_dims : NULL);
+}
+
+// The batch is the rank's part, in tensors that have room for all tokens of the layer.
+static void member_batch(struct gpu_member *member)
+{
+    const struct layer *layer = &member->crew->layer;
+    moxie_tensor *tensors[] = {&member->batch.batch.x, &member->batch.batch.ids,
+                               &member->batch.batch.weights};
+    struct layer_batch part;
+    void *y = NULL;
+
+    layer_batch_of(layer, 0, layer->tokens, NULL, &member->batch);
+    layer_batch_of(layer, member->first, member->tokens, NULL, &part);
+    for (size_t i = 0; i < sizeof tensors / sizeof tensors[0]; i++)
+        gpu_upload(tensors[i]);
+    gpu_refill(&member->batch.batch.x, &part.batch.x);
+    gpu_refill(&member->batch.batch.ids, &part.batch.ids);
+    gpu_refill(&member->batch.batch.weights, &part.batch.weights);
+    for (int32_t i = 0; i < 4; i++)
+        member->batch.dims[i][0] = member->tokens;
+    must(cudaMalloc(&y, (size_t)(layer->tokens * layer->hidden) * sizeof(float)));
+    member->batch.batch.y.data = y;
+    member->batch.batch.y.device = member->batch.batch.x.device;
+    must(cudaStreamCreateWithFlags(&member->stream, cudaStreamNonBlocking));
+    member->batch.batch.stream = member->stream;
+    member->step = (moxie_step){.struct_size = sizeof member->step,
+                                .tokens = member->tokens,
+                                .rank_tokens = member->crew->parts};
+}
+
+static void member_open(struct gpu_member *member)
+{
+    static const struct registry none;
+    struct layer_rank *rank = &member->rank;
+    moxie_error *error = &rank->mock.error;
+    const moxie_plan *plan = NULL;
+
+    gpu_member_accept(member, instance_open(&rank->mock.host, &none, &rank->instance, error));
+    gpu_member_accept(member, instance_plan(rank->instance, &plan, error));
+    member_weights(member, plan);
+    gpu_member_accept(
+        member, runner_create(rank->instance, 0, &member->weights.weights, &rank->runner, error));
+    gpu_member_accept(
+        member, dispatcher_create(rank->instance,
+                                  (enum dispatcher_kind)rank->instance->plan.limits.dispatcher,
+                                  &rank->dispatcher, error));
+    member_batch(member);
+}
+
+static void member_close(struct gpu_member *member)
+{
+    layer_rank_close(&member->rank);
+    must(cudaStreamDestroy(member->stream));
+    gpu_free_weights(&member->weights);
+    must(cudaFree(member->batch.batch.x.data));
+    must(cudaFree(member->batch.batch.ids.data));
+    must(cudaFree(member->batch.batch.weights.data));
+    must(cudaFree(member->batch.batch.y.data));
+}
+
+static void member_run(void *arg, int32_t index)
+{
+    struct gpu_crew *crew = arg;
+    struct gpu_member *member = calloc(1, sizeof *member);
+    int devices = 0;
+
+    ck_assert_ptr_nonnull(member);
+    must(cudaGetDeviceCount(&devices));
+    must(cudaSetDevice(index % devices));
+    member->crew = crew;
+    member->index = index;
+    member->first = layer_part_first(crew->layer.tokens, crew->ranks, index);
+    member->tokens = crew->parts[index];
+    member->y = crew->y + member->first * crew->layer.hidden;
+    member_configure(member);
+    member_open(member);
+    crew->scenario(member);
+    member_close(member);
+    free(member);
+}
+
+// ---- all of them -------------------------------------------------------------------------------
+
+void gpu_crew_run(struct gpu_crew *crew)
+{
+    size_t bytes;
+
+    layer_open(&crew->layer, crew->layer_name);
+    for (int32_t rank = 0; rank < crew->ranks; rank++)
+        crew->parts[rank] = layer_part(crew->layer.tokens, crew->ranks, rank);
+    bytes = (size_t)(crew->layer.tokens * crew->layer.hidden) * sizeof(float);
+    crew->y = malloc(bytes);
+    ck_assert_ptr_nonnull(crew->y);
+    memset(crew->y, 0xff, bytes);
+    crew->group = mock_group_create(crew->ranks, GROUP_TIMEOUT_MS);
+    mock_ranks_run(crew->ranks, member_run, crew);
+    mock_group_destroy(crew->group);
+}
+
+void gpu_crew_fini(struct gpu_crew *crew)
+{
+    free(crew->y);
+    layer_close(&crew->layer);
+}

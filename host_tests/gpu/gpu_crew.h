@@ -1,0 +1,56 @@
+// Ranks as threads over one golden layer, each with a GPU of its own or, where there are fewer, one
+// that it shares: opens them all, runs a scenario on each, closes them.
+
+#ifndef MOXIE_HOST_TESTS_GPU_CREW_H
+#define MOXIE_HOST_TESTS_GPU_CREW_H
+
+#include "host_tests/gpu/gpu_layer.h"
+
+struct gpu_crew;
+
+struct gpu_member {
+    struct layer_rank rank;
+    struct gpu_crew *crew;
+    int32_t index;
+    int64_t first, tokens; // its part of the layer's tokens
+    struct layer_weights_view weights;
+    int64_t scale_dims[2][2];
+    struct layer_batch batch; // on the device; room for every token of the layer
+    moxie_step step;
+    cudaStream_t stream;
+    float *y; // host: its part of crew.y
+};
+
+struct gpu_crew {
+    const char *layer_name;
+    int32_t ranks;
+    const char *dispatcher;
+    int32_t fp8; // 1: the weights become fp8_channel
+    // Sets further keys before open; may be NULL.
+    void (*configure)(struct gpu_member *member);
+    // What each rank does.
+    void (*scenario)(struct gpu_member *member);
+    void *arg;
+
+    struct layer layer;
+    struct mock_group *group;
+    int64_t parts[MOXIE_RANKS_MAX];
+    float *y; // f32 [tokens, hidden], poisoned with NaN before the scenarios start
+};
+
+// Runs it all; crew->y and crew->layer stay until gpu_crew_fini.
+void gpu_crew_run(struct gpu_crew *crew);
+void gpu_crew_fini(struct gpu_crew *crew);
+
+// MOXIE_OK, or the test fails with the error's text.
+void gpu_member_accept(const struct gpu_member *member, int32_t answer);
+// One layer in stream order, y poisoned before.
+void gpu_member_launch(struct gpu_member *member);
+// Waits, and brings y to member->y.
+void gpu_member_fetch(struct gpu_member *member);
+// A scenario: begin, launch, fetch.
+void gpu_member_forward(struct gpu_member *member);
+// Every rank has come here.
+void gpu_member_meet(struct gpu_member *member);
+
+#endif

@@ -1,0 +1,187 @@
+// Flags over device memory: kernels signal and wait in stream order, so that a captured graph does
+// too. What a replay must read anew (generation, active ranks, epochs, the failure) lies in slot
+// 0's own window; what the host is told lies in pinned memory.
+
+#include "plugin/exchange_verdict.h"
+
+#include <string.h>
+
+static const struct limits *limits_of(const struct exchange_group *group)
+{
+    return &group->instance->plan.limits;
+}
+
+static const struct kernels *kernels_of(const struct exchange_group *group)
+{
+    return group->instance->device->kernels;
+}
+
+// ---- generations -------------------------------------------------------------------------------
+
+// Every slot begins the group's generation; when it returns all ranks have been told.
+static int32_t tell_generation(struct exchange_group *group, struct exchange *slots,
+                               int32_t slots_count, moxie_error *error)
+{
+    const struct limits *limits = limits_of(group);
+    moxie_instance *instance = group->instance;
+    void *peers[MOXIE_RANKS_MAX];
+    int32_t st = MOXIE_OK;
+
+    for (int32_t i = 0; i < slots_count; i++) {
+        const struct regroup_args args = {.state = group->state,
+                                          .peers = peers,
+                                          .generation = group->generation,
+                                          .active = group->active,
+                                          .slot = i,
+                                          .ranks = limits->ranks,
+                                          .rank = limits->rank};
+
+        for (int32_t rank = 0; rank < limits->ranks; rank++)
+            peers[rank] = slots[i].window->peer[rank];
+        TRY(instance_launched(instance, kernels_of(group)->regroup(&args, NULL), "regroup", error));
+    }
+    TRY(instance_launched(instance, instance->device->synchronize(), "regroup", error));
+out:
+    return st;
+}
+
+static int32_t regroup_device(struct exchange_group *group, struct exchange *slots,
+                              int32_t slots_count, uint64_t active, moxie_error *error)
+{
+    uint64_t before = group->active;
+    int32_t st = MOXIE_OK;
+
+    // Waits that are still under way end now, at the latest at their deadlines, and tell.
+    TRY(instance_launched(group->instance, group->instance->device->synchronize(), "regroup",
+                          error));
+    group->active = active;
+    group->generation++;
+    st = tell_generation(group, slots, slots_count, error);
+    if (st == MOXIE_OK) {
+        memset(&group->report->verdict, 0, sizeof group->report->verdict);
+    } else {
+        group->active = before;
+        group->generation--;
+    }
+out:
+    return st;
+}
+
+// ---- open and close ----------------------------------------------------------------------------
+
+static int32_t open_device(struct exchange_group *group, struct exchange *slots,
+                           int32_t slots_count, moxie_error *error)
+{
+    const struct window_layout *w = &group->instance->plan.window;
+    void *report = NULL;
+    int32_t st = MOXIE_OK;
+
+    TRY(memory_make(&group->instance->memory, BUFFER_REPORT, &report, error));
+    group->report = report;
+    memset(report, 0, sizeof *group->report);
+    group->link = (struct report_link){group->report, group->instance->reports};
+    group->instance->reports = &group->link;
+    group->beat_window = slots[0].window;
+    group->state = (struct flag_state *)(void *)(slots[0].window->base + w->state);
+    for (int32_t i = 0; i < slots_count; i++)
+        slots[i].counts = (int32_t *)(void *)(slots[i].window->base + w->own_counts);
+    TRY(tell_generation(group, slots, slots_count, error));
+out:
+    return st;
+}
+
+static void close_device(struct exchange_group *group)
+{
+    struct report_link **link = &group->instance->reports;
+
+    if (group->report == NULL) return;
+    // What still waits reads the windows and writes the report.
+    (void)group->instance->device->synchronize();
+    while (*link != &group->link)
+        link = &(*link)->next;
+    *link = group->link.next;
+    instance_count(group->report, &group->instance->stats);
+    memory_unmake(&group->instance->memory, BUFFER_REPORT, group->report);
+    group->report = NULL;
+}
+
+// ---- a layer -----------------------------------------------------------------------------------
+
+// The wait for rows looks for peers that have gone on.
+static int32_t begin_device(struct exchange_group *group, struct exchange *slot, moxie_error *error)
+{
+    (void)group;
+    (void)slot;
+    (void)error;
+    return MOXIE_OK;
+}
+
+static int32_t send_device(struct exchange_group *group, struct exchange *slot,
+                           const struct exchange_round *round, enum flag_word word,
+                           moxie_error *error)
+{
+    const struct limits *limits = limits_of(group);
+    void *peers[MOXIE_RANKS_MAX];
+    const struct signal_args args = {.state = group->state,
+                                     .peers = peers,
+                                     .slot = round->slot,
+                                     .word = (int32_t)word,
+                                     .ranks = limits->ranks,
+                                     .rank = limits->rank};
+
+    for (int32_t rank = 0; rank < limits->ranks; rank++)
+        peers[rank] = slot->window->peer[rank];
+    return instance_launched(
+        group->instance, kernels_of(group)->signal(&args, round->batch->stream), "signal", error);
+}
+
+static int32_t wait_device(struct exchange_group *group, struct exchange *slot,
+                           const struct exchange_round *round, enum flag_word word,
+                           moxie_error *error)
+{
+    const struct limits *limits = limits_of(group);
+    void *peer_beats[MOXIE_RANKS_MAX];
+    const struct await_args args = {
+        .state = group->state,
+        .window = slot->window->base,
+        .beats = group->beat_window->base,
+        .peer_beats = peer_beats,
+        .peer_counts = slot->window->base + group->instance->plan.window.counts,
+        .counts = word == WORD_DISPATCH ? slot->counts : NULL,
+        .report = group->report,
+        .timeout_ns = (int64_t)limits->timeout_ms * 1000000,
+        .slot = round->slot,
+        .word = (int32_t)word,
+        .ranks = limits->ranks,
+        .rank = limits->rank,
+        .tokens = round->tokens,
+        .rows_cap = (int32_t)limits->rows_cap,
+    };
+
+    for (int32_t rank = 0; rank < limits->ranks; rank++)
+        peer_beats[rank] = group->beat_window->peer[rank];
+    return instance_launched(group->instance, kernels_of(group)->await(&args, round->batch->stream),
+                             "await", error);
+}
+
+// The kind is written last, so the rest is there when it is.
+static int32_t failure_device(const struct exchange_group *group, moxie_error *error)
+{
+    struct flag_verdict verdict = {.kind = VERDICT_NONE};
+
+    if (group->report == NULL) return MOXIE_OK;
+    verdict.kind = __atomic_load_n(&group->report->verdict.kind, __ATOMIC_ACQUIRE);
+    if (verdict.kind == VERDICT_NONE) return MOXIE_OK;
+    verdict = group->report->verdict;
+    return verdict_say(&verdict, group, error);
+}
+
+const struct exchange_flags exchange_flags_device = {
+    .open = open_device,
+    .close = close_device,
+    .begin = begin_device,
+    .send = send_device,
+    .wait = wait_device,
+    .regroup = regroup_device,
+    .failure = failure_device,
+};

@@ -1,0 +1,71 @@
+// Why a wait failed.
+
+#include "plugin/exchange_verdict.h"
+
+#include <inttypes.h>
+
+// `verdict->rank` is in a later generation with the ranks it told, this one among them.
+static int32_t say_moved_on(const struct flag_verdict *verdict, const struct exchange_group *group,
+                            moxie_error *error)
+{
+    uint64_t gone = group->active & ~verdict->told_active;
+    int32_t first = 0;
+
+    // Nobody is gone, so none is named: a host leaves out the rank that is.
+    if (gone == 0)
+        return fail_rank(error, MOXIE_E_PEER, -1,
+                         "rank %d has moved on to generation %" PRIu64
+                         " with the same ranks, this rank is in %" PRIu64
+                         "; call set_active_ranks as often as it has",
+                         verdict->rank, verdict->told_generation, verdict->generation);
+    while ((gone >> first & 1) == 0)
+        first++;
+    return fail_rank(
+        error, MOXIE_E_PEER, first,
+        "rank %d was left out by rank %d, which has moved on to generation %" PRIu64
+        ", this rank is in %" PRIu64 "; call set_active_ranks with the same ranks (0x%" PRIx64 ")",
+        first, verdict->rank, verdict->told_generation, verdict->generation, verdict->told_active);
+}
+
+static int32_t say_silent(const struct flag_verdict *verdict, const struct exchange_group *group,
+                          moxie_error *error)
+{
+    const char *awaited = verdict->word == WORD_DISPATCH ? "rows" : "results";
+    const int32_t timeout_ms = group->instance->plan.limits.timeout_ms;
+    int32_t silent = 0;
+
+    for (int32_t rank = 0; rank < MOXIE_RANKS_MAX; rank++)
+        silent += (int32_t)(verdict->silent >> rank & 1);
+    if (verdict->kind == VERDICT_ALL_WAIT)
+        return fail_with(error, MOXIE_E_TIMEOUT,
+                         "the ranks 0x%" PRIx64 " sent no %s of epoch %" PRIu64
+                         ", generation %" PRIu64
+                         " within timeout_ms = %d, but they are alive and wait themselves; every "
+                         "rank must make the same calls in the same order; set_active_ranks with "
+                         "the same ranks starts again",
+                         verdict->silent, awaited, verdict->epoch, verdict->generation, timeout_ms);
+    return fail_rank(error, MOXIE_E_PEER, verdict->rank,
+                     "rank %d sent no %s of epoch %" PRIu64 ", generation %" PRIu64
+                     " within timeout_ms = %d (silent in all: %d); if it is gone, call "
+                     "set_active_ranks without it",
+                     verdict->rank, awaited, verdict->epoch, verdict->generation, timeout_ms,
+                     silent);
+}
+
+int32_t verdict_say(const struct flag_verdict *verdict, const struct exchange_group *group,
+                    moxie_error *error)
+{
+    switch (verdict->kind) {
+    case VERDICT_NONE:
+        return MOXIE_OK;
+    case VERDICT_LEFT_OUT:
+        return fail_rank(error, MOXIE_E_PEER, verdict->rank,
+                         "rank %d has left this rank out, which is in generation %" PRIu64
+                         ", and goes on with the ranks 0x%" PRIx64 "; destroy this dispatcher",
+                         verdict->rank, verdict->generation, verdict->told_active);
+    case VERDICT_MOVED_ON:
+        return say_moved_on(verdict, group, error);
+    default:
+        return say_silent(verdict, group, error);
+    }
+}
