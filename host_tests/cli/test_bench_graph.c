@@ -273,7 +273,7 @@ static int bench_job_here(const struct bench_job *job, struct fault *fault)
 
     library.forwards = 0;
     library.routings_count = 0;
-    TRY(device_open(&rank.device, "sm_90", fault));
+    TRY(device_open(&rank.device, "sm_90", 0, fault));
     TRY(bench_graphs(&rank, job, fault));
 out:
     ck_assert_int_eq(library.runners, 0);

@@ -170,7 +170,7 @@ START_TEST(a_rank_loads_its_own_experts)
     struct fault fault;
     int64_t count = 0;
 
-    ck_assert_int_eq(device_open(&device, "cpu", &fault), EXIT_OK);
+    ck_assert_int_eq(device_open(&device, "cpu", 0, &fault), EXIT_OK);
     describe(&published[_i], &checkpoint, &layout);
     count = layout.w1.experts;
     ck_assert_int_eq(

@@ -352,6 +352,19 @@ class Gpu(Case):
         # The golden output is that of unrounded rows.
         self.run_layer(*model_arguments(*MODELS[1]), *self.ON, bound=6e-2)
 
+    def test_ranks(self):
+        """Ranks are processes, each with its own GPU or sharing one."""
+        os.environ["MOXIE_EMULATOR_DEVICES"] = "2"
+        self.addCleanup(os.environ.pop, "MOXIE_EMULATOR_DEVICES")
+        for ranks, dispatcher in ((2, "alltoall"), (3, "alltoall"), (3, "allgather")):
+            with self.subTest(ranks=ranks, dispatcher=dispatcher):
+                self.run_layer("--layer-file", layer("qwen3_moe_a.safetensors"), *self.ON, bound=self.BOUND, ranks=ranks,
+                               dispatcher=dispatcher)
+        for rows in ("input", "fp8_block128"):
+            with self.subTest(rows=rows):
+                self.run_layer(*model_arguments(*MODELS[1]), "--dispatch-format", rows, *self.ON, bound=6e-2,
+                               ranks=2)
+
     def test_router_and_wide_ids(self):
         tensors, metadata = files.read(layer("mixtral_a.safetensors"))
         ids = memoryview(tensors["topk_ids"].data).cast("i")
@@ -372,7 +385,8 @@ class Gpu(Case):
     def test_refusals(self):
         mixtral = ["--layer-file", layer("mixtral_a.safetensors")]
         for arguments, words in ((mixtral + ["--device", "cpu"], "not registered for device cpu"),
-                                 (mixtral + ["--ranks", "2"], "no dispatcher moves rows"),
+                                 (mixtral + ["--ranks", "2", "--dispatch-format", "fp8_block128"],
+                                  "rows of dispatch_format fp8_block128 with weight_format bf16: set dispatch_format to input"),
                                  (mixtral + ["--device", "sm_7"], "device"),
                                  (model_arguments(*MODELS[2]), "weight_format mxfp4")):
             with self.subTest(words=words):

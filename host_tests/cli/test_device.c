@@ -123,7 +123,7 @@ static int play(struct fault *fault)
     int st = EXIT_OK;
 
     runs = 0;
-    TRY(device_open(&device, "sm_90", fault));
+    TRY(device_open(&device, "sm_90", 0, fault));
     ck_assert_str_eq(device.name, "a fake GPU");
     ck_assert_int_eq(device.place.type, MOXIE_DEVICE_CUDA);
     TRY(play_memory(&device, fault));
@@ -225,14 +225,14 @@ START_TEST(what_is_not_released_is_a_fault)
     const char *const words[] = {"cpu", "sm_90"};
 
     for (int i = 0; i < 2; i++) {
-        ck_assert_int_eq(device_open(&device, words[i], &fault), EXIT_OK);
+        ck_assert_int_eq(device_open(&device, words[i], 0, &fault), EXIT_OK);
         ck_assert_int_eq(memory_init(&memory, &device, 5, "a word", &fault), EXIT_OK);
         ck_assert_int_eq(device_finish(&device, EXIT_OK, &fault), EXIT_TROUBLE);
         ck_assert_ptr_nonnull(strstr(fault.text, "5 B of"));
         free(memory.at); // RAM, of the fake as well
     }
     ck_assert_int_eq(device_finish(&device, EXIT_REFUSED, &fault), EXIT_REFUSED);
-    ck_assert_int_eq(device_open(&device, "tpu", &fault), EXIT_REFUSED);
+    ck_assert_int_eq(device_open(&device, "tpu", 0, &fault), EXIT_REFUSED);
     ck_assert_ptr_nonnull(strstr(fault.text, "tpu"));
 }
 END_TEST
@@ -244,7 +244,7 @@ START_TEST(ram_is_a_device)
     struct fault fault;
     char seen[4] = "";
 
-    ck_assert_int_eq(device_open(&device, "cpu", &fault), EXIT_OK);
+    ck_assert_int_eq(device_open(&device, "cpu", 0, &fault), EXIT_OK);
     ck_assert_int_eq(memory_from(&memory, &device, "abc", 4, "a word", &fault), EXIT_OK);
     ck_assert_int_eq(device.table->copy_out(&device, seen, memory.at, 4, &fault), EXIT_OK);
     ck_assert_str_eq(seen, "abc");
@@ -264,7 +264,7 @@ static int refused(const char *said)
 {
     struct fault fault = {.text = ""};
     struct device device;
-    int st = device_open(&device, "sm_90", &fault);
+    int st = device_open(&device, "sm_90", 0, &fault);
 
     (void)printf("%s\n", fault.text);
     return st == EXIT_REFUSED && strstr(fault.text, said) != NULL &&

@@ -129,7 +129,7 @@ START_TEST(weights_take_what_their_format_takes)
     struct device device;
     struct fault fault;
 
-    ck_assert_int_eq(device_open(&device, "cpu", &fault), EXIT_OK);
+    ck_assert_int_eq(device_open(&device, "cpu", 0, &fault), EXIT_OK);
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         shape.format = rows[i].format;
         ck_assert_uint_eq(weights_bytes(&shape), 3 * rows[i].bytes);
@@ -172,7 +172,7 @@ START_TEST(random_fp8_weights_are_of_moderate_size)
     struct device device;
     struct fault fault;
 
-    ck_assert_int_eq(device_open(&device, "cpu", &fault), EXIT_OK);
+    ck_assert_int_eq(device_open(&device, "cpu", 0, &fault), EXIT_OK);
     ck_assert_int_eq(weights_init(&weights, &device, &shape, &fault), EXIT_OK);
     ck_assert_int_eq(bench_fill_weights(&weights, 1, &fault), EXIT_OK);
     for (uint64_t i = 0; i < weights.values.bytes; i++) {
@@ -205,7 +205,7 @@ START_TEST(a_reference_of_zero_is_no_match)
     struct fault fault;
     double error = 0;
 
-    ck_assert_int_eq(device_open(&device, "cpu", &fault), EXIT_OK);
+    ck_assert_int_eq(device_open(&device, "cpu", 0, &fault), EXIT_OK);
     ck_assert_int_eq(weights_init(&w1, &device, &gated, &fault), EXIT_OK);
     ck_assert_int_eq(weights_init(&w2, &device, &shape, &fault), EXIT_OK);
     memset(w1.values.at, 0, w1.values.bytes);
@@ -243,7 +243,7 @@ START_TEST(impossible_weights_are_refused)
     struct device device;
     struct fault fault;
 
-    ck_assert_int_eq(device_open(&device, "cpu", &fault), EXIT_OK);
+    ck_assert_int_eq(device_open(&device, "cpu", 0, &fault), EXIT_OK);
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         ck_assert_uint_eq(weights_bytes(&wrong[i]), 0);
         ck_assert_int_eq(weights_init(&weights, &device, &wrong[i], &fault), EXIT_TROUBLE);

@@ -14,7 +14,7 @@ const struct device_table *device_find(const char *word)
     return strncmp(word, "sm_", 3) == 0 ? &device_cuda : NULL;
 }
 
-int device_open(struct device *device, const char *word, struct fault *fault)
+int device_open(struct device *device, const char *word, int32_t rank, struct fault *fault)
 {
     int st = EXIT_OK;
 
@@ -22,7 +22,7 @@ int device_open(struct device *device, const char *word, struct fault *fault)
     if (device->table == NULL)
         return fault_set(fault, EXIT_REFUSED,
                          "the command knows no memory of device %s: use cpu or sm_90", word);
-    st = device->table->open(device, fault);
+    st = device->table->open(device, rank, fault);
     if (st != EXIT_OK) {
         device->table->close(device);
         *device = (struct device){.table = NULL};

@@ -14,7 +14,7 @@ struct device;
 struct device_table {
     int32_t type; // MOXIE_DEVICE_*
     int direct;   // its memory is RAM: files may be read into it
-    int (*open)(struct device *, struct fault *);
+    int (*open)(struct device *, int32_t rank, struct fault *);
     // Also after a half-done open.
     void (*close)(struct device *);
     int (*allocate)(struct device *, const moxie_allocation *, void **memory, struct fault *);
@@ -56,8 +56,9 @@ struct device {
 // The table for the word of the key `device`; NULL when this command has none.
 const struct device_table *device_find(const char *word);
 
-// Do not move `device` afterwards.
-int device_open(struct device *device, const char *word, struct fault *fault);
+// The rank's: where there are several, rank r gets device r, and past the last they are shared. Do
+// not move `device` afterwards.
+int device_open(struct device *device, const char *word, int32_t rank, struct fault *fault);
 // Closes at the end of a function whose outcome is `st`; what was not released, or not without a
 // failure, is a fault where there was none before. Accepts a zeroed device.
 int device_finish(struct device *device, int st, struct fault *fault);

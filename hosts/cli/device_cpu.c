@@ -9,8 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int cpu_open(struct device *device, struct fault *fault)
+static int cpu_open(struct device *device, int32_t rank, struct fault *fault)
 {
+    (void)rank;
     (void)fault;
     device->place = (moxie_device){MOXIE_DEVICE_CPU, 0};
     (void)snprintf(device->name, sizeof device->name, "RAM");

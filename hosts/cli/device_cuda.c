@@ -75,10 +75,11 @@ static cuda_address address_of(const void *memory)
     return (cuda_address)(uintptr_t)memory;
 }
 
-static int cuda_open(struct device *device, struct fault *fault)
+static int cuda_open(struct device *device, int32_t rank, struct fault *fault)
 {
     struct cuda *cuda = calloc(1, sizeof *cuda);
     int count = 0;
+    int ordinal = 0;
     int st = EXIT_OK;
 
     device->state = cuda;
@@ -87,7 +88,8 @@ static int cuda_open(struct device *device, struct fault *fault)
     TRY(check(device, cuda->driver.init(0), "cuInit", fault));
     TRY(check(device, cuda->driver.device_count(&count), "cuDeviceGetCount", fault));
     if (count < 1) TRY(check(device, CUDA_NO_DEVICE, "cuDeviceGetCount", fault));
-    TRY(check(device, cuda->driver.device_get(&cuda->device, 0), "cuDeviceGet", fault));
+    ordinal = rank % count;
+    TRY(check(device, cuda->driver.device_get(&cuda->device, ordinal), "cuDeviceGet", fault));
     TRY(check(device,
               cuda->driver.device_name(device->name, (int)sizeof device->name, cuda->device),
               "cuDeviceGetName", fault));
@@ -95,7 +97,7 @@ static int cuda_open(struct device *device, struct fault *fault)
               "cuDevicePrimaryCtxRetain", fault));
     TRY(check(device, cuda->driver.context_set(cuda->context), "cuCtxSetCurrent", fault));
     TRY(check(device, cuda->driver.stream_create(&device->stream, 0), "cuStreamCreate", fault));
-    device->place = (moxie_device){MOXIE_DEVICE_CUDA, 0};
+    device->place = (moxie_device){MOXIE_DEVICE_CUDA, ordinal};
 out:
     return st;
 }

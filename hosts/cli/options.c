@@ -17,6 +17,7 @@ enum option_key {
     OPTION_TIMEOUT,
     OPTION_RUNNER,
     OPTION_DISPATCHER,
+    OPTION_DISPATCH_FORMAT,
     OPTION_DEVICE,
 };
 
@@ -96,6 +97,9 @@ static error_t parse_rank(int key, char *text, struct argp_state *state)
     case OPTION_DISPATCHER:
         options->dispatcher = text;
         return 0;
+    case OPTION_DISPATCH_FORMAT:
+        options->dispatch_format = text;
+        return 0;
     case OPTION_DEVICE:
         options->device = text;
         return 0;
@@ -111,8 +115,10 @@ static const struct argp_option rank_table[] = {
      "a rank that is silent for so long ends the run (default 300)", 10},
     {"runner", OPTION_RUNNER, "NAME", 0, "a registered runner (default auto)", 20},
     {"device", OPTION_DEVICE, "WORD", 0,
-     "cpu, or sm_90: the first visible GPU (default: the runner's own, else cpu)", 20},
+     "cpu, or sm_90: rank r takes visible GPU r (default: the runner's own, else cpu)", 20},
     {"dispatcher", OPTION_DISPATCHER, "NAME", 0, "a registered dispatcher (default auto)", 20},
+    {"dispatch-format", OPTION_DISPATCH_FORMAT, "WORD", 0,
+     "rows between the ranks: input, fp8_block128 or nvfp4 (default input)", 20},
     {0},
 };
 
@@ -132,6 +138,8 @@ void rank_options_configure(const struct rank_options *options, json_t *config)
         (void)json_object_set_new(config, "runner", json_string(options->runner));
     if (options->dispatcher != NULL)
         (void)json_object_set_new(config, "dispatcher", json_string(options->dispatcher));
+    if (options->dispatch_format != NULL)
+        (void)json_object_set_new(config, "dispatch_format", json_string(options->dispatch_format));
     if (options->device != NULL)
         (void)json_object_set_new(config, "device", json_string(options->device));
     // Nobody waits for anybody on one rank.

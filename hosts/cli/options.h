@@ -23,9 +23,10 @@ struct rank_options {
     int64_t ranks;
     int64_t threads; // per rank; 0: cores / ranks
     int64_t timeout_s;
-    const char *runner;     // NULL: auto
-    const char *dispatcher; // NULL: auto
-    const char *device;     // NULL: that of the runner
+    const char *runner;          // NULL: auto
+    const char *dispatcher;      // NULL: auto
+    const char *dispatch_format; // NULL: input
+    const char *device;          // NULL: that of the runner
 };
 
 extern const struct argp rank_argp;

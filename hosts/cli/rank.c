@@ -59,7 +59,7 @@ int rank_open(struct rank *rank, struct link *link, const json_t *job, struct fa
     TRY(instance_open(&rank->instance, &request, fault));
     TRY(check_accepted(&rank->instance, fault));
     TRY(find_backends(rank, fault));
-    TRY(device_open(&rank->device, rank->runner_info->device, fault));
+    TRY(device_open(&rank->device, rank->runner_info->device, link->rank, fault));
     rank->instance.host.device = &rank->device;
 out:
     return st;
