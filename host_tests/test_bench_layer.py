@@ -44,12 +44,13 @@ MAIN = runpy.run_path(str(ROOT / "bench" / "layer" / "__main__.py"), run_name="b
 
 def options(**more):
     return types.SimpleNamespace(**{
-        "plugin": None, "triton_fused_moe": None, "triton_configs": None, "deep_gemm": None,
-        "replays": 3, "steady": 0.0, "routing": ["uniform", "zipf", "one"], **more})
+        "format": "bf16", "plugin": None, "triton_fused_moe": None, "triton_configs": None,
+        "deep_gemm": None, "replays": 3, "steady": 0.0,
+        "routing": ["uniform", "zipf", "one"], **more})
 
 
-def case_of(tokens, sets=2, sizes=TINY, where=None):
-    case = Case(where or device.Cpu(), sizes, "bf16", sets, 1)
+def case_of(tokens, sets=2, sizes=TINY, where=None, number="bf16"):
+    case = Case(where or device.Cpu(), sizes, number, sets, 1)
     case.resize(tokens)
     return case
 
@@ -123,9 +124,22 @@ class Answers(unittest.TestCase):
             self.assertLess(off_by(found[row], wanted), 1e-5)
 
 
-class Peers(unittest.TestCase):
+@contextlib.contextmanager
+def fake_deep_gemm(contiguous, masked, kind="fp8"):
+    fake = types.ModuleType("deep_gemm")
+    fake.__spec__ = importlib.util.spec_from_loader("deep_gemm", None)
+    setattr(fake, f"m_grouped_{kind}_gemm_nt_contiguous", contiguous)
+    setattr(fake, f"m_grouped_{kind}_gemm_nt_masked", masked)
+    sys.modules["deep_gemm"] = fake
+    try:
+        yield
+    finally:  # alone: what torch imported meanwhile stays, because some of it cannot be again
+        del sys.modules["deep_gemm"]
+
+
+class Peer(unittest.TestCase):
     def errors(self, system, tokens, routing="uniform", sizes=TINY):
-        case = case_of(tokens, sizes=sizes)
+        case = case_of(tokens, sizes=sizes, number=system.options.format)
         case.draw(3, "uniform")
         self.assertIsNone(system.available())
         system.prepare(case)
@@ -140,12 +154,14 @@ class Peers(unittest.TestCase):
         system.release()
         return max(found)
 
-    def check(self, make, tokens=(1, 5, 40)):
+    def check(self, make, tokens=(1, 5, 40), most=numbers.OFF_BY_MAX):
         for count in tokens:
             for routing in ("uniform", "zipf", "one"):
                 error = self.errors(make(), count, routing)
-                self.assertLess(error, numbers.OFF_BY_MAX, (count, routing))
+                self.assertLess(error, most, (count, routing))
 
+
+class Peers(Peer):
     def test_moxie(self):
         self.check(lambda: moxie.Moxie(options(), device.Cpu()))
 
@@ -184,11 +200,7 @@ class Peers(unittest.TestCase):
             for expert, count in enumerate(counts.tolist()):
                 d[expert, :count] = a[expert, :count] @ b[expert].T
 
-        fake = types.ModuleType("deep_gemm")
-        fake.__spec__ = importlib.util.spec_from_loader("deep_gemm", None)
-        fake.m_grouped_bf16_gemm_nt_contiguous = contiguous
-        fake.m_grouped_bf16_gemm_nt_masked = masked
-        with mock.patch.dict(sys.modules, deep_gemm=fake):
+        with fake_deep_gemm(contiguous, masked, "bf16"):
             self.check(lambda: deep_gemm.Contiguous(options(), device.Cpu()))
             self.check(lambda: deep_gemm.Masked(options(), device.Cpu()))
             with self.assertRaises(peers.Unfit):
@@ -392,20 +404,28 @@ class CudaHalf(unittest.TestCase):
                                                     "count": 30})
 
 
-class OnAGpu(unittest.TestCase):
+@contextlib.contextmanager
+def no_numbers():
+    """Without a GPU there are no generators of one, nor draws that need their numbers."""
+    with mock.patch.object(torch, "Generator", return_value=torch.Generator()), \
+            mock.patch.object(torch.Tensor, "exponential_", lambda each, generator: each):
+        yield
+
+
+class WithoutNumbers(unittest.TestCase):
     """What is enqueued on a GPU, at real sizes, in tensors without numbers: types and devices."""
 
-    def case(self, shape, tokens):
+    def case(self, shape, tokens, number="bf16"):
         where = device.Cpu()
         where.torch_device = torch.device("cuda", 0)
-        # Without a GPU there are no generators of one, nor draws that need their numbers.
-        with mock.patch.object(torch, "Generator", return_value=torch.Generator()), \
-                mock.patch.object(torch.Tensor, "exponential_", lambda each, generator: each):
-            case = Case(where, cells.SHAPES[shape], "bf16", 8, 1)
+        with no_numbers():
+            case = Case(where, cells.SHAPES[shape], number, 8, 1)
             case.resize(tokens)
             case.draw(3, "zipf")
         return case
 
+
+class OnAGpu(WithoutNumbers):
     def test_draws_and_products(self):
         for shape, tokens in (("q30b", 64), ("q235b", 16384), ("dsv3ep8", 32768), ("mixtral", 1)):
             with FakeTensorMode():
@@ -481,6 +501,8 @@ class Program(unittest.TestCase):
         path.write_text(text)
         return "--triton-fused-moe", str(path)
 
+
+class Programs(Program):
     def test_all_systems(self):
         status, found = self.run_main("--drift", "9", *self.peer(RIGHT))
         self.assertEqual(status, 0)
@@ -549,7 +571,8 @@ class Program(unittest.TestCase):
                 MAIN["parse"](arguments)
             self.assertEqual(ended.exception.code, 2)
         self.assertEqual(MAIN["parse"](["--quick"]).shape, ["q30b"])
-        self.assertEqual(len(MAIN["parse"]([]).shape), 4)
+        self.assertEqual(len(MAIN["parse"]([]).shape), 5)
+        self.assertEqual(len(MAIN["parse"](["--format", "fp8"]).shape), 7)
 
 
 if __name__ == "__main__":

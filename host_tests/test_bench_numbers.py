@@ -18,8 +18,8 @@ from measure import cells, clocks, numbers, report  # noqa: E402
 
 
 class Cells(unittest.TestCase):
-    def floor(self, shape, tokens, hit):
-        return cells.Cell(shape, tokens, "bf16", None, None).floor(hit)
+    def floor(self, shape, tokens, hit, number="bf16"):
+        return cells.Cell(shape, tokens, number, None, None).floor(hit)
 
     def test_floor_is_the_memory_s_or_the_product_s(self):
         # 8 experts of 3 * 2048 * 768 bf16 numbers at 4.5 TB/s.
@@ -35,13 +35,54 @@ class Cells(unittest.TestCase):
     def test_floor_follows_the_draw(self):
         self.assertAlmostEqual(self.floor("q235b", 16, 80)[0] / self.floor("q235b", 16, 40)[0], 2)
 
+    def test_floors_that_bars_were_set_for(self):
+        """Of as many experts as a uniform draw hits: the draws themselves move them by 4%."""
+        wanted = {
+            "fp8": {"q30b": {1: 8, 16: 83, 64: 132, 256: 134, 1024: 135, 4096: 196, 16384: 783},
+                    "q235b": {1: 34, 16: 359, 64: 530, 256: 537, 1024: 539, 4096: 783,
+                              16384: 3132},
+                    "dsv3ep8": {64: 274, 1024: 316, 4096: 326, 32768: 1827},
+                    "mixtral": {1: 78, 64: 313, 1024: 457, 4096: 1827},
+                    "dsv3tp8": {1: 10, 16: 125, 64: 272, 1024: 313, 16384: 913},
+                    "qwen35tp8": {1: 3, 16: 48, 64: 128, 1024: 179, 16384: 326},
+                    "qwen3next": {1: 7, 16: 97, 64: 257, 1024: 358, 16384: 652}},
+            "bf16": {"q235btp8": {1: 8, 16: 86, 64: 132, 1024: 134, 16384: 783}}}
+        for number, shapes in wanted.items():
+            for shape, floors in shapes.items():
+                self.assertEqual(list(floors), list(cells.BARS[number][shape]))
+                sizes = cells.SHAPES[shape]
+                for tokens, floor in floors.items():
+                    missed = (1 - sizes.top_k / sizes.experts) ** tokens
+                    us, _ = self.floor(shape, tokens, sizes.experts * (1 - missed), number)
+                    self.assertLess(abs(us - floor), 0.5 + 0.045 * floor, (shape, tokens, us))
+
+    def test_scales_are_read_too(self):
+        exact = 8 * 3 * 2048 * 768 * (1 + 4 / 16384) / 4.5e6
+        self.assertAlmostEqual(self.floor("q30b", 1, 8, "fp8")[0], exact, places=9)
+        self.assertEqual(cells.set_bytes(cells.SHAPES["q30b"], "fp8"),
+                         128 * 3 * (2048 * 768 + 4 * 16 * 6))
+
     def test_every_cell_with_a_bar(self):
-        found = cells.select("bf16", list(cells.BARS["bf16"]))
+        found = [cell for cell in cells.select("bf16", list(cells.BARS["bf16"])) if cell.bar]
         self.assertEqual(len(found), 22)
         for cell in found:
             self.assertLess(1, cell.stretch, cell)
             self.assertLess(cell.stretch, cell.bar, cell)
         self.assertIn(cells.Cell("dsv3ep8", 32768, "bf16", 1.136, 1.095), found)
+
+    def test_every_cell_in_fp8(self):
+        found = cells.select("fp8", list(cells.BARS["fp8"]))
+        self.assertEqual(len(found), 22 + 15)
+        self.assertEqual(sum(cell.bar is not None for cell in found), 22)
+        for cell in found:
+            self.assertLess(1, cell.bar or 2, cell)
+            self.assertLess(cell.stretch or 0, cell.bar or 1, cell)
+        # DeepGEMM's two products alone are 1.27 floors: less than the bar. At 4096 they are 1.62.
+        self.assertIn(cells.Cell("q235b", 16384, "fp8", 1.39, 1.27), found)
+        self.assertIn(cells.Cell("q235b", 4096, "fp8", 1.56, None), found)
+        self.assertIn(cells.Cell("qwen35tp8", 64, "fp8", None, None), found)
+        self.assertEqual([cell.tokens for cell in cells.select("fp8", ["q30b"], quick=True)],
+                         [1, 64, 1024, 4096])
 
     def test_selection(self):
         self.assertEqual([cell.tokens for cell in cells.select("bf16", ["q30b"], quick=True)],
@@ -69,6 +110,7 @@ class Cells(unittest.TestCase):
         self.assertEqual(cells.verdict(1.2001, 1.2, 1.1), "missed")
         self.assertEqual(cells.verdict(1.1, 1.2, 1.1), "stretch")
         self.assertIsNone(cells.verdict(1.0, None, None))
+        self.assertEqual(cells.verdict(1.0, 1.2, None), "met")
         self.assertEqual(cells.verdict(float("nan"), 1.2, 1.1), "missed")
 
 
@@ -80,6 +122,15 @@ class Statistics(unittest.TestCase):
         self.assertEqual(numbers.quantile([7], 0.1), 7)
         self.assertEqual(numbers.summary([1, 2, 3]),
                          {"median": 2, "p10": 1.2, "p90": 2.8, "count": 3})
+
+    def test_right(self):
+        self.assertTrue(numbers.is_right("bf16", 0.02, None))
+        self.assertFalse(numbers.is_right("bf16", 0.021, 0.0))
+        self.assertTrue(numbers.is_right("fp8", 0.005, None))
+        self.assertFalse(numbers.is_right("fp8", 0.0051, None))
+        self.assertTrue(numbers.is_right("fp8", 0.02, 0.06))
+        self.assertFalse(numbers.is_right("fp8", 0.02, 0.061))
+        self.assertFalse(numbers.is_right("fp8", float("inf"), float("inf")))
 
     def between(self, median, low, high):
         return {"median": median, "p10": low, "p90": high, "count": 30}
@@ -202,6 +253,25 @@ class Reports(unittest.TestCase):
         self.assertEqual(found["cells"][0]["host_verdict"], "met")
         self.assertIsNone(found["rejected"])
         self.assertEqual(self.judged(times=1.3)["cells"][0]["routings"][0]["verdict"], "missed")
+
+    def test_fp8(self):
+        """The anchor is the format's own, and each of the three may reject the run."""
+        found = run_of(times=1.5)
+        found["settings"]["format"] = found["cells"][0]["format"] = "fp8"
+        found["cells"][0].update(bar=1.63, stretch=None)
+        system = found["cells"][0]["routings"][0]["systems"]["moxie"]
+        system.update(us=spread_of(783 * 1.5), error_unquantised=0.04)
+        for rates in found["anchors"].values():
+            rates["fp8_product_flops_per_s"] = 1400e12
+        report.judge(found)
+        self.assertEqual(report.faults(found), [])
+        self.assertEqual(found["cells"][0]["routings"][0]["verdict"], "met")
+        self.assertAlmostEqual(system["anchor_share"], 1580 / 1.5 / 1400, delta=1e-3)
+        self.assertIn(", fp8, ", report.table(found))
+        self.assertIn("| 1.63 |  | met |", report.table(found))
+        found["anchors"]["after"]["fp8_product_flops_per_s"] = 1300e12
+        report.judge(found)
+        self.assertIn("fp8_product_flops_per_s moved by 7.1%", found["rejected"])
 
     def test_bars_are_for_uniform_routing(self):
         found = run_of(times=1.5)

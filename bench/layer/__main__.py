@@ -61,11 +61,11 @@ def counts(text):
 def add_choices(parser):
     parser.add_argument("--device", choices=DEVICES, default="cuda", help="default: %(default)s")
     parser.add_argument("--format", choices=cells.NUMBERS, default="bf16",
-                        help="of weights and rows; default: %(default)s")
-    parser.add_argument("--shape", type=words(cells.SHAPES), help="default: all with bars; on the "
-                        "CPU, tiny")
+                        help="of weights, and of rows if it has 16 bits; default: %(default)s")
+    parser.add_argument("--shape", type=words(cells.SHAPES), help="default: all of the format's "
+                        "table; on the CPU, tiny")
     parser.add_argument("--tokens", type=counts, default=[],
-                        help="default: those with bars")
+                        help="default: those of the table")
     parser.add_argument("--routing", type=words(ROUTINGS), help="default: all; graphs are captured "
                         "at uniform routing whatever they are replayed with")
     parser.add_argument("--systems", help="names with commas between; default: all that there are")

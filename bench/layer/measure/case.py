@@ -5,8 +5,12 @@ Forward i of FORWARDS uses weight set i % sets, and rows and a routing of its ow
 
 import torch
 
+from measure import fp8
+
 FORWARDS = 8
-DTYPES = {"bf16": torch.bfloat16}
+DTYPES = {"bf16": torch.bfloat16, "fp8": fp8.E4M3}
+ROWS = {"bf16": "bf16", "fp8": "bf16"}  # of x and y, by the format of the weights
+FP8_AT_ONCE = 1 << 26  # weights that are quantised together: it takes many times their memory
 ROUTINGS = ("uniform", "zipf", "one")
 ZIPF = 1.0  # the exponent: how often the r-th most popular expert is wanted is r ** -ZIPF
 ALIGN = 128  # rows that some peers want an expert's rows to begin at multiples of
@@ -18,17 +22,33 @@ class Case:
     def __init__(self, device, sizes, number, sets, seed):
         self.device, self.sizes, self.number, self.sets, self.seed = (
             device, sizes, number, sets, seed)
-        self.dtype, self.where = DTYPES[number], device.torch_device
+        self.row_number = ROWS[number]
+        self.dtype, self.where = DTYPES[self.row_number], device.torch_device
         self.generator = torch.Generator(self.where).manual_seed(seed)
-        experts, hidden, intermediate = sizes.experts, sizes.hidden, sizes.intermediate
-        # Gate first, then up.
-        self.w1 = [self.random(hidden ** -0.5, experts, 2 * intermediate, hidden)
-                   for _ in range(sets)]
-        self.w2 = [self.random(intermediate ** -0.5, experts, hidden, intermediate)
-                   for _ in range(sets)]
+        hidden, intermediate = sizes.hidden, sizes.intermediate
+        # Gate first, then up, each with blocks of its own; of scales None where there are none.
+        self.w1, self.s1 = zip(*(self._weights(2, intermediate, hidden) for _ in range(sets)))
+        self.w2, self.s2 = zip(*(self._weights(1, hidden, intermediate) for _ in range(sets)))
 
-    def random(self, scale, *shape):
-        made = torch.empty(shape, dtype=self.dtype, device=self.where)
+    def _weights(self, parts, rows, columns):
+        """([experts, parts * rows, columns], scales)."""
+        experts, scale = self.sizes.experts, columns ** -0.5
+        if self.number == self.row_number:
+            return self.random(scale, experts, parts * rows, columns), None
+        values = self.empty(experts, parts, rows, columns, dtype=fp8.E4M3)
+        scales = self.empty(experts, parts, fp8.blocks_of(rows), fp8.blocks_of(columns),
+                            dtype=torch.float32)
+        step = max(1, FP8_AT_ONCE // (parts * rows * columns))
+        for first in range(0, experts, step):
+            some = slice(first, first + step)
+            values[some], scales[some] = fp8.quantise_blocks(
+                self.random(scale, *values[some].shape, dtype=torch.float32))
+        # Far apart, so that none of them could stand for another.
+        scales *= self.random(0.5, *scales.shape, dtype=torch.float32).exp2_()
+        return values.flatten(1, 2), scales.flatten(1, 2)
+
+    def random(self, scale, *shape, dtype=None):
+        made = self.empty(*shape, dtype=dtype)
         return made.normal_(0, scale, generator=self.generator)
 
     def empty(self, *shape, dtype=None):
@@ -89,27 +109,47 @@ class Case:
         There are enough of them for every expert's to begin at a multiple of ALIGN.
         """
         if self._rows is None:
-            room = self.pairs + min(self.pairs, self.sizes.experts) * (ALIGN - 1)
-            self._rows = self.random(1.0, FORWARDS, -(-room // ALIGN) * ALIGN, self.sizes.hidden)
+            self._rows = self.random(1.0, FORWARDS, self.pair_room(), self.sizes.hidden)
         return self._rows
+
+    def pair_room(self):
+        room = self.pairs + min(self.pairs, self.sizes.experts) * (ALIGN - 1)
+        return -(-room // ALIGN) * ALIGN
 
     def weights(self, forward):
         return self.w1[forward % self.sets], self.w2[forward % self.sets]
 
+    def scales(self, forward):
+        return self.s1[forward % self.sets], self.s2[forward % self.sets]
+
+    def dense(self, forward, expert):
+        """Both projections of one expert in f32."""
+        parts = zip(self.weights(forward), self.scales(forward), (2, 1))
+        return [values[expert].float() if scales is None else fp8.dequantised(
+            values[expert].unflatten(0, (halves, -1)),
+            scales[expert].unflatten(0, (halves, -1))).flatten(0, 1)
+            for values, scales, halves in parts]
+
     def some_tokens(self):
         return sorted({0, self.tokens // 2, self.tokens - 1})
 
-    def answer(self, forward, tokens):
-        """[tokens, hidden] in f32: what a layer should give for these tokens."""
-        w1, w2 = self.weights(forward)
-        rows = self.x[forward, tokens].float()
+    def answer(self, forward, tokens, quantised=True):
+        """[tokens, hidden] in f32: what a layer should give for these tokens, which quantises rows
+        before each product where the format wants that, or, if told so, does not."""
+        def operand(rows):
+            return fp8.rounded(rows) if quantised and self.number == "fp8" else rows.float()
+
+        rows = operand(self.x[forward, tokens])
         ids, router = self.ids[forward, tokens].tolist(), self.router[forward, tokens]
         found = torch.zeros_like(rows)
         for row, experts in enumerate(ids):
             for slot, expert in enumerate(experts):
-                gate, up = torch.mv(w1[expert].float(), rows[row]).chunk(2)
+                w1, w2 = self.dense(forward, expert)
+                gate, up = torch.mv(w1, rows[row]).chunk(2)
                 middle = torch.nn.functional.silu(gate) * up
-                found[row] += router[row, slot] * torch.mv(w2[expert].float(), middle)
+                if self.number == "fp8":
+                    middle = operand(middle.to(self.device.middle))
+                found[row] += router[row, slot] * torch.mv(w2, middle)
         return found
 
 

@@ -2,7 +2,7 @@
 wanted (bar, stretch).
 
 Bars are multiples of the floor of the very routing that was drawn, because the draw alone moves a
-time by 4%. They hold for uniform routing.
+time by 4%. They hold for uniform routing. A format's last shapes are measured without bars.
 """
 
 from typing import NamedTuple, Optional
@@ -15,11 +15,14 @@ STEADY_TOKENS = 4096  # cells from here on are measured after seconds of load, a
 class Number(NamedTuple):
     """A format of weights, by what the floor needs of it."""
 
-    weight_bytes: float  # of one weight
+    weight_bytes: float  # of one weight, with its share of a scale
     flops_per_s: float  # of a large product, the best seen on an H200
 
 
-NUMBERS = {"bf16": Number(2, 790e12)}
+NUMBERS = {
+    "bf16": Number(2, 790e12),
+    "fp8": Number(1 + 4 / 128 ** 2, 1580e12),  # a scale for a block of 128 x 128
+}
 
 
 class Shape(NamedTuple):
@@ -41,10 +44,17 @@ SHAPES = {
     "q235b": Shape(4096, 1536, 128, 8),
     "dsv3ep8": Shape(7168, 2048, 32, 1),  # one rank's share of DeepSeek-V3 over 8
     "mixtral": Shape(4096, 14336, 8, 2),
+    "dsv3tp8": Shape(7168, 256, 256, 8),  # tensor parallelism over 8
+    "qwen35tp8": Shape(4096, 128, 512, 10),
+    "qwen3next": Shape(2048, 512, 512, 10),
+    "q235btp8": Shape(4096, 192, 128, 8),
     "tiny": Shape(256, 128, 16, 4),  # for a machine without a GPU; no bars
 }
 
-# tokens: bar, stretch, as multiples of the floor.
+NO_BARS = {tokens: (None, None) for tokens in (1, 16, 64, 1024, 16384)}
+
+# tokens: bar, stretch, as multiples of the floor. In fp8 the stretch is what DeepGEMM's two
+# products alone take, and none where the bar is under that already.
 BARS = {
     "bf16": {
         "q30b": {1: (1.43, 1.25), 16: (1.06, 1.035), 64: (1.06, 1.03), 256: (1.12, 1.04),
@@ -54,6 +64,19 @@ BARS = {
         "dsv3ep8": {64: (1.03, 1.016), 1024: (1.075, 1.027), 4096: (1.165, 1.07),
                     32768: (1.136, 1.095)},
         "mixtral": {1: (1.07, 1.035), 64: (1.045, 1.02), 1024: (1.26, 1.18), 4096: (1.136, 1.08)},
+        "q235btp8": NO_BARS,
+    },
+    "fp8": {
+        "q30b": {1: (1.8, None), 16: (1.14, None), 64: (1.10, None), 256: (1.15, None),
+                 1024: (1.30, None), 4096: (1.8, None), 16384: (1.63, 1.435)},
+        "q235b": {1: (1.25, None), 16: (1.07, None), 64: (1.06, None), 256: (1.12, None),
+                  1024: (1.19, None), 4096: (1.56, None), 16384: (1.39, 1.27)},
+        "dsv3ep8": {64: (1.08, None), 1024: (1.11, None), 4096: (1.32, None),
+                    32768: (1.40, 1.267)},
+        "mixtral": {1: (1.15, None), 64: (1.09, None), 1024: (1.51, None), 4096: (1.38, 1.343)},
+        "dsv3tp8": NO_BARS,
+        "qwen35tp8": NO_BARS,
+        "qwen3next": NO_BARS,
     },
 }
 QUICK = {"q30b": (1, 64, 1024, 4096)}
@@ -80,7 +103,7 @@ class Cell(NamedTuple):
 
 
 def select(number, shapes, tokens=(), quick=False):
-    """The cells of these shapes: those with bars, or those of `tokens`, with a bar or not."""
+    """The cells of these shapes: those of the table, or those of `tokens`, with a bar or not."""
     found = []
     for shape in shapes:
         bars = BARS[number].get(shape, {})
@@ -112,6 +135,6 @@ def verdict(times, bar, stretch):
     """"stretch", "met" or "missed"; None where no bar was set."""
     if bar is None:
         return None
-    if times <= stretch:
+    if stretch is not None and times <= stretch:
         return "stretch"
     return "met" if times <= bar else "missed"

@@ -10,7 +10,7 @@ import time
 
 import torch
 
-from measure.case import DTYPES
+from measure.case import DTYPES, ROWS
 
 ANCHOR_BATCH, ANCHOR_TIMES = 8, 9
 
@@ -39,6 +39,7 @@ class Cuda:
     """Everything on one stream of its own, which is also the one that is captured."""
 
     kind, where = "cuda", "cuda"
+    middle = torch.bfloat16  # what is between activation and quantising: what all systems write
     matrix, read_bytes = 8192, 4 << 30  # of the anchors
     ballast_bytes = 1 << 30  # a quarter of a millisecond of reading
 
@@ -146,6 +147,7 @@ class Cpu:
     """The clock on the wall instead of events, calls instead of graphs, nothing to separate."""
 
     kind = "cpu"
+    middle = torch.float32  # Moxie's kernels keep it
     matrix, read_bytes = 512, 64 << 20
 
     def __init__(self):
@@ -210,9 +212,16 @@ def _random(device, shape, dtype):
 
 
 def _product_us(device, number, seconds):
-    a, b = (_random(device, (device.matrix, device.matrix), DTYPES[number]) for _ in range(2))
+    a, b = (_random(device, (device.matrix, device.matrix), DTYPES[ROWS[number]])
+            for _ in range(2))
     c = torch.empty_like(a)
-    return device.anchor(lambda: torch.mm(a, b, out=c), seconds)
+    if number != "fp8":
+        return device.anchor(lambda: torch.mm(a, b, out=c), seconds)
+    # One scale for a matrix, and sums as the tensor cores keep them: no product of fp8 is faster.
+    one = torch.ones((), dtype=torch.float32, device=device.torch_device)
+    a, b = a.to(DTYPES[number]), b.to(DTYPES[number]).t()
+    return device.anchor(lambda: torch._scaled_mm(a, b, one, one, out_dtype=c.dtype,
+                                                  use_fast_accum=True), seconds)
 
 
 def _read_us(device, seconds):
@@ -226,9 +235,11 @@ def anchors(device, number, seconds):
 
     Its memory is given back, so that nothing of it is held while cells are measured.
     """
-    product_us = _product_us(device, number, seconds)
+    found = {}
+    for each in dict.fromkeys((ROWS[number], number)):
+        product_us = _product_us(device, each, seconds)
+        found[f"{each}_product_flops_per_s"] = 2e6 * device.matrix ** 3 / product_us
+        device.collect()
+    found["read_bytes_per_s"] = 1e6 * device.read_bytes / _read_us(device, seconds)
     device.collect()
-    read_us = _read_us(device, seconds)
-    device.collect()
-    return {f"{number}_product_flops_per_s": 2e6 * device.matrix ** 3 / product_us,
-            "read_bytes_per_s": 1e6 * device.read_bytes / read_us}
+    return found

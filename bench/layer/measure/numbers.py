@@ -5,6 +5,9 @@ import math
 REPLAYS_MIN = 30
 DRIFT_MAX = 0.03
 OFF_BY_MAX = 0.02  # relative error of 16-bit formats between the two products and after
+# Of fp8, from what is right of rows that are quantised at the same places; a peer that rounds once
+# more in between is farther from it, and at most so far from what is right of no quantised rows.
+FP8_OFF_BY_MAX, UNQUANTISED_OFF_BY_MAX = 5e-3, 6e-2
 
 
 def quantile(values, share):
@@ -32,6 +35,14 @@ def compare(ours, theirs):
     if abs(apart) < 2 * max(spread(ours), spread(theirs)):
         return "tie"
     return "faster" if apart > 0 else "slower"
+
+
+def is_right(number, error, unquantised):
+    """Of relative errors in a format; `unquantised` is None where only the first is known."""
+    if number != "fp8":
+        return error <= OFF_BY_MAX
+    return error <= FP8_OFF_BY_MAX or (
+        unquantised is not None and unquantised <= UNQUANTISED_OFF_BY_MAX)
 
 
 def turn(contestants, number):

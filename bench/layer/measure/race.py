@@ -5,7 +5,7 @@ import time
 
 from measure import cells, numbers
 from measure.case import FORWARDS
-from peers import Unfit
+from peers import WHOLE, Unfit
 
 HOST_CALLS = 200
 REASON_MAX = 300  # characters
@@ -16,10 +16,12 @@ class Contestant:
 
     def __init__(self, system, device):
         self.system, self.device, self.replay, self.absent = system, device, None, None
-        self.us, self.times, self.error = [], [], None
+        self.us, self.times, self.error, self.unquantised = [], [], None, None
+        self.number = None
 
     def get_ready(self, case):
         """What cannot be prepared or captured takes no part, and the reason is kept."""
+        self.number = case.number
         try:
             self.system.prepare(case)
             self.replay = self.device.capture(
@@ -44,18 +46,29 @@ class Contestant:
         self.us.append(us)
         self.times.append(us / floor_us)
 
-    def verify(self, answers):
+    def verify(self, answers, unquantised=None):
         """The worst forward of what the last replay wrote; poison left over makes it infinite."""
-        errors = self.system.errors(answers, self.replay.outputs)
-        self.error = max(error if math.isfinite(error) else math.inf for error in errors)
+        def worst(wanted):
+            errors = self.system.errors(wanted, self.replay.outputs)
+            return max(error if math.isfinite(error) else math.inf for error in errors)
+
+        self.error, self.unquantised = worst(answers), None
+        if unquantised is not None and self.system.what == WHOLE:
+            self.unquantised = worst(unquantised)
 
     def result(self):
         """What was measured since the last call of this."""
         found = {"us": numbers.summary(self.us), "times": numbers.summary(self.times),
-                 "error": self.error if math.isfinite(self.error) else None,
-                 "right": self.error <= numbers.OFF_BY_MAX}
-        self.us, self.times, self.error = [], [], None
+                 "error": finite(self.error),
+                 "right": numbers.is_right(self.number, self.error, self.unquantised)}
+        if self.unquantised is not None:
+            found["error_unquantised"] = finite(self.unquantised)
+        self.us, self.times, self.error, self.unquantised = [], [], None, None
         return found
+
+
+def finite(number):
+    return number if math.isfinite(number) else None
 
 
 def ready(systems, case, device, say):
@@ -94,6 +107,13 @@ def hash_of(text):
     return value >> 1
 
 
+def answers_of(case):
+    """Of every forward, and once more without quantising, or None where nothing is quantised."""
+    found = [[case.answer(forward, case.some_tokens(), quantised) for forward in range(FORWARDS)]
+             for quantised in ((True, False) if case.number == "fp8" else (True,))]
+    return found if len(found) == 2 else (*found, None)
+
+
 def replays(cell, routing, case, contestants, plan):
     """All replays of one routing; returns what the draws hit and allow."""
     hit_counts, floors = [], []
@@ -112,9 +132,8 @@ def replays(cell, routing, case, contestants, plan):
                 # Now, because systems share the tensor that they write.
                 plan.device.synchronise()
                 if plan.answers is None:
-                    plan.answers = [case.answer(forward, case.some_tokens())
-                                    for forward in range(FORWARDS)]
-                contestant.verify(plan.answers)
+                    plan.answers = answers_of(case)
+                contestant.verify(*plan.answers)
     plan.answers = None
     return hit_counts, floors
 

@@ -116,7 +116,8 @@ def _is(found, kind):
 
 def _head(found):
     machine, versions = found["machine"], found["versions"]
-    lines = [f"{machine.get('gpu') or machine.get('cpu')}, torch {versions['torch']}, "
+    device, number = machine.get("gpu") or machine.get("cpu"), found["settings"]["format"]
+    lines = [f"{device}, {number}, torch {versions['torch']}, "
              f"moxie {versions['moxie']} ({versions.get('commit')}), {found['date']}", "",
              f"    {found['command']}", ""]
     if not found["complete"]:
@@ -237,7 +238,7 @@ def plot(found, path):
             axis.plot(*zip(*sorted(points)), marker="o", label=name)
         axis.set_xscale("log", base=2)
         axis.set_ylim(0, 1.05)
-        axis.set_title(shape)
+        axis.set_title(f"{shape} {found['settings']['format']}")
         axis.set_xlabel("tokens")
         axis.grid(alpha=0.3)
     axes[0][0].set_ylabel("share of the floor")

@@ -9,6 +9,8 @@ replay wrote with what is right for this system.
 
 from measure.case import FORWARDS, off_by
 
+WHOLE, PRODUCTS = "whole layer", "two products"  # what a system times
+
 
 class Unfit(Exception):
     """prepare() cannot serve this case; the text says why."""
@@ -17,7 +19,7 @@ class Unfit(Exception):
 class System:
     """A whole layer: x, ids and router weights in, y out."""
 
-    name, what = None, "whole layer"
+    name, what = None, WHOLE
 
     def __init__(self, options, device):
         self.options, self.device, self.case = options, device, None

@@ -1,6 +1,7 @@
-"""DeepGEMM's grouped bf16 products, as the user has it: two of them alone, in both layouts.
+"""DeepGEMM's grouped products, as the user has it: two of them alone, in both layouts.
 
---deep-gemm is the folder that holds the package deep_gemm.
+--deep-gemm is the folder that holds the package deep_gemm. In fp8 both inputs are quantised before,
+with their scales as its kernels read them: those of a column one after another.
 """
 
 import importlib
@@ -10,8 +11,9 @@ import sys
 
 import torch
 
+from measure import fp8
 from measure.case import ALIGN, FORWARDS, off_by
-from peers import System, Unfit
+from peers import PRODUCTS, System, Unfit
 
 MASKED_TOKENS = 256  # every expert has room for all of them
 
@@ -23,9 +25,22 @@ def alignment(module):
     return ALIGN
 
 
+def quantised(case, *shape):
+    """Random rows in e4m3 and their scales."""
+    values, scales = fp8.quantise_rows(case.random(1.0, *shape, dtype=torch.float32))
+    # Not contiguous(), to which a single column is all the same.
+    turned = case.empty(*shape[:-2], scales.shape[-1], shape[-2], dtype=torch.float32)
+    return values, turned.transpose(-2, -1).copy_(scales)
+
+
+def pack(values, scales):
+    """As the functions take an operand."""
+    return values if scales is None else (values, scales)
+
+
 class _DeepGemm(System):
-    what = "two products"
-    function = None
+    what = PRODUCTS
+    functions = {}  # by format; the first that there is: names have changed
 
     def available(self):
         if self.options.deep_gemm:
@@ -38,38 +53,55 @@ class _DeepGemm(System):
             self.module = importlib.import_module("deep_gemm")
         except Exception as error:  # whatever it raises where it does not fit
             return f"deep_gemm: {type(error).__name__}: {error}"
-        if not hasattr(self.module, self.function):
-            return f"this deep_gemm has no {self.function}"
-        self.multiply = getattr(self.module, self.function)
+        names = self.functions[self.options.format]
+        name = next((each for each in names if hasattr(self.module, each)), None)
+        if name is None:
+            return f"this deep_gemm has no {' nor '.join(names)}"
+        self.multiply = getattr(self.module, name)
         return None
+
+    def prepare(self, case):
+        super().prepare(case)
+        if case.number == "fp8" and case.sizes.intermediate % fp8.BLOCK != 0:
+            raise Unfit("its blocks do not begin anew at up")
 
     def make(self, *rows):
         """The second product's input, and both outputs; the first's is one, as an engine has it."""
         case, sizes = self.case, self.case.sizes
-        self.middle = case.random(1.0, FORWARDS, *rows, sizes.intermediate)
+        self.middle = self.inputs(*rows, sizes.intermediate)
         self.both = case.empty(*rows, 2 * sizes.intermediate)
         self.out = case.empty(FORWARDS, *rows, sizes.hidden)
 
-    def compare(self, forward, places, outputs):
-        """places: (expert, index into the rows) of what is looked at."""
+    def inputs(self, *shape):
+        """Of every forward. One after another: in f32 all would be large."""
         case = self.case
-        _, w2 = case.weights(forward)
-        wanted = torch.stack([torch.mv(w2[expert].float(), self.middle[forward][index].float())
-                              for expert, index in places])
-        return off_by(torch.stack([outputs[forward][index] for _, index in places]), wanted)
+        return [quantised(case, *shape) if case.number == "fp8" else case.random(1.0, *shape)
+                for _ in range(FORWARDS)]
 
-    def compare_first(self, places, rows):
-        """The last forward's, which is the one that the first product's output still holds."""
-        w1, _ = self.case.weights(FORWARDS - 1)
-        wanted = torch.stack([torch.mv(w1[expert].float(), rows[index].float())
-                              for expert, index in places])
-        return off_by(torch.stack([self.both[index] for _, index in places]), wanted)
+    def operands(self, forward):
+        """Rows and w1, middle and w2."""
+        w1, w2 = map(pack, self.case.weights(forward), self.case.scales(forward))
+        return (self.rows[forward], w1), (self.middle[forward], w2)
+
+    def line(self, inputs, index):
+        """One of them in f32."""
+        if self.case.number != "fp8":
+            return inputs[index].float()
+        row = inputs[0][index].float()
+        return row * fp8.spread(inputs[1][index], row.shape[-1])
+
+    def compare(self, projection, forward, inputs, seen):
+        """The error of some rows of the first or the second product."""
+        places = self.places(forward)
+        wanted = [torch.mv(self.case.dense(forward, expert)[projection],
+                           self.line(inputs[forward], index)) for expert, index in places]
+        return off_by(torch.stack([seen[index] for _, index in places]), torch.stack(wanted))
 
     def errors(self, answers, outputs):
-        found = [self.compare(forward, self.places(forward), outputs)
+        found = [self.compare(1, forward, self.middle, outputs[forward])
                  for forward in range(FORWARDS)]
-        last = FORWARDS - 1
-        return found + [self.compare_first(self.places(last), self.rows[last])]
+        # The first product's output still holds the last forward's.
+        return found + [self.compare(0, FORWARDS - 1, self.rows, self.both)]
 
     def release(self):
         self.middle = self.both = self.out = self.rows = None
@@ -79,15 +111,19 @@ class _DeepGemm(System):
 class Contiguous(_DeepGemm):
     """Rows by expert, each expert's beginning at a multiple of the alignment."""
 
-    name, function = "deep_gemm", "m_grouped_bf16_gemm_nt_contiguous"
+    name = "deep_gemm"
+    functions = {"bf16": ("m_grouped_bf16_gemm_nt_contiguous",),
+                 "fp8": ("m_grouped_fp8_gemm_nt_contiguous",
+                         "m_grouped_gemm_fp8_fp8_bf16_nt_contiguous")}
 
     def prepare(self, case):
         super().prepare(case)
         self.align = alignment(self.module)
         if ALIGN % self.align != 0:
             raise Unfit(f"its alignment is {self.align} rows")
-        self.rows = case.pair_rows()
-        count = self.rows.shape[1]
+        count = case.pair_room()
+        self.rows = self.inputs(count, case.sizes.hidden) if case.number == "fp8" else (
+            case.pair_rows())
         self.make(count)
         self.layout = case.empty(FORWARDS, count, dtype=torch.int32)
         self.place = torch.arange(count, dtype=torch.int32, device=case.where)
@@ -106,10 +142,10 @@ class Contiguous(_DeepGemm):
         self.layout.copy_(torch.where(used, expert, torch.full_like(expert, -1)))
 
     def run(self, forward):
-        w1, w2 = self.case.weights(forward)
+        first, second = self.operands(forward)
         layout, out = self.layout[forward], self.out[forward]
-        self.multiply(self.rows[forward], w1, self.both, layout)
-        self.multiply(self.middle[forward], w2, out, layout)
+        self.multiply(*first, self.both, layout)
+        self.multiply(*second, out, layout)
         return out
 
     def places(self, forward):
@@ -121,7 +157,10 @@ class Contiguous(_DeepGemm):
 class Masked(_DeepGemm):
     """Room for every token at every expert, of which each uses the first rows."""
 
-    name, function = "deep_gemm_masked", "m_grouped_bf16_gemm_nt_masked"
+    name = "deep_gemm_masked"
+    functions = {"bf16": ("m_grouped_bf16_gemm_nt_masked",),
+                 "fp8": ("m_grouped_fp8_gemm_nt_masked", "fp8_m_grouped_gemm_nt_masked",
+                         "m_grouped_gemm_fp8_fp8_bf16_nt_masked")}
 
     def prepare(self, case):
         super().prepare(case)
@@ -129,15 +168,15 @@ class Masked(_DeepGemm):
             raise Unfit(f"only up to {MASKED_TOKENS} tokens")
         room = -(-case.tokens // ALIGN) * ALIGN
         experts = case.sizes.experts
-        self.rows = case.random(1.0, FORWARDS, experts, room, case.sizes.hidden)
+        self.rows = self.inputs(experts, room, case.sizes.hidden)
         self.make(experts, room)
         self.expected = max(1, -(-case.pairs // experts))
 
     def run(self, forward):
-        w1, w2 = self.case.weights(forward)
+        first, second = self.operands(forward)
         counts, out = self.case.counts[forward], self.out[forward]
-        self.multiply(self.rows[forward], w1, self.both, counts, self.expected)
-        self.multiply(self.middle[forward], w2, out, counts, self.expected)
+        self.multiply(*first, self.both, counts, self.expected)
+        self.multiply(*second, out, counts, self.expected)
         return out
 
     def places(self, forward):

@@ -3,7 +3,7 @@
 import torch
 
 from measure.case import FORWARDS, off_by
-from peers import System
+from peers import PRODUCTS, System
 
 
 def grouped(a, b, ends):
@@ -12,6 +12,8 @@ def grouped(a, b, ends):
 
 class _Grouped(System):
     def available(self):
+        if self.options.format != "bf16":
+            return "torch's grouped products have no scales for blocks of 128 x 128"
         return None if hasattr(torch, "_grouped_mm") else f"torch {torch.__version__} has none"
 
     def prepare(self, case):
@@ -49,7 +51,7 @@ class Layer(_Grouped):
 class Products(_Grouped):
     """The two products of rows that lie by expert; the gates go into the second as they are."""
 
-    name, what = "torch_grouped_mm_products", "two products"
+    name, what = "torch_grouped_mm_products", PRODUCTS
 
     def prepare(self, case):
         super().prepare(case)

@@ -9,6 +9,8 @@ from measure.case import FORWARDS
 from moxie import Experts, MoxieError, Rows, abi, load, matrix, tensor
 from peers import System
 
+FORMATS = {"bf16": "bf16", "fp8": "fp8_block128"}  # what Moxie calls the weights' format
+STORED = {"bf16": "bf16", "fp8": "e4m3"}  # and one of them
 DLPACK = {"cpu": abi.DEVICE_CPU, "cuda": abi.DEVICE_CUDA}
 
 
@@ -42,24 +44,30 @@ class Moxie(System):
 
     def prepare(self, case):
         super().prepare(case)
-        sizes, number = case.sizes, case.number
+        sizes, weights = case.sizes, FORMATS[case.number]
         where = (DLPACK[self.device.kind], case.where.index or 0)
         config = {
             "hidden_size": sizes.hidden, "intermediate_size": sizes.intermediate,
             "num_experts": sizes.experts, "top_k": sizes.top_k, "num_layers": case.sets,
-            "forward_tokens_max": case.tokens, "weight_format": number, "input_format": number,
-            "output_format": number, "device": self.device.key()}
+            "forward_tokens_max": case.tokens, "weight_format": weights,
+            "input_format": case.row_number, "output_format": case.row_number,
+            "device": self.device.key()}
+        if case.number == "fp8":
+            config["activation_format"] = "fp8"  # the CPU would choose f32
         if self.device.kind == "cpu":
             config["cpu_threads"] = torch.get_num_threads()
         self.experts = Experts(self.library, config, "bench", Allocator(case.where), where)
 
-        def describe(weight, order):
-            return matrix(tensor(weight.data_ptr(), weight.shape, number, weight.stride(), where),
-                          number, order)
+        def place(each, number):
+            return tensor(each.data_ptr(), each.shape, number, each.stride(), where)
 
-        self.layers = [self.experts.add_layer(describe(w1, abi.ORDER_GATE_UP),
-                                              describe(w2, abi.ORDER_PLAIN))
-                       for w1, w2 in zip(case.w1, case.w2)]
+        def describe(values, scales, order):
+            return matrix(place(values, STORED[case.number]), weights, order,
+                          scales=None if scales is None else place(scales, "f32"))
+
+        self.layers = [self.experts.add_layer(describe(w1, s1, abi.ORDER_GATE_UP),
+                                              describe(w2, s2, abi.ORDER_PLAIN))
+                       for w1, s1, w2, s2 in zip(case.w1, case.s1, case.w2, case.s2)]
         self.calls = [self._arguments(forward) for forward in range(FORWARDS)]
 
     def _arguments(self, forward):
@@ -70,8 +78,9 @@ class Moxie(System):
 
         y = case.y[forward]
         return (self.layers[forward % case.sets], y,
-                (case.tokens, rows(case.x[forward], case.number), rows(case.ids[forward], "i32"),
-                 rows(case.router[forward], "f32"), rows(y, case.number)))
+                (case.tokens, rows(case.x[forward], case.row_number),
+                 rows(case.ids[forward], "i32"), rows(case.router[forward], "f32"),
+                 rows(y, case.row_number)))
 
     def run(self, forward):
         layer, y, arguments = self.calls[forward]

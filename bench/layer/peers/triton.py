@@ -1,17 +1,21 @@
 """The Triton fused_moe that vLLM and SGLang ship, as the user has it installed: the whole layer.
 
 --triton-fused-moe is a folder that holds the package vllm or sglang, or a file that defines
-fused_experts(hidden_states, w1, w2, topk_weights, topk_ids). --triton-configs is a folder of tile
-files, which both engines are told of before they are imported.
+fused_experts(hidden_states, w1, w2, topk_weights, topk_ids), in fp8 with w1_scale, w2_scale and
+block_shape, too. --triton-configs is a folder of tile files, which both engines are told of before
+they are imported.
 """
 
 import importlib
 import importlib.util
+import inspect
 import os
 import pathlib
 import sys
 
-from peers import System
+from measure import fp8
+from measure.case import FORWARDS
+from peers import System, Unfit
 
 
 def from_file(path):
@@ -22,7 +26,27 @@ def from_file(path):
 
 
 def from_vllm():
-    return importlib.import_module("vllm.model_executor.layers.fused_moe").fused_experts
+    """vLLM takes scales within a description of the format, and by themselves before there was
+    one."""
+    folder = "vllm.model_executor.layers.fused_moe"
+    fused = importlib.import_module(folder).fused_experts
+    if "use_fp8_w8a8" in inspect.signature(fused).parameters:
+        return with_flag(fused)
+
+    def fused_experts(w1_scale=None, w2_scale=None, block_shape=None, **given):
+        if w1_scale is None:
+            return fused(**given)
+        describe = importlib.import_module(folder + ".config").fp8_w8a8_moe_quant_config
+        return fused(**given, quant_config=describe(w1_scale=w1_scale, w2_scale=w2_scale,
+                                                    block_shape=block_shape))
+    return fused_experts
+
+
+def with_flag(fused):
+    """Of a function that wants to be told that there are scales."""
+    def fused_experts(**given):
+        return fused(**given, **({"use_fp8_w8a8": True} if "w1_scale" in given else {}))
+    return fused_experts
 
 
 def from_sglang():
@@ -35,11 +59,13 @@ def from_sglang():
     if hasattr(server, "set_global_server_args_for_scheduler"):
         server.set_global_server_args_for_scheduler(server.ServerArgs(model_path="dummy"))
 
-    def fused_experts(hidden_states, w1, w2, topk_weights, topk_ids):
-        return fused(hidden_states, w1, w2, choice(topk_weights, topk_ids, None), settings)
-    return fused_experts
+    def fused_experts(hidden_states, w1, w2, topk_weights, topk_ids, **scales):
+        return fused(hidden_states, w1, w2, choice(topk_weights, topk_ids, None), settings,
+                     **scales)
+    return with_flag(fused_experts)
 
 
+SCALES = ("w1_scale", "w2_scale", "block_shape")
 ENGINES = {"vllm": from_vllm, "sglang": from_sglang}
 
 
@@ -55,7 +81,7 @@ class Triton(System):
         try:
             if given and pathlib.Path(given).is_file():
                 self.fused_experts = from_file(given)
-                return None
+                return self._lacks_scales(given)
         except Exception as error:  # whatever a user's file raises
             return f"{given}: {type(error).__name__}: {error}"
         if self.device.kind == "cpu":
@@ -63,6 +89,13 @@ class Triton(System):
         if given:
             sys.path.insert(0, str(pathlib.Path(given).resolve()))
         return self._engine()
+
+    def _lacks_scales(self, given):
+        parameters = inspect.signature(self.fused_experts).parameters
+        takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+        if self.options.format == "bf16" or takes_all or {*SCALES} <= parameters.keys():
+            return None
+        return f"{given}: its fused_experts has no {', '.join(SCALES)}, which fp8 wants"
 
     def _engine(self):
         reasons = []
@@ -77,8 +110,22 @@ class Triton(System):
                 reasons.append(f"{engine}: {type(error).__name__}: {error}")
         return "; ".join(reasons) or "neither vllm nor sglang is installed; --triton-fused-moe PATH"
 
+    def prepare(self, case):
+        super().prepare(case)
+        self.scales = [{}] * FORWARDS
+        if case.number == "fp8":
+            if case.sizes.intermediate % fp8.BLOCK != 0:
+                raise Unfit("its blocks do not begin anew at up")
+            self.scales = [dict(zip(SCALES, (*case.scales(forward), [fp8.BLOCK, fp8.BLOCK])))
+                           for forward in range(FORWARDS)]
+
     def run(self, forward):
         case = self.case
         w1, w2 = case.weights(forward)
         return self.fused_experts(hidden_states=case.x[forward], w1=w1, w2=w2,
-                                  topk_weights=case.router[forward], topk_ids=case.ids[forward])
+                                  topk_weights=case.router[forward], topk_ids=case.ids[forward],
+                                  **self.scales[forward])
+
+    def release(self):
+        self.scales = []
+        super().release()
