@@ -8,6 +8,7 @@
 #include "hosts/cli/router.h"
 
 #include "host_tests/cli/fake_cuda.h"
+#include "host_tests/cli/fake_nvtx.h"
 #include "host_tests/suite.h"
 
 #include <math.h>
@@ -28,6 +29,7 @@ enum mistake {
 };
 
 static struct fake_cuda fake;
+static struct fake_nvtx ranges;
 static struct {
     enum mistake mistake;
     int runners, forwards, failing_forward;
@@ -277,6 +279,7 @@ static int bench_job_here(const struct bench_job *job, struct fault *fault)
     TRY(bench_graphs(&rank, job, fault));
 out:
     ck_assert_int_eq(library.runners, 0);
+    ck_assert_int_eq(ranges.depth(), 0);
     return device_finish(&rank.device, st, fault);
 }
 
@@ -326,6 +329,45 @@ START_TEST(a_bench_leaves_nothing)
     ck_assert_int_eq(fake.calls("cuGraphLaunch"), 2 * 2 * 31);
     // Of 12 for one token and 1728 for three, 31 times 8 draws each.
     ck_assert_int_ge(library.routings_count, 200);
+}
+END_TEST
+
+// How the next events of the fake NVTX begin: an `event` of what is done at so many tokens.
+static void expect_event(int *index, char event, const char *what, int tokens)
+{
+    char wanted[64];
+
+    (void)snprintf(wanted, sizeof wanted, "%c%s 16,16,4,2 bf16 tokens %d", event, what, tokens);
+    ck_assert_str_eq(ranges.event(*index), wanted);
+    *index += 1;
+}
+
+static void expect_range(int *index, const char *what, int tokens)
+{
+    expect_event(index, '+', what, tokens);
+    expect_event(index, '-', what, tokens);
+}
+
+START_TEST(a_profiler_sees_named_ranges)
+{
+    static const int tokens[] = {1, 3};
+    struct fault fault;
+    int index = 0;
+
+    ck_assert_int_eq(bench(&small, &fault), EXIT_OK);
+    for (int cell = 0; cell < 2; cell++) {
+        expect_range(&index, "warm-up", tokens[cell]);
+        expect_range(&index, "capture", tokens[cell]);
+        expect_event(&index, '+', "settle", tokens[cell]);
+        expect_range(&index, "replay", tokens[cell]);
+        expect_event(&index, '-', "settle", tokens[cell]);
+        for (int i = 0; i < 30; i++) {
+            expect_range(&index, "replay", tokens[cell]);
+            expect_range(&index, "check", tokens[cell]);
+        }
+        expect_range(&index, "check", tokens[cell]);
+    }
+    ck_assert_str_eq(ranges.event(index), "");
 }
 END_TEST
 
@@ -474,12 +516,15 @@ END_TEST
 static void set_up(void)
 {
     ck_assert_msg(fake_cuda_find(&fake), "LD_LIBRARY_PATH leads to no fake driver");
+    ck_assert_msg(fake_nvtx_find(&ranges, "libnvtx3interop.so.1"), "nor to the fake NVTX");
+    ranges.reset();
 }
 
 static void add_tests(TCase *tests)
 {
     tcase_add_checked_fixture(tests, set_up, NULL);
     tcase_add_test(tests, a_bench_leaves_nothing);
+    tcase_add_test(tests, a_profiler_sees_named_ranges);
     tcase_add_test(tests, every_call_may_fail);
     tcase_add_test(tests, the_library_may_fail);
     tcase_add_test(tests, wrong_outputs_are_found);

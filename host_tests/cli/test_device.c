@@ -68,6 +68,7 @@ static int play_graph(struct device *device, struct fault *fault)
     const int one = 1;
     int st = EXIT_OK;
 
+    table->range_begin(device, "nothing, without a library of ranges");
     TRY(table->event_create(device, &events[0], fault));
     TRY(table->event_create(device, &events[1], fault));
     TRY(table->capture_begin(device, fault));
@@ -82,6 +83,7 @@ static int play_graph(struct device *device, struct fault *fault)
     ck_assert_int_eq(runs, 2);
     ck_assert_double_eq_tol(us, 200000, 1);
 out:
+    table->range_end(device);
     device_graph_destroy(device, graph);
     device_event_destroy(device, events[0]);
     device_event_destroy(device, events[1]);

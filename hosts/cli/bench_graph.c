@@ -166,6 +166,24 @@ static void release(struct graphs *graphs)
 
 // ---- Replays -----------------------------------------------------------------------------------
 
+// On a profiler's timeline: what is done, with which shape, format and tokens.
+static void range_begin(struct graphs *graphs, const char *what, int64_t tokens)
+{
+    const struct bench_shape *shape = &graphs->job->shape;
+    char name[160];
+
+    (void)snprintf(name, sizeof name, "%s %lld,%lld,%lld,%lld %s tokens %lld", what,
+                   (long long)shape->hidden, (long long)shape->intermediate,
+                   (long long)shape->experts, (long long)shape->top_k,
+                   format_word(graphs->job->format), (long long)tokens);
+    graphs->device->table->range_begin(graphs->device, name);
+}
+
+static void range_end(struct graphs *graphs)
+{
+    graphs->device->table->range_end(graphs->device);
+}
+
 static int32_t *drawn_of(const struct graphs *graphs, int forward)
 {
     int64_t pairs = graphs->job->tokens_max * graphs->job->shape.top_k;
@@ -220,16 +238,27 @@ out:
     return st;
 }
 
-// Once without a graph, because the first call of anything may load it; then into one.
-static int capture(struct graphs *graphs, struct fault *fault)
+// Once without a graph, because the first call of anything may load it.
+static int warm_up(struct graphs *graphs, int64_t tokens, struct fault *fault)
+{
+    int st = EXIT_OK;
+
+    range_begin(graphs, "warm-up", tokens);
+    TRY(forward_all(graphs, fault));
+    TRY(graphs->device->table->synchronise(graphs->device, fault));
+out:
+    range_end(graphs);
+    return st;
+}
+
+static int capture(struct graphs *graphs, int64_t tokens, struct fault *fault)
 {
     struct device *device = graphs->device;
     struct fault ending;
     int st = EXIT_OK;
     int ended = EXIT_OK;
 
-    TRY(forward_all(graphs, fault));
-    TRY(device->table->synchronise(device, fault));
+    range_begin(graphs, "capture", tokens);
     TRY(device->table->capture_begin(device, fault));
     st = forward_all(graphs, fault);
     ended = device->table->capture_end(device, &graphs->graph, &ending);
@@ -238,6 +267,7 @@ static int capture(struct graphs *graphs, struct fault *fault)
         st = ended;
     }
 out:
+    range_end(graphs);
     return st;
 }
 
@@ -248,6 +278,7 @@ static int replay(struct graphs *graphs, int64_t tokens, double *time_us, struct
     uint64_t bytes = (uint64_t)tokens * row_bytes_of(graphs->job);
     int st = EXIT_OK;
 
+    range_begin(graphs, "replay", tokens);
     TRY(device->table->graph_launch(device, graphs->graph, fault));
     for (int i = 0; i < BENCH_FORWARDS; i++)
         TRY(device->table->fill(device, graphs->y[i].at, BENCH_POISON, bytes, fault));
@@ -257,6 +288,7 @@ static int replay(struct graphs *graphs, int64_t tokens, double *time_us, struct
     TRY(device->table->synchronise(device, fault));
     TRY(device->table->elapsed_us(device, graphs->before, graphs->after, time_us, fault));
 out:
+    range_end(graphs);
     return st;
 }
 
@@ -265,6 +297,7 @@ static int check_outputs(struct graphs *graphs, int64_t tokens, int all, struct 
 {
     int st = EXIT_OK;
 
+    range_begin(graphs, "check", tokens);
     for (int i = 0; i < BENCH_FORWARDS; i++) {
         const struct output output = {&graphs->y[i], graphs->job->shape.hidden,
                                       graphs->job->row_format};
@@ -273,6 +306,7 @@ static int check_outputs(struct graphs *graphs, int64_t tokens, int all, struct 
         if (!all) TRY(bench_check_rows(graphs->device, &output, tokens - 1, 1, fault));
     }
 out:
+    range_end(graphs);
     return st;
 }
 
@@ -297,6 +331,7 @@ static int check_numbers(struct graphs *graphs, int64_t tokens, double *relative
     };
     int st = EXIT_OK;
 
+    range_begin(graphs, "check", tokens);
     if (x == NULL) TRY(fault_set(fault, EXIT_TROUBLE, "out of memory"));
     TRY(graphs->device->table->copy_out(graphs->device, x,
                                         graphs->x[last].at + (uint64_t)(tokens - 1) * row_bytes,
@@ -308,6 +343,7 @@ static int check_numbers(struct graphs *graphs, int64_t tokens, double *relative
                       "%lld tokens: the last one's relative error is %.3e; at most %.0e is wanted",
                       (long long)tokens, *relative_error, error_max));
 out:
+    range_end(graphs);
     free(x);
     return st;
 }
@@ -320,6 +356,7 @@ static int settle(struct graphs *graphs, int64_t tokens, int *replays, struct fa
     double time_us = 0;
     int st = EXIT_OK;
 
+    range_begin(graphs, "settle", tokens);
     do {
         TRY(replay(graphs, tokens, &time_us, fault));
         spent_us += time_us;
@@ -329,6 +366,7 @@ static int settle(struct graphs *graphs, int64_t tokens, int *replays, struct fa
         *replays = budget_us / time_us < BENCH_REPETITIONS_MAX ? (int)(budget_us / time_us)
                                                                : BENCH_REPETITIONS_MAX;
 out:
+    range_end(graphs);
     return st;
 }
 
@@ -359,7 +397,8 @@ static int run_cell(struct graphs *graphs, int cell, struct fault *fault)
     for (int i = 0; i < rank->link->ranks; i++)
         graphs->rank_tokens[i] = tokens;
     TRY(draw(graphs, cell, BENCH_REPETITIONS_MAX, fault));
-    TRY(capture(graphs, fault));
+    TRY(warm_up(graphs, tokens, fault));
+    TRY(capture(graphs, tokens, fault));
     TRY(settle(graphs, tokens, &replays, fault));
     for (int i = 0; i < replays; i++) {
         TRY(draw(graphs, cell, i, fault));

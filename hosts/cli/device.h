@@ -39,6 +39,10 @@ struct device_table {
     // Between two events that the stream has passed.
     int (*elapsed_us)(struct device *, void *from, void *to, double *us, struct fault *);
     int (*event_destroy)(struct device *, void *event, struct fault *);
+    // A range of a profiler's timeline, or nothing. Ranges nest, and each is ended by the thread
+    // that began it.
+    void (*range_begin)(struct device *, const char *name);
+    void (*range_end)(struct device *);
 };
 
 extern const struct device_table device_cpu, device_cuda;

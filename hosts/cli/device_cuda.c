@@ -5,12 +5,14 @@
 #include "hosts/cli/device.h"
 
 #include "hosts/cli/cuda_driver.h"
+#include "hosts/cli/nvtx.h"
 #include "hosts/cli/table.h"
 
 #include <stdlib.h>
 
 struct cuda {
     struct cuda_driver driver;
+    struct nvtx nvtx;
     int device;
     void *context; // NULL: none retained
 };
@@ -85,6 +87,7 @@ static int cuda_open(struct device *device, int32_t rank, struct fault *fault)
     device->state = cuda;
     if (cuda == NULL) return fault_set(fault, EXIT_TROUBLE, "out of memory");
     TRY(cuda_driver_load(&cuda->driver, fault));
+    nvtx_load(&cuda->nvtx);
     TRY(check(device, cuda->driver.init(0), "cuInit", fault));
     TRY(check(device, cuda->driver.device_count(&count), "cuDeviceGetCount", fault));
     if (count < 1) TRY(check(device, CUDA_NO_DEVICE, "cuDeviceGetCount", fault));
@@ -272,6 +275,20 @@ static int cuda_event_destroy(struct device *device, void *event, struct fault *
     return check(device, driver_of(device)->event_destroy(event), "cuEventDestroy", fault);
 }
 
+static void cuda_range_begin(struct device *device, const char *name)
+{
+    const struct cuda *cuda = device->state;
+
+    if (cuda->nvtx.push != NULL) (void)cuda->nvtx.push(name);
+}
+
+static void cuda_range_end(struct device *device)
+{
+    const struct cuda *cuda = device->state;
+
+    if (cuda->nvtx.pop != NULL) (void)cuda->nvtx.pop();
+}
+
 const struct device_table device_cuda = {
     .type = MOXIE_DEVICE_CUDA,
     .open = cuda_open,
@@ -292,4 +309,6 @@ const struct device_table device_cuda = {
     .event_record = cuda_event_record,
     .elapsed_us = cuda_elapsed_us,
     .event_destroy = cuda_event_destroy,
+    .range_begin = cuda_range_begin,
+    .range_end = cuda_range_end,
 };
