@@ -6,6 +6,7 @@ Wants what test_bench_layer.py wants.
 import contextlib
 import io
 import json
+import os
 import pathlib
 import tempfile
 import types
@@ -22,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import peers
 from measure import cells, device, fp8, numbers, race, report
 from measure.case import off_by
+from moxie import abi
 from peers import deep_gemm, grouped_mm, moxie, triton
 
 
@@ -125,6 +127,15 @@ def fp8_masked(a, b, d, counts, expected):
     d.copy_(torch.where(used[..., None], (rows @ weights.transpose(1, 2)).to(d.dtype), d))
 
 
+class Emulated(device.Cpu):
+    """A GPU whose memory is RAM."""
+
+    kind, middle = "emulated", device.Cuda.middle
+
+    def key(self):
+        return "sm_90"
+
+
 class Peers(Peer):
     def test_moxie(self):
         def make():
@@ -133,6 +144,18 @@ class Peers(Peer):
         # Sizes that end within a block, so that up's first one is not where gate's would go on.
         self.assertLess(self.errors(make(), 9, sizes=cells.Shape(160, 48, 8, 2)),
                         numbers.FP8_OFF_BY_MAX)
+
+    @unittest.skipUnless(os.environ.get("MOXIE_EMULATED"), "no emulated GPU was built")
+    def test_moxie_s_kernels(self):
+        """Those of the GPU quantise at the reference's places, with 16 bits in between."""
+        # torch's own runtime of CUDA must not stand in for the emulated one.
+        with mock.patch("os.RTLD_LOCAL", os.RTLD_LOCAL | os.RTLD_DEEPBIND), \
+                mock.patch.dict(moxie.DLPACK, emulated=abi.DEVICE_CUDA):
+            for sizes, tokens in ((TINY, 5), (cells.Shape(512, 256, 8, 2), 20)):
+                system = moxie.Moxie(options(format="fp8", plugin=os.environ["MOXIE_EMULATED"]),
+                                     Emulated())
+                self.assertLess(self.errors(system, tokens, sizes=sizes),
+                                numbers.FP8_OFF_BY_MAX)
 
     def test_torch_has_none(self):
         for kind in (grouped_mm.Layer, grouped_mm.Products):

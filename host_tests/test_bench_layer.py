@@ -139,7 +139,7 @@ def fake_deep_gemm(contiguous, masked, kind="fp8"):
 
 class Peer(unittest.TestCase):
     def errors(self, system, tokens, routing="uniform", sizes=TINY):
-        case = case_of(tokens, sizes=sizes, number=system.options.format)
+        case = case_of(tokens, sizes=sizes, where=system.device, number=system.options.format)
         case.draw(3, "uniform")
         self.assertIsNone(system.available())
         system.prepare(case)
