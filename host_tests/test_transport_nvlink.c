@@ -1,0 +1,360 @@
+// plugin/transport_nvlink.c and transport_mail.c over a device whose memory is a descriptor's: what
+// is written arrives, and whatever fails while windows open, on whichever rank, all ranks fail
+// alike and nothing is left.
+
+#include "host_tests/ranks.h"
+#include "plugin/device.h"
+#include "plugin/transport_mail.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#define RANKS      3
+#define CALLS_MAX  64
+#define GRANULE    8192
+#define WINDOW     ((uint64_t)TRANSPORT_CONTROL_BYTES(RANKS) + 5000)
+#define TEXT_BYTES 256
+#define CAPTURING  900 // what the device answers while a graph is captured
+
+static const struct transport_ops *const nvlink = &transport_nvlink;
+static _Thread_local int32_t calls_left = NEVER; // calls until the one that fails
+static _Thread_local int32_t call_failed;
+static _Thread_local int32_t capturing;
+static _Atomic int32_t windows_mapped;
+
+static int call_fails(void)
+{
+    if (calls_left < 0 || calls_left-- > 0) return 0;
+    call_failed = 1;
+    errno = EMFILE;
+    return 1;
+}
+
+#define WRAP(type, name, parameters, arguments, failure)                                           \
+    type __real_##name parameters;                                                                 \
+    type __wrap_##name parameters;                                                                 \
+    type __wrap_##name parameters                                                                  \
+    {                                                                                              \
+        return call_fails() ? failure : __real_##name arguments;                                   \
+    }
+
+WRAP(int, socket, (int domain, int type, int protocol), (domain, type, protocol), -1)
+WRAP(int, bind, (int fd, const struct sockaddr *to, socklen_t bytes), (fd, to, bytes), -1)
+WRAP(int, listen, (int fd, int count), (fd, count), -1)
+WRAP(int, connect, (int fd, const struct sockaddr *to, socklen_t bytes), (fd, to, bytes), -1)
+WRAP(int, accept4, (int fd, struct sockaddr *from, socklen_t *bytes, int flags),
+     (fd, from, bytes, flags), -1)
+WRAP(ssize_t, sendmsg, (int fd, const struct msghdr *message, int flags), (fd, message, flags), -1)
+WRAP(ssize_t, recvmsg, (int fd, struct msghdr *message, int flags), (fd, message, flags), -1)
+WRAP(ssize_t, getrandom, (void *buffer, size_t bytes, unsigned flags), (buffer, bytes, flags), -1)
+WRAP(void *, calloc, (size_t count, size_t bytes), (count, bytes), NULL)
+
+// ---- the device --------------------------------------------------------------------------------
+
+static int32_t window_map(int fd, uint64_t bytes, void **memory)
+{
+    if (call_fails()) return 1;
+    *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (*memory == MAP_FAILED) return 1;
+    windows_mapped++;
+    return 0;
+}
+
+static int32_t window_make(uint64_t bytes, void **memory, int *fd)
+{
+    ck_assert_uint_eq(bytes % GRANULE, 0);
+    if (capturing) return CAPTURING;
+    if (call_fails()) return 1;
+    *fd = memfd_create("window", MFD_CLOEXEC);
+    ck_assert_int_eq(ftruncate(*fd, (off_t)bytes), 0);
+    return window_map(*fd, bytes, memory);
+}
+
+static void window_unmap(void *memory, uint64_t bytes)
+{
+    ck_assert_int_eq(munmap(memory, bytes), 0);
+    windows_mapped--;
+}
+
+static const char *error_text(int32_t code)
+{
+    return code == CAPTURING ? "capturing" : "the device says no";
+}
+
+static int is_capture_error(int32_t code)
+{
+    return code == CAPTURING;
+}
+
+static const struct device_windows windows = {
+    .granule_bytes = GRANULE, .make = window_make, .map = window_map, .unmap = window_unmap};
+static const struct device device = {
+    .windows = &windows, .error_text = error_text, .is_capture_error = is_capture_error};
+
+// ---- ranks -------------------------------------------------------------------------------------
+
+struct outcome {
+    int32_t code, rank, failed;
+    char text[TEXT_BYTES];
+};
+
+// What every rank of a test shares; arguments first.
+struct trial {
+    uint64_t bytes[RANKS];
+    int32_t victim; // the rank that something happens to
+    int32_t call;   // its call that fails, or NEVER
+    int32_t captures;
+    struct outcome outcomes[RANKS];
+};
+
+// Every rank's byte in everybody's window, at the writer's place.
+static void use(struct rank *rank, struct window *window)
+{
+    const int32_t own = rank->bootstrap.rank, ranks = rank->bootstrap.ranks;
+    const uint64_t at = (uint64_t)TRANSPORT_CONTROL_BYTES(RANKS);
+
+    ck_assert_ptr_eq(window->peer[own], window->base);
+    ck_assert_uint_eq(window->bytes_mapped, (WINDOW + GRANULE - 1) / GRANULE * GRANULE);
+    for (int32_t r = 0; r < ranks; r++)
+        window->peer[r][at + (uint64_t)own] = (unsigned char)(10 * r + own + 1);
+    ck_assert_int_eq(hub_barrier(rank), 0);
+    for (int32_t r = 0; r < ranks; r++)
+        ck_assert_int_eq(window->base[at + (uint64_t)r], 10 * own + r + 1);
+    ck_assert_int_eq(hub_barrier(rank), 0);
+}
+
+static void take_part(struct rank *rank)
+{
+    struct trial *trial = rank->arg;
+    int32_t mine = rank->bootstrap.rank;
+    struct outcome *outcome = &trial->outcomes[mine];
+    struct transport *transport = NULL;
+    struct window *opened[2] = {NULL, NULL};
+    moxie_error error = {
+        .struct_size = sizeof error, .text = outcome->text, .text_bytes = TEXT_BYTES, .rank = -9};
+
+    rank->bootstrap.device = &device;
+    outcome->text[0] = '\0';
+    if (mine == trial->victim) calls_left = trial->call;
+    capturing = mine == trial->victim && trial->captures;
+    outcome->code = nvlink->create(&rank->bootstrap, &transport, &error);
+    for (int i = 0; i < 2 && outcome->code == MOXIE_OK; i++) {
+        outcome->code = nvlink->window_open(transport, i == 0 ? WINDOW : trial->bytes[mine],
+                                            &opened[i], &error);
+        ck_assert_int_eq(opened[i] == NULL, outcome->code != MOXIE_OK);
+    }
+    outcome->rank = error.rank;
+    outcome->failed = call_failed;
+    calls_left = NEVER;
+    call_failed = 0;
+    if (outcome->code == MOXIE_OK) use(rank, opened[1]);
+    if (transport == NULL) return;
+    nvlink->window_close(transport, opened[1]);
+    nvlink->window_close(transport, opened[0]);
+    nvlink->destroy(transport);
+}
+
+static struct trial *trial_create(void)
+{
+    struct trial *trial = shared_memory(sizeof *trial);
+
+    for (int32_t r = 0; r < RANKS; r++)
+        trial->bytes[r] = WINDOW;
+    trial->victim = 1;
+    trial->call = NEVER;
+    return trial;
+}
+
+static int32_t files_open(void)
+{
+    DIR *directory = opendir("/proc/self/fd");
+    int32_t files = 0;
+
+    ck_assert_ptr_nonnull(directory);
+    while (readdir(directory) != NULL)
+        files++;
+    (void)closedir(directory);
+    return files;
+}
+
+// Every rank answers the same code, naming the same rank in the same words.
+static void all_alike(const struct trial *trial, int32_t code, int32_t rank)
+{
+    for (int32_t r = 0; r < RANKS; r++) {
+        const struct outcome *outcome = &trial->outcomes[r];
+
+        ck_assert_msg(outcome->code == code, "rank %d: %d %s", r, outcome->code, outcome->text);
+        ck_assert_int_eq(outcome->rank, rank);
+        ck_assert_str_eq(outcome->text, trial->outcomes[0].text);
+        ck_assert_uint_gt(strlen(outcome->text), 20);
+    }
+}
+
+START_TEST(windows_are_everybodys)
+{
+    struct trial *trial = trial_create();
+    int32_t files = files_open();
+    struct rank all[HUB_RANKS_MAX];
+
+    ranks_init(all, RANKS, take_part, trial);
+    if (_i == 0)
+        ranks_as_threads(all, RANKS);
+    else
+        ck_assert_int_eq(ranks_as_processes(all, RANKS, _i), 0);
+    for (int32_t r = 0; r < RANKS; r++)
+        ck_assert_msg(trial->outcomes[r].code == MOXIE_OK, "%s", trial->outcomes[r].text);
+    ck_assert_int_eq(windows_mapped, 0);
+    ck_assert_int_eq(files_open(), files);
+    ranks_fini(all);
+}
+END_TEST
+
+START_TEST(every_failing_call_fails_all_ranks)
+{
+    struct trial *trial = trial_create();
+    int32_t files = files_open();
+    struct rank all[HUB_RANKS_MAX];
+
+    trial->victim = _i;
+    for (trial->call = 0; trial->call < CALLS_MAX; trial->call++) {
+        ranks_init(all, RANKS, take_part, trial);
+        ranks_as_threads(all, RANKS);
+        ranks_fini(all);
+        ck_assert_int_eq(windows_mapped, 0);
+        ck_assert_int_eq(files_open(), files);
+        if (!trial->outcomes[_i].failed) break;
+        // The accept that fails after the last letter is how the box is found empty.
+        if (trial->outcomes[_i].code == MOXIE_OK) continue;
+        all_alike(trial, trial->outcomes[_i].code, trial->outcomes[_i].rank);
+    }
+    ck_assert_int_gt(trial->call, 30);
+    ck_assert_int_lt(trial->call, CALLS_MAX);
+    ck_assert_int_eq(trial->outcomes[0].code, MOXIE_OK);
+}
+END_TEST
+
+START_TEST(every_failing_all_gather_leaves_nothing)
+{
+    struct trial *trial = trial_create();
+    int32_t files = files_open();
+    struct rank all[HUB_RANKS_MAX];
+    int32_t call, codes;
+
+    // Join, and three meetings for each window.
+    for (call = 0; call < 7; call++) {
+        ranks_init(all, RANKS, take_part, trial);
+        all[1].fail_before = call;
+        ranks_as_threads(all, RANKS);
+        ranks_fini(all);
+        ck_assert_int_eq(windows_mapped, 0);
+        ck_assert_int_eq(files_open(), files);
+        codes = 0;
+        for (int32_t r = 0; r < RANKS; r++)
+            codes += trial->outcomes[r].code != MOXIE_OK;
+        ck_assert_int_eq(codes, RANKS);
+        ck_assert_int_eq(trial->outcomes[1].code, MOXIE_E_PEER);
+    }
+}
+END_TEST
+
+static const struct {
+    uint64_t bytes;
+    int32_t code;
+    int32_t alone; // only the victim asks for it
+} sizes[] = {
+    {UINT64_MAX, MOXIE_E_INVALID, 0},
+    {UINT64_MAX, MOXIE_E_INVALID, 1},
+    {INT64_MAX, MOXIE_E_INVALID, 1},
+    {0, MOXIE_E_INVALID, 1},
+    {TRANSPORT_CONTROL_BYTES(RANKS) - 1, MOXIE_E_INVALID, 0},
+    {WINDOW + 1, MOXIE_E_COLLECTIVE_MISMATCH, 1},
+};
+
+START_TEST(sizes_are_refused_in_words)
+{
+    struct trial *trial = trial_create();
+    int32_t files = files_open();
+    struct rank all[HUB_RANKS_MAX];
+
+    for (int32_t r = 0; r < RANKS; r++)
+        if (r == 1 || !sizes[_i].alone) trial->bytes[r] = sizes[_i].bytes;
+    ranks_init(all, RANKS, take_part, trial);
+    ranks_as_threads(all, RANKS);
+    all_alike(trial, sizes[_i].code, sizes[_i].alone ? 1 : 0);
+    ck_assert_int_eq(windows_mapped, 0);
+    ck_assert_int_eq(files_open(), files);
+    ranks_fini(all);
+}
+END_TEST
+
+START_TEST(no_window_while_a_graph_is_captured)
+{
+    struct trial *trial = trial_create();
+    struct rank all[HUB_RANKS_MAX];
+
+    trial->captures = 1;
+    ranks_init(all, RANKS, take_part, trial);
+    ranks_as_threads(all, RANKS);
+    all_alike(trial, MOXIE_E_CAPTURING, 1);
+    ck_assert_int_eq(windows_mapped, 0);
+    ranks_fini(all);
+}
+END_TEST
+
+// ---- the box -----------------------------------------------------------------------------------
+
+// Whoever learns the name may connect; only whole letters of ranks count, one of each.
+START_TEST(what_is_no_letter_is_passed_over)
+{
+    const unsigned char token[MEETING_TOKEN_BYTES] = {7, 8, 9};
+    const char name[] = "\0moxie-07080900000000000000000000000000";
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    socklen_t length = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + sizeof name - 1);
+    int32_t files = files_open();
+    int box, strangers[2], fds[MOXIE_RANKS_MAX], own = memfd_create("own", MFD_CLOEXEC);
+    char text[TEXT_BYTES];
+    moxie_error error = {.struct_size = sizeof error, .text = text, .text_bytes = sizeof text};
+
+    memcpy(address.sun_path, name, sizeof name - 1);
+    ck_assert_int_eq(mail_open(token, &box, NULL), MOXIE_OK);
+    for (int i = 0; i < 2; i++) {
+        strangers[i] = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        ck_assert_int_eq(connect(strangers[i], (struct sockaddr *)&address, length), 0);
+    }
+    ck_assert_int_eq(write(strangers[1], "letter", 6), 6);
+    ck_assert_int_eq(mail_post(token, 2, 0, own, NULL), MOXIE_OK);
+    ck_assert_int_eq(mail_post(token, 2, 0, own, NULL), MOXIE_OK);  // a second one
+    ck_assert_int_eq(mail_post(token, 0, 0, own, NULL), MOXIE_OK);  // from the box's own rank
+    ck_assert_int_eq(mail_post(token, 3, 0, own, NULL), MOXIE_OK);  // from a rank that is none
+    ck_assert_int_eq(mail_post(token, -1, 0, own, NULL), MOXIE_OK); // nor is this
+    ck_assert_int_eq(mail_take(box, 0, 3, fds, &error), MOXIE_E_PEER);
+    ck_assert_int_eq(error.rank, 1);
+    ck_assert_int_ge(fds[2], 0);
+    ck_assert_int_eq(close(fds[2]), 0);
+    ck_assert_int_eq(mail_post(token, 1, 0, own, NULL), MOXIE_OK);
+    ck_assert_int_eq(mail_take(box, 0, 2, fds, &error), MOXIE_OK);
+    ck_assert_int_eq(close(fds[1]), 0);
+    for (int i = 0; i < 2; i++)
+        ck_assert_int_eq(close(strangers[i]), 0);
+    ck_assert_int_eq(close(box), 0);
+    ck_assert_int_eq(mail_post(token, 1, 0, own, &error), MOXIE_E_UNAVAILABLE);
+    ck_assert_ptr_nonnull(strstr(text, "network namespace"));
+    ck_assert_int_eq(close(own), 0);
+    ck_assert_int_eq(files_open(), files);
+}
+END_TEST
+
+static void add(TCase *tests)
+{
+    tcase_add_loop_test(tests, windows_are_everybodys, 0, 3);
+    tcase_add_loop_test(tests, every_failing_call_fails_all_ranks, 0, RANKS);
+    tcase_add_test(tests, every_failing_all_gather_leaves_nothing);
+    tcase_add_loop_test(tests, sizes_are_refused_in_words, 0, sizeof sizes / sizeof sizes[0]);
+    tcase_add_test(tests, no_window_while_a_graph_is_captured);
+    tcase_add_test(tests, what_is_no_letter_is_passed_over);
+}
+
+SUITE_MAIN("transport_nvlink", 120, add)
