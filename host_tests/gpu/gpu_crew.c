@@ -45,6 +45,51 @@ void gpu_member_meet(struct gpu_member *member)
         ck_abort_msg("a rank did not come");
 }
 
+void gpu_member_take(struct gpu_member *member, int64_t first, int64_t tokens)
+{
+    struct layer_batch part;
+
+    layer_batch_of(&member->crew->layer, first, tokens, NULL, &part);
+    gpu_refill(&member->batch.batch.x, &part.batch.x);
+    gpu_refill(&member->batch.batch.ids, &part.batch.ids);
+    gpu_refill(&member->batch.batch.weights, &part.batch.weights);
+    for (int32_t i = 0; i < 4; i++)
+        member->batch.dims[i][0] = tokens;
+    member->first = first;
+    member->tokens = tokens;
+    member->step.tokens = tokens;
+    member->y = member->crew->y + first * member->crew->layer.hidden;
+}
+
+void gpu_member_capture(struct gpu_member *member, struct gpu_graph *graph)
+{
+    gpu_member_accept(member, dispatcher_begin_forward(member->rank.dispatcher, &member->step,
+                                                       &member->rank.mock.error));
+    must(cudaStreamBeginCapture(member->stream, cudaStreamCaptureModeThreadLocal));
+    gpu_member_launch(member);
+    must(cudaStreamEndCapture(member->stream, &graph->graph));
+    must(cudaGraphInstantiate(&graph->exec, graph->graph, 0));
+}
+
+void gpu_graph_free(struct gpu_graph *graph)
+{
+    must(cudaGraphExecDestroy(graph->exec));
+    must(cudaGraphDestroy(graph->graph));
+}
+
+void gpu_member_all_tokens(struct gpu_member *member)
+{
+    mock_set_i64(&member->rank.mock, "forward_tokens_max", member->crew->layer.tokens);
+}
+
+void gpu_crew_expect_golden(const struct gpu_crew *crew, double bound)
+{
+    double error = golden_error(crew->y, &crew->layer.want);
+
+    ck_assert_msg(error <= bound, "%s, %d ranks, %s: %g past %g", crew->layer_name, crew->ranks,
+                  crew->dispatcher, error, bound);
+}
+
 // ---- one rank ----------------------------------------------------------------------------------
 
 static void member_configure(struct gpu_member *member)
@@ -96,7 +141,8 @@ static void member_batch(struct gpu_member *member)
     member->batch.batch.stream = member->stream;
     member->step = (moxie_step){.struct_size = sizeof member->step,
                                 .tokens = member->tokens,
-                                .rank_tokens = member->crew->parts};
+                                .rank_tokens = member->rank_tokens};
+    memcpy(member->rank_tokens, member->crew->parts, sizeof member->rank_tokens);
 }
 
 static void member_open(struct gpu_member *member)

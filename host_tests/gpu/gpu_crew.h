@@ -15,10 +15,17 @@ struct gpu_member {
     int64_t first, tokens; // its part of the layer's tokens
     struct layer_weights_view weights;
     int64_t scale_dims[2][2];
-    struct layer_batch batch; // on the device; room for every token of the layer
+    struct layer_batch batch;             // on the device; room for every token of the layer
+    int64_t rank_tokens[MOXIE_RANKS_MAX]; // of the next step; crew.parts at first
     moxie_step step;
     cudaStream_t stream;
     float *y; // host: its part of crew.y
+};
+
+// A captured layer.
+struct gpu_graph {
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
 };
 
 struct gpu_crew {
@@ -50,6 +57,15 @@ void gpu_member_launch(struct gpu_member *member);
 void gpu_member_fetch(struct gpu_member *member);
 // A scenario: begin, launch, fetch.
 void gpu_member_forward(struct gpu_member *member);
+// Makes `tokens` of the layer, from `first` on, the rank's next batch.
+void gpu_member_take(struct gpu_member *member, int64_t first, int64_t tokens);
+// Begins a step and captures its layer.
+void gpu_member_capture(struct gpu_member *member, struct gpu_graph *graph);
+void gpu_graph_free(struct gpu_graph *graph);
+// Fails the test when crew->y differs from the golden output by more than `bound`.
+void gpu_crew_expect_golden(const struct gpu_crew *crew, double bound);
+// Keys: every rank may bring all tokens of the layer.
+void gpu_member_all_tokens(struct gpu_member *member);
 // Every rank has come here.
 void gpu_member_meet(struct gpu_member *member);
 

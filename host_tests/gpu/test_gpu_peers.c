@@ -1,0 +1,298 @@
+// Ranks over time, each with a GPU: graphs that replay with other tokens and idle ranks, forwards
+// in flight, and what is seen of a rank that is silent.
+
+#include "host_tests/crew.h"
+#include "host_tests/gpu/gpu_crew.h"
+#include "host_tests/suite.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+static const char *const dispatchers[] = {"alltoall", "allgather"};
+
+// ---- graphs ------------------------------------------------------------------------------------
+
+// A graph of all tokens on every rank, replayed with tokens_valid: step i is rank i % ranks' alone.
+static void graph_scenario(struct gpu_member *member)
+{
+    const struct gpu_crew *crew = member->crew;
+    int32_t *valid = NULL;
+    struct gpu_graph captured;
+
+    must(cudaMalloc((void **)&valid, sizeof *valid));
+    member->step.tokens_valid = valid;
+    for (int32_t rank = 0; rank < crew->ranks; rank++)
+        member->rank_tokens[rank] = crew->layer.tokens;
+    gpu_member_take(member, 0, crew->layer.tokens);
+    gpu_member_capture(member, &captured);
+    for (int32_t i = 0; i < 3 * crew->ranks; i++) {
+        int32_t tokens = member->index == i % crew->ranks ? (int32_t)crew->layer.tokens : 0;
+
+        must(cudaMemcpy(valid, &tokens, sizeof tokens, cudaMemcpyHostToDevice));
+        gpu_member_meet(member);
+        must(cudaGraphLaunch(captured.exec, member->stream));
+        if (tokens > 0)
+            gpu_member_fetch(member);
+        else
+            must(cudaStreamSynchronize(member->stream));
+        if (tokens > 0) ck_assert_double_le(golden_error(crew->y, &crew->layer.want), 5e-3);
+        gpu_member_meet(member);
+    }
+    gpu_graph_free(&captured);
+    must(cudaFree(valid));
+}
+
+START_TEST(a_graph_replays_with_idle_ranks)
+{
+    struct gpu_crew crew = {.layer_name = "qwen3_moe_a",
+                            .ranks = 3,
+                            .dispatcher = dispatchers[_i],
+                            .configure = gpu_member_all_tokens,
+                            .scenario = graph_scenario};
+
+    gpu_crew_run(&crew);
+    gpu_crew_fini(&crew);
+}
+END_TEST
+
+// What is no part of a graph says so, and the capture goes on.
+static void eager_scenario(struct gpu_member *member)
+{
+    const uint8_t active[MOXIE_RANKS_MAX] = {1, 1, 1};
+    moxie_error *error = &member->rank.mock.error;
+    struct gpu_graph captured;
+
+    gpu_member_accept(member,
+                      dispatcher_begin_forward(member->rank.dispatcher, &member->step, error));
+    must(cudaStreamBeginCapture(member->stream, cudaStreamCaptureModeThreadLocal));
+    ck_assert_int_eq(dispatcher_set_active_ranks(member->rank.dispatcher, active, error),
+                     MOXIE_E_CAPTURING);
+    gpu_member_launch(member);
+    must(cudaStreamEndCapture(member->stream, &captured.graph));
+    must(cudaGraphInstantiate(&captured.exec, captured.graph, 0));
+    must(cudaGraphLaunch(captured.exec, member->stream));
+    gpu_member_fetch(member);
+    gpu_graph_free(&captured);
+}
+
+START_TEST(regrouping_is_eager)
+{
+    struct gpu_crew crew = {.layer_name = "mixtral_a",
+                            .ranks = 3,
+                            .dispatcher = "alltoall",
+                            .scenario = eager_scenario};
+
+    gpu_crew_run(&crew);
+    gpu_crew_expect_golden(&crew, 5e-3);
+    gpu_crew_fini(&crew);
+}
+END_TEST
+
+// ---- silence -----------------------------------------------------------------------------------
+
+#define SHORT_MS 400
+
+struct loss {
+    int32_t rank;     // stops taking part after its first layer
+    int32_t captured; // the survivors replay a graph
+};
+
+static void short_timeout(struct gpu_member *member)
+{
+    mock_set_i64(&member->rank.mock, "timeout_ms", SHORT_MS);
+}
+
+static double seconds_since(const struct timespec *from)
+{
+    struct timespec now;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)(now.tv_sec - from->tv_sec) + (double)(now.tv_nsec - from->tv_nsec) / 1e9;
+}
+
+static void expect_zero(const struct gpu_member *member)
+{
+    for (int64_t i = 0; i < member->tokens * member->crew->layer.hidden; i++)
+        ck_assert_msg(member->y[i] == 0.0f, "rank %d: y[%lld] is %g", member->index, (long long)i,
+                      (double)member->y[i]);
+}
+
+static int32_t step_again(struct gpu_member *member)
+{
+    return dispatcher_begin_forward(member->rank.dispatcher, &member->step,
+                                    &member->rank.mock.error);
+}
+
+// The layer without the experts of the lost rank, as one rank with their ids taken out computes it.
+static int survives(void *arg, int32_t id)
+{
+    const struct gpu_crew *crew = arg;
+    const struct loss *loss = crew->arg;
+    int64_t experts = crew->layer.experts;
+
+    return id < experts_first(experts, crew->ranks, loss->rank) ||
+           id >= experts_first(experts, crew->ranks, loss->rank + 1);
+}
+
+// One layer, by the graph if there is one. A wait that fails may be seen by the call or after it.
+static void run_layer(struct gpu_member *member, const struct gpu_graph *captured)
+{
+    int32_t answer = MOXIE_OK;
+
+    if (captured->exec != NULL)
+        must(cudaGraphLaunch(captured->exec, member->stream));
+    else
+        answer = forward_run(member->rank.dispatcher, member->rank.runner, &member->batch.batch,
+                             &member->rank.mock.error);
+    gpu_member_fetch(member);
+    ck_assert_msg(answer == MOXIE_OK || answer == MOXIE_E_PEER, "%s", member->rank.mock.text);
+}
+
+static void lose_scenario(struct gpu_member *member)
+{
+    const struct loss *loss = member->crew->arg;
+    uint8_t active[MOXIE_RANKS_MAX] = {0};
+    moxie_error *error = &member->rank.mock.error;
+    struct gpu_graph captured = {NULL, NULL};
+    struct timespec began;
+
+    gpu_member_forward(member);
+    if (loss->captured) gpu_member_capture(member, &captured);
+    gpu_member_meet(member);
+    if (member->index != loss->rank) {
+        (void)clock_gettime(CLOCK_MONOTONIC, &began);
+        run_layer(member, &captured);
+        ck_assert_double_le(seconds_since(&began), 4 * SHORT_MS * 1e-3);
+        expect_zero(member);
+        ck_assert_int_eq(dispatcher_poll_error(member->rank.dispatcher, error), MOXIE_E_PEER);
+        ck_assert_msg(error->rank == loss->rank, "%s", member->rank.mock.text);
+        ck_assert_ptr_nonnull(strstr(member->rank.mock.text, "sent no rows of epoch 2"));
+        ck_assert_int_eq(step_again(member), MOXIE_E_PEER);
+        for (int32_t rank = 0; rank < member->crew->ranks; rank++)
+            active[rank] = rank != loss->rank;
+        gpu_member_accept(member,
+                          dispatcher_set_active_ranks(member->rank.dispatcher, active, error));
+        ck_assert_int_eq(dispatcher_poll_error(member->rank.dispatcher, error), MOXIE_OK);
+        gpu_member_accept(member, step_again(member));
+        run_layer(member, &captured);
+    }
+    gpu_member_meet(member);
+    if (member->index == loss->rank) {
+        run_layer(member, &captured);
+        expect_zero(member);
+        ck_assert_int_eq(dispatcher_poll_error(member->rank.dispatcher, error), MOXIE_E_PEER);
+        ck_assert_ptr_nonnull(strstr(member->rank.mock.text, "has left this rank out"));
+    }
+    gpu_member_meet(member);
+    if (loss->captured) gpu_graph_free(&captured);
+}
+
+static void lose(struct loss loss)
+{
+    struct gpu_crew crew = {.layer_name = "qwen3_moe_a",
+                            .ranks = 3,
+                            .dispatcher = "alltoall",
+                            .configure = short_timeout,
+                            .scenario = lose_scenario,
+                            .arg = &loss};
+    int64_t first, last, hidden;
+    float *want;
+
+    gpu_crew_run(&crew);
+    hidden = crew.layer.hidden;
+    first = layer_part_first(crew.layer.tokens, crew.ranks, loss.rank);
+    last = first + crew.parts[loss.rank];
+    want = malloc((size_t)(crew.layer.tokens * hidden) * sizeof *want);
+    ck_assert_ptr_nonnull(want);
+    crew_reference(crew.layer_name, survives, &crew, want);
+    ck_assert_double_le(crew_difference(crew.y, want, first * hidden), 5e-3);
+    ck_assert_double_le(crew_difference(crew.y + last * hidden, want + last * hidden,
+                                        (crew.layer.tokens - last) * hidden),
+                        5e-3);
+    free(want);
+    gpu_crew_fini(&crew);
+}
+
+START_TEST(a_silent_rank_is_named_and_left_out)
+{
+    lose((struct loss){.rank = _i});
+}
+END_TEST
+
+START_TEST(a_graph_goes_on_without_a_rank)
+{
+    lose((struct loss){.rank = _i, .captured = 1});
+}
+END_TEST
+
+// ---- forwards in flight ------------------------------------------------------------------------
+
+static void two_slots(struct gpu_member *member)
+{
+    mock_set_i64(&member->rank.mock, "forwards_in_flight_max", 2);
+}
+
+// Two forwards by halves, the second begun inside the first.
+static void overlapped_scenario(struct gpu_member *member)
+{
+    struct layer_rank *rank = &member->rank;
+    moxie_error *error = &rank->mock.error;
+    const moxie_rows *in[2], *out[2];
+    moxie_batch batches[2] = {member->batch.batch, member->batch.batch};
+    size_t bytes = (size_t)(member->tokens * member->crew->layer.hidden) * sizeof(float);
+    void *other = gpu_poisoned(bytes), *second = malloc(bytes);
+
+    ck_assert_ptr_nonnull(second);
+    batches[1].slot = 1;
+    batches[1].y.data = other;
+    for (int32_t slot = 0; slot < 2; slot++) {
+        member->step.slot = slot;
+        gpu_member_accept(member, dispatcher_begin_forward(rank->dispatcher, &member->step, error));
+        gpu_member_accept(member,
+                          dispatcher_dispatch_send(rank->dispatcher, &batches[slot], error));
+    }
+    for (int32_t slot = 0; slot < 2; slot++) {
+        moxie_call call = {.struct_size = sizeof call, .slot = slot, .stream = member->stream};
+
+        gpu_member_accept(member, dispatcher_dispatch_recv(rank->dispatcher, &batches[slot],
+                                                           &in[slot], &out[slot], error));
+        gpu_member_accept(member, runner_run(rank->runner, &call, in[slot], out[slot], error));
+        gpu_member_accept(member, dispatcher_combine_send(rank->dispatcher, &batches[slot], error));
+    }
+    for (int32_t slot = 0; slot < 2; slot++)
+        gpu_member_accept(member, dispatcher_combine_recv(rank->dispatcher, &batches[slot], error));
+    gpu_member_fetch(member);
+    must(cudaMemcpy(second, other, bytes, cudaMemcpyDeviceToHost));
+    ck_assert_mem_eq(second, member->y, bytes);
+    must(cudaFree(other));
+    free(second);
+}
+
+START_TEST(two_forwards_in_flight)
+{
+    struct gpu_crew crew = {.layer_name = "qwen3_moe_a",
+                            .ranks = 3,
+                            .dispatcher = dispatchers[_i],
+                            .configure = two_slots,
+                            .scenario = overlapped_scenario};
+
+    gpu_crew_run(&crew);
+    gpu_crew_expect_golden(&crew, 5e-3);
+    gpu_crew_fini(&crew);
+}
+END_TEST
+
+static void tests(TCase *cases)
+{
+    tcase_add_loop_test(cases, a_graph_replays_with_idle_ranks, 0, 2);
+    tcase_add_test(cases, regrouping_is_eager);
+    tcase_add_loop_test(cases, a_silent_rank_is_named_and_left_out, 0, 3);
+    tcase_add_loop_test(cases, a_graph_goes_on_without_a_rank, 1, 2);
+    tcase_add_loop_test(cases, two_forwards_in_flight, 0, 2);
+}
+
+int main(void)
+{
+    return gpu_suite("gpu_peers", tests);
+}
