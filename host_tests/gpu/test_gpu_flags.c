@@ -1,0 +1,377 @@
+// kernels/cuda/flags.cu alone, over windows that the test writes: what is taken for arrived, whom a
+// wait names that ends without, and what ranks are told.
+
+#include "host_tests/gpu/gpu_layer.h"
+#include "host_tests/suite.h"
+#include "kernels/cuda/cuda.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define RANKS      4
+#define OWN        1
+#define SLOT       2
+#define CAP        9
+#define GENERATION 3u
+#define EPOCH      5u
+#define TIMEOUT_NS 80000000
+#define LINES      (1 + WORD_COUNT * RANKS)
+
+// A window is its lines, then the counts of three peers.
+struct window {
+    struct {
+        uint64_t value;
+        unsigned char rest[FLAG_LINE_BYTES - 8];
+    } lines[LINES], counts[RANKS - 1];
+};
+
+// Rank OWN of RANKS, all in memory of one device.
+struct scene {
+    struct window *windows[RANKS]; // device
+    struct flag_state *state;
+    int32_t *counts;
+    struct flag_report *report; // pinned
+    cudaStream_t stream;
+};
+
+static uint64_t stamp(uint64_t generation, uint64_t epoch)
+{
+    return generation << FLAG_EPOCH_BITS | epoch;
+}
+
+static void *device_zeros(size_t bytes)
+{
+    void *memory = NULL;
+
+    must(cudaMalloc(&memory, bytes));
+    must(cudaMemset(memory, 0, bytes));
+    return memory;
+}
+
+static uint64_t *line_of(const struct scene *scene, int32_t owner, int32_t word, int32_t source)
+{
+    return &scene->windows[owner]->lines[1 + word * RANKS + source].value;
+}
+
+static void put(uint64_t *at, uint64_t value)
+{
+    must(cudaMemcpy(at, &value, sizeof value, cudaMemcpyHostToDevice));
+}
+
+static uint64_t get(const uint64_t *at)
+{
+    uint64_t value = 0;
+
+    must(cudaMemcpy(&value, at, sizeof value, cudaMemcpyDeviceToHost));
+    return value;
+}
+
+static void scene_open(struct scene *scene)
+{
+    struct flag_state state = {.generation = GENERATION, .active = 15};
+    void *report = NULL;
+
+    memset(scene, 0, sizeof *scene);
+    for (int32_t r = 0; r < RANKS; r++)
+        scene->windows[r] = device_zeros(sizeof **scene->windows);
+    state.epochs[SLOT] = EPOCH;
+    scene->state = device_zeros(sizeof state);
+    must(cudaMemcpy(scene->state, &state, sizeof state, cudaMemcpyHostToDevice));
+    scene->counts = gpu_poisoned(RANKS * sizeof *scene->counts);
+    must(cudaMallocHost(&report, sizeof *scene->report));
+    scene->report = report;
+    memset(report, 0, sizeof *scene->report);
+    must(cudaStreamCreateWithFlags(&scene->stream, cudaStreamNonBlocking));
+    for (int32_t r = 0; r < RANKS; r++)
+        put(line_of(scene, OWN, WORD_DISPATCH, r), stamp(GENERATION, EPOCH));
+}
+
+static void scene_close(struct scene *scene)
+{
+    for (int32_t r = 0; r < RANKS; r++)
+        must(cudaFree(scene->windows[r]));
+    must(cudaFree(scene->state));
+    must(cudaFree(scene->counts));
+    must(cudaFreeHost(scene->report));
+    must(cudaStreamDestroy(scene->stream));
+}
+
+static uint32_t wait_kernel(struct scene *scene)
+{
+    void *peer_beats[RANKS];
+    const struct await_args args = {.state = scene->state,
+                                    .window = scene->windows[OWN],
+                                    .beats = scene->windows[OWN],
+                                    .peer_beats = peer_beats,
+                                    .peer_counts = scene->windows[OWN]->counts,
+                                    .counts = scene->counts,
+                                    .report = scene->report,
+                                    .timeout_ns = TIMEOUT_NS,
+                                    .slot = SLOT,
+                                    .word = WORD_DISPATCH,
+                                    .ranks = RANKS,
+                                    .rank = OWN,
+                                    .tokens = 7,
+                                    .rows_cap = CAP};
+
+    for (int32_t r = 0; r < RANKS; r++)
+        peer_beats[r] = scene->windows[r];
+    ck_assert_int_eq(kernels_cuda.await(&args, scene->stream), 0);
+    must(cudaStreamSynchronize(scene->stream));
+    return scene->report->verdict.kind;
+}
+
+static void expect_counts(const struct scene *scene, const int32_t want[RANKS])
+{
+    int32_t got[RANKS];
+
+    must(cudaMemcpy(got, scene->counts, sizeof got, cudaMemcpyDeviceToHost));
+    for (int32_t r = 0; r < RANKS; r++)
+        ck_assert_int_eq(got[r], want[r]);
+}
+
+static uint32_t failed(const struct scene *scene)
+{
+    struct flag_state state;
+
+    must(cudaMemcpy(&state, scene->state, sizeof state, cudaMemcpyDeviceToHost));
+    return state.failed;
+}
+
+// ---- what has arrived --------------------------------------------------------------------------
+
+// Counts of peers 0, 2 and 3 lie at 0, 1 and 2; they are what a peer may have written.
+START_TEST(rows_are_counted_when_all_have_come)
+{
+    struct scene scene;
+
+    scene_open(&scene);
+    put(&scene.windows[OWN]->counts[0].value, 4);
+    put(&scene.windows[OWN]->counts[1].value, (uint32_t)-3);
+    put(&scene.windows[OWN]->counts[2].value, 1000);
+    put(line_of(&scene, OWN, WORD_DISPATCH, OWN), 0); // nobody waits for itself
+    put(line_of(&scene, OWN, WORD_DISPATCH, 0), stamp(GENERATION, EPOCH + 1));
+    ck_assert_uint_eq(wait_kernel(&scene), VERDICT_NONE);
+    expect_counts(&scene, (const int32_t[]){4, 7, 0, CAP});
+    ck_assert_uint_eq(scene.report->rows_received[SLOT], 4 + CAP);
+    ck_assert_uint_eq(failed(&scene), 0);
+    scene_close(&scene);
+}
+END_TEST
+
+START_TEST(ranks_left_out_are_not_waited_for)
+{
+    struct scene scene;
+
+    scene_open(&scene);
+    put(&scene.state->active, 7);
+    put(line_of(&scene, OWN, WORD_DISPATCH, 3), 0);
+    for (int32_t i = 0; i < 3; i++)
+        put(&scene.windows[OWN]->counts[i].value, 2);
+    ck_assert_uint_eq(wait_kernel(&scene), VERDICT_NONE);
+    expect_counts(&scene, (const int32_t[]){2, 7, 2, 0});
+    scene_close(&scene);
+}
+END_TEST
+
+// The epoch before, of this generation or a later count of the one before.
+START_TEST(old_flags_are_none)
+{
+    const uint64_t old[] = {stamp(GENERATION, EPOCH - 1), stamp(GENERATION - 1, EPOCH + 9),
+                            stamp(GENERATION + 1, EPOCH)};
+    struct scene scene;
+
+    scene_open(&scene);
+    put(line_of(&scene, OWN, WORD_DISPATCH, 2), old[_i]);
+    ck_assert_uint_eq(wait_kernel(&scene), VERDICT_SILENT);
+    ck_assert_int_eq(scene.report->verdict.rank, 2);
+    ck_assert_uint_eq(scene.report->verdict.silent, 4);
+    ck_assert_uint_eq(scene.report->verdict.word, WORD_DISPATCH);
+    ck_assert_uint_eq(scene.report->verdict.epoch, EPOCH);
+    ck_assert_uint_eq(scene.report->verdict.generation, GENERATION);
+    ck_assert_uint_eq(failed(&scene), 1);
+    expect_counts(&scene, (const int32_t[]){0, 0, 0, 0});
+    ck_assert_uint_eq(scene.report->rows_received[SLOT], 0);
+    scene_close(&scene);
+}
+END_TEST
+
+// ---- whom a wait names -------------------------------------------------------------------------
+
+struct beater {
+    const struct scene *scene;
+    uint64_t ranks; // heard all the time
+    _Atomic int32_t stop;
+};
+
+static void *beat(void *arg)
+{
+    struct beater *beater = arg;
+    const struct timespec pause = {.tv_nsec = TIMEOUT_NS / 40};
+
+    for (uint64_t value = 1; !beater->stop; value++) {
+        for (int32_t r = 0; r < RANKS; r++)
+            if ((beater->ranks >> r & 1) != 0)
+                put(line_of(beater->scene, OWN, WORD_BEAT, r), value);
+        (void)nanosleep(&pause, NULL);
+    }
+    return NULL;
+}
+
+// Ranks 0 and 3 owe their flags. Of those that are heard, none is named.
+START_TEST(who_waits_itself_is_not_named)
+{
+    static const struct {
+        uint64_t heard;
+        uint32_t kind;
+        int32_t rank;
+    } rows[] = {{0, VERDICT_SILENT, 0},
+                {1, VERDICT_SILENT, 3},
+                {8, VERDICT_SILENT, 0},
+                {9, VERDICT_ALL_WAIT, -1}};
+    struct scene scene;
+    struct beater beater = {.scene = &scene, .ranks = rows[_i].heard};
+    pthread_t thread;
+
+    scene_open(&scene);
+    put(line_of(&scene, OWN, WORD_DISPATCH, 0), 0);
+    put(line_of(&scene, OWN, WORD_DISPATCH, 3), 0);
+    ck_assert_int_eq(pthread_create(&thread, NULL, beat, &beater), 0);
+    ck_assert_uint_eq(wait_kernel(&scene), rows[_i].kind);
+    beater.stop = 1;
+    ck_assert_int_eq(pthread_join(thread, NULL), 0);
+    ck_assert_int_eq(scene.report->verdict.rank, rows[_i].rank);
+    ck_assert_uint_eq(scene.report->verdict.silent, 9);
+    // This rank has told both that it waits, and not the one that has come.
+    ck_assert_uint_ne(get(line_of(&scene, 0, WORD_BEAT, OWN)), 0);
+    ck_assert_uint_ne(get(line_of(&scene, 3, WORD_BEAT, OWN)), 0);
+    ck_assert_uint_eq(get(line_of(&scene, 2, WORD_BEAT, OWN)), 0);
+    scene_close(&scene);
+}
+END_TEST
+
+START_TEST(who_has_gone_on_is_named_at_once)
+{
+    const int left_out = _i == 0;
+    struct scene scene;
+
+    scene_open(&scene);
+    put(line_of(&scene, OWN, WORD_DISPATCH, 0), 0); // silent, but rank 2 tells why
+    put(line_of(&scene, OWN, WORD_DISPATCH, 2), 0);
+    put(line_of(&scene, OWN, WORD_ACTIVE, 2), left_out ? 12 : 6);
+    put(line_of(&scene, OWN, WORD_GENERATION, 2), left_out ? GENERATION : GENERATION + 1);
+    ck_assert_uint_eq(wait_kernel(&scene), left_out ? VERDICT_LEFT_OUT : VERDICT_MOVED_ON);
+    ck_assert_int_eq(scene.report->verdict.rank, 2);
+    ck_assert_uint_eq(scene.report->verdict.told_active, left_out ? 12 : 6);
+    ck_assert_uint_eq(scene.report->verdict.told_generation, GENERATION + !left_out);
+    ck_assert_uint_eq(failed(&scene), 1);
+    scene_close(&scene);
+}
+END_TEST
+
+// The first failure stands, and waits after it do nothing.
+START_TEST(a_failure_sticks)
+{
+    struct scene scene;
+
+    scene_open(&scene);
+    put(line_of(&scene, OWN, WORD_DISPATCH, 2), 0);
+    ck_assert_uint_eq(wait_kernel(&scene), VERDICT_SILENT);
+    put(line_of(&scene, OWN, WORD_DISPATCH, 0), 0);
+    ck_assert_uint_eq(wait_kernel(&scene), VERDICT_SILENT);
+    ck_assert_int_eq(scene.report->verdict.rank, 2);
+    put(line_of(&scene, OWN, WORD_DISPATCH, 0), stamp(GENERATION, EPOCH));
+    put(line_of(&scene, OWN, WORD_DISPATCH, 2), stamp(GENERATION, EPOCH));
+    (void)wait_kernel(&scene);
+    expect_counts(&scene, (const int32_t[]){0, 0, 0, 0});
+    scene_close(&scene);
+}
+END_TEST
+
+// ---- what ranks are told -----------------------------------------------------------------------
+
+START_TEST(a_signal_goes_to_every_active_peer)
+{
+    const int32_t word = _i == 0 ? WORD_DISPATCH : WORD_COMBINE;
+    const uint64_t epoch = EPOCH + (_i == 0); // a dispatch begins the next one
+    void *peers[RANKS];
+    struct scene scene;
+    struct signal_args args = {
+        .peers = peers, .slot = SLOT, .word = word, .ranks = RANKS, .rank = OWN};
+    const uint32_t fails = 1;
+
+    scene_open(&scene);
+    args.state = scene.state;
+    for (int32_t r = 0; r < RANKS; r++)
+        peers[r] = scene.windows[r];
+    put(&scene.state->active, 11);
+    put(line_of(&scene, OWN, word, OWN), 0);
+    ck_assert_int_eq(kernels_cuda.signal(&args, scene.stream), 0);
+    must(cudaStreamSynchronize(scene.stream));
+    ck_assert_uint_eq(get(&scene.state->epochs[SLOT]), epoch);
+    for (int32_t r = 0; r < RANKS; r++)
+        ck_assert_uint_eq(get(line_of(&scene, r, word, OWN)),
+                          r == OWN || r == 2 ? 0 : stamp(GENERATION, epoch));
+    must(cudaMemcpy(&scene.state->failed, &fails, sizeof fails, cudaMemcpyHostToDevice));
+    ck_assert_int_eq(kernels_cuda.signal(&args, scene.stream), 0);
+    must(cudaStreamSynchronize(scene.stream));
+    ck_assert_uint_eq(get(&scene.state->epochs[SLOT]), epoch);
+    scene_close(&scene);
+}
+END_TEST
+
+START_TEST(a_generation_is_told_to_all)
+{
+    void *peers[RANKS];
+    struct scene scene;
+    struct regroup_args args = {.peers = peers,
+                                .generation = GENERATION + 1,
+                                .active = 3,
+                                .slot = SLOT,
+                                .ranks = RANKS,
+                                .rank = OWN};
+    struct flag_state state;
+
+    scene_open(&scene);
+    put(line_of(&scene, OWN, WORD_DISPATCH, 0), 0);
+    (void)wait_kernel(&scene);
+    put(&scene.state->epochs[0], 77); // another slot's
+    args.state = scene.state;
+    for (int32_t r = 0; r < RANKS; r++)
+        peers[r] = scene.windows[r];
+    ck_assert_int_eq(kernels_cuda.regroup(&args, scene.stream), 0);
+    must(cudaStreamSynchronize(scene.stream));
+    must(cudaMemcpy(&state, scene.state, sizeof state, cudaMemcpyDeviceToHost));
+    ck_assert_uint_eq(state.generation, GENERATION + 1);
+    ck_assert_uint_eq(state.active, 3);
+    ck_assert_uint_eq(state.epochs[SLOT], 0);
+    ck_assert_uint_eq(state.epochs[0], 77);
+    ck_assert_uint_eq(state.failed, 0);
+    for (int32_t r = 0; r < RANKS; r++) {
+        ck_assert_uint_eq(get(line_of(&scene, r, WORD_ACTIVE, OWN)), r == OWN ? 0 : 3);
+        ck_assert_uint_eq(get(line_of(&scene, r, WORD_GENERATION, OWN)),
+                          r == OWN ? 0 : GENERATION + 1);
+    }
+    scene_close(&scene);
+}
+END_TEST
+
+static void tests(TCase *cases)
+{
+    tcase_add_test(cases, rows_are_counted_when_all_have_come);
+    tcase_add_test(cases, ranks_left_out_are_not_waited_for);
+    tcase_add_loop_test(cases, old_flags_are_none, 0, 3);
+    tcase_add_loop_test(cases, who_waits_itself_is_not_named, 0, 4);
+    tcase_add_loop_test(cases, who_has_gone_on_is_named_at_once, 0, 2);
+    tcase_add_test(cases, a_failure_sticks);
+    tcase_add_loop_test(cases, a_signal_goes_to_every_active_peer, 0, 2);
+    tcase_add_test(cases, a_generation_is_told_to_all);
+}
+
+int main(void)
+{
+    return gpu_suite("gpu_flags", tests);
+}
