@@ -117,7 +117,7 @@ typedef struct moxie_tensor {
 // ---- The host's side ---------------------------------------------------------------------------
 #define MOXIE_MEMORY_DEVICE 1     // the runner's own memory; plain RAM when `device` is cpu
 #define MOXIE_MEMORY_SYMMETRIC 2  // visible to peers; always made by the plugin
-#define MOXIE_MEMORY_PINNED 3
+#define MOXIE_MEMORY_PINNED 3     // of the host, page-locked; the device writes it at its address
 #define MOXIE_MEMORY_HOST 4
 
 // One planned allocation, as the plugin asks the host's allocator for it.
