@@ -16,7 +16,7 @@
 // size from the first published one up; a non-zero byte past what it knows is MOXIE_E_UNSUPPORTED,
 // with the offset. Zero in a field means the documented default. Fields named reserved must be 0.
 // Version 0.N: a change to an existing field, slot or meaning bumps N, and unequal N refuse each
-// other in words; appends keep N. Versions: 0.1 first published.
+// other in words; appends keep N. Versions: 0.1 first published, 0.1.1 appended.
 //
 // The comment of every slot closes with its tags, [thread, order, graph; owner; since]:
 //   any         any thread, at any time            init    not during a step; may allocate
@@ -37,7 +37,7 @@ extern "C" {
 
 #define MOXIE_VERSION_MAJOR 0
 #define MOXIE_VERSION_MINOR 1
-#define MOXIE_VERSION_PATCH 0
+#define MOXIE_VERSION_PATCH 1
 #define MOXIE_ABI(major, minor) (((uint32_t)(major) << 16) | (uint32_t)(minor))
 #define MOXIE_ABI_VERSION MOXIE_ABI(MOXIE_VERSION_MAJOR, MOXIE_VERSION_MINOR)
 #define MOXIE_RANKS_MAX 64  // ep_size
@@ -333,8 +333,7 @@ typedef struct moxie_weights {
 #define MOXIE_PHASE_DECODE 2
 #define MOXIE_PHASE_IDLE 3
 
-// What is about to run, the same for all layers of one forward. All ranks agree on everything but
-// the local fields.
+// What is about to run in all layers of one forward. Ranks agree on all but the local fields.
 typedef struct moxie_step {
     uint32_t struct_size;
     int32_t slot;                // 0..forwards_in_flight_max-1
@@ -488,11 +487,12 @@ typedef struct moxie_stats {
     uint64_t bytes_allocated;           // planned memory held now, symmetric included
 } moxie_stats;
 
-// The routed-experts capture of one DP rank.
+// Kept on the device: ids until the dispatcher ends; load, which hosts may zero, until runners do.
 typedef struct moxie_captured {
     uint32_t struct_size;
     int32_t dp_rank;   // in
-    moxie_tensor ids;  // out: int32 [forward_tokens, num_layers, k], -1: no expert; until close
+    moxie_tensor ids;  // out: int32 [forward_tokens, num_layers, k], -1: no expert; or none
+    moxie_tensor load;  // out: int64 [num_layers, experts_local] rows run, or none [since 0.1.1]
 } moxie_captured;
 
 typedef struct moxie_api {
@@ -522,7 +522,7 @@ typedef struct moxie_api {
     // dispatch, run and combine of one layer in as many rounds as the step needs; both handles are
     // of this library and one instance. [serial, collective, stream, capturable; caller; 0.1]
     int32_t (*forward)(moxie_dispatcher *, moxie_runner *, const moxie_batch *, moxie_error *);
-    // UNAVAILABLE without the key capture_routed_experts. [serial, eager; plugin; 0.1]
+    // UNAVAILABLE without capture_routed_experts or count_expert_load. [serial, eager; plugin; 0.1]
     int32_t (*captured)(const moxie_instance *, moxie_captured *, moxie_error *);
     // Counters since open. [serial, eager; caller; 0.1]
     int32_t (*stats)(const moxie_instance *, moxie_stats *, moxie_error *);

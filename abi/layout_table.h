@@ -252,10 +252,11 @@
     FIELD(moxie_stats, refused, 64, 8)                                        \
     FIELD(moxie_stats, peer_failures, 72, 8)                                  \
     FIELD(moxie_stats, bytes_allocated, 80, 8)                                \
-    STRUCT(moxie_captured, 56, 56)                                            \
+    STRUCT(moxie_captured, 56, 104)                                           \
     FIELD(moxie_captured, struct_size, 0, 4)                                  \
     FIELD(moxie_captured, dp_rank, 4, 4)                                      \
     FIELD(moxie_captured, ids, 8, 48)                                         \
+    FIELD(moxie_captured, load, 56, 48)                                       \
     STRUCT(moxie_api, 120, 120)                                               \
     FIELD(moxie_api, struct_size, 0, 4)                                       \
     FIELD(moxie_api, abi_version, 4, 4)                                       \
@@ -301,6 +302,6 @@
 // clang-format on
 
 // What layout_digest() of this table is; a constant, so that the build identity can be one.
-#define LAYOUT_DIGEST 0xeff8515700313082ull
+#define LAYOUT_DIGEST 0x55f6a5a1ed59a425ull
 
 #endif

@@ -119,6 +119,7 @@ static const struct loader_row rows[] = {
     FIELD(moxie_stats, refused), FIELD(moxie_stats, peer_failures),
     FIELD(moxie_stats, bytes_allocated),
     FIELD(moxie_captured, struct_size), FIELD(moxie_captured, dp_rank), FIELD(moxie_captured, ids),
+    FIELD(moxie_captured, load),
     FIELD(moxie_api, struct_size), FIELD(moxie_api, abi_version), FIELD(moxie_api, build),
     FIELD(moxie_api, layout), FIELD(moxie_api, get_extension), FIELD(moxie_api, probe),
     FIELD(moxie_api, open), FIELD(moxie_api, config), FIELD(moxie_api, validate),

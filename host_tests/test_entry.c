@@ -49,7 +49,7 @@ START_TEST(versions_agree)
     ck_assert_uint_eq(api->build->abi_min, MOXIE_ABI_VERSION);
     ck_assert_uint_eq(api->build->abi_max, MOXIE_ABI_VERSION);
     ck_assert_uint_eq(api->build->layout_digest, LAYOUT_DIGEST);
-    ck_assert_str_eq(api->build->version, "0.1.0");
+    ck_assert_str_eq(api->build->version, "0.1.1");
     ck_assert_str_ne(api->build->cuda, "");
     ck_assert_str_ne(api->build->source_id, "");
     ck_assert_str_ne(api->build->compiler, "unknown");
@@ -63,7 +63,7 @@ START_TEST(versions_differ)
     ck_assert_ptr_nonnull(strstr(text, "engine 7"));
     ck_assert_ptr_nonnull(strstr(text, "0.2 to 0.4"));
     ck_assert_ptr_nonnull(strstr(text, "0.1 to 0.1"));
-    ck_assert_ptr_nonnull(strstr(text, "libmoxie (0.1.0, "));
+    ck_assert_ptr_nonnull(strstr(text, "libmoxie (0.1.1, "));
     ck_assert_int_eq(error.code, MOXIE_E_VERSION);
     ck_assert_int_eq(ask(0, 0), MOXIE_E_VERSION);
     ck_assert_int_eq(ask(MOXIE_ABI(0, 3), MOXIE_ABI(0, 1)), MOXIE_E_INVALID);

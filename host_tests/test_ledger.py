@@ -34,7 +34,7 @@ def struct_of(ledger, name):
 
 
 PUBLISHED = ledger_of()
-PATCH = ("#define MOXIE_VERSION_PATCH 0", "#define MOXIE_VERSION_PATCH 1")
+PATCH = ("#define MOXIE_VERSION_PATCH 1", "#define MOXIE_VERSION_PATCH 2")
 MINOR = ("#define MOXIE_VERSION_MINOR 1", "#define MOXIE_VERSION_MINOR 2")
 
 
@@ -59,11 +59,11 @@ class Reads(unittest.TestCase):
                           "const moxie_rows **", "moxie_error *"])
 
     def test_published_size(self):
-        grown = ledger_of(PATCH, (LAST, LAST + "    int64_t later;  // [since 0.1.1]\n"))
+        grown = ledger_of(PATCH, (LAST, LAST + "    int64_t later;  // [since 0.1.2]\n"))
         step = struct_of(grown, "moxie_step")
         self.assertEqual((step["published_bytes"], step["bytes"]), (48, 56))
-        self.assertEqual(step["fields"][-1]["since"], "0.1.1")
-        bumped = ledger_of(MINOR, (LAST, LAST + "    int64_t later;  // [since 0.1.1]\n"))
+        self.assertEqual(step["fields"][-1]["since"], "0.1.2")
+        bumped = ledger_of(MINOR, (LAST, LAST + "    int64_t later;  // [since 0.1.2]\n"))
         self.assertEqual(struct_of(bumped, "moxie_step")["published_bytes"], 56)
 
 
@@ -97,7 +97,7 @@ class Refuses(unittest.TestCase):
                                                  "    uint32_t bytes;"))
 
     def test_a_version_to_come(self):
-        self.refused("a version to come", (LAST, LAST + "    int64_t later;  // [since 0.1.1]\n"))
+        self.refused("a version to come", (LAST, LAST + "    int64_t later;  // [since 0.1.2]\n"))
 
 
 class Frozen(unittest.TestCase):
@@ -129,12 +129,12 @@ class Frozen(unittest.TestCase):
 
     def test_appends(self):
         later = LAST + "    int64_t later;{}\n"
-        self.assertIn("moxie_step.later is new since 0.1.0: bump MOXIE_VERSION_PATCH",
+        self.assertIn("moxie_step.later is new since 0.1.1: bump MOXIE_VERSION_PATCH",
                       self.complaints((LAST, later.format("")))[0])
-        self.assertEqual(self.complaints(PATCH, (LAST, later.format("  // [since 0.1.1]"))), [])
+        self.assertEqual(self.complaints(PATCH, (LAST, later.format("  // [since 0.1.2]"))), [])
         slot = CLOSE + "    // Not yet. [any, eager; caller; 0.1{}]\n    void (*later)(void);\n"
         self.assertIn("moxie_api.later is new", self.complaints(PATCH, (CLOSE, slot.format("")))[0])
-        self.assertEqual(self.complaints(PATCH, (CLOSE, slot.format(".1"))), [])
+        self.assertEqual(self.complaints(PATCH, (CLOSE, slot.format(".2"))), [])
 
     def test_names_of_parameters_are_free(self):
         self.assertEqual(self.complaints(("(*get_i64)(void *ctx, const char *key",

@@ -30,7 +30,7 @@ START_TEST(loads_and_loads_again)
                       text);
         first = library.api;
         ck_assert_uint_eq(first->abi_version, MOXIE_ABI_VERSION);
-        ck_assert_str_eq(first->build->version, "0.1.0");
+        ck_assert_str_eq(first->build->version, "0.1.1");
         ck_assert_ptr_null(first->get_extension("nobody.knows/1"));
         moxie_unload(&library);
         ck_assert_ptr_null(library.api);

@@ -12,11 +12,13 @@
 #include "kernels/record.h"
 #include "kernels/route.h"
 #include "kernels/router.h"
+#include "kernels/tally.h"
 
 struct kernels {
     const char *name;
     int32_t (*record)(const struct record_args *args, void *stream);
     int32_t (*route)(const struct route_args *args, void *stream);
+    int32_t (*tally)(const struct tally_args *args, void *stream);
     int32_t (*gate_up)(const struct gate_up_args *args, void *stream);
     int32_t (*down)(const struct down_args *args, void *stream);
     int32_t (*dispatch)(const struct dispatch_args *args, void *stream);

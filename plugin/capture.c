@@ -60,25 +60,69 @@ int32_t capture_check(const moxie_instance *instance, int64_t row, int64_t token
                      row, row + tokens, slice_rows, instance->explained);
 }
 
-int32_t capture_view(const moxie_instance *instance, moxie_captured *captured, moxie_error *error)
+int32_t capture_clear_load(moxie_instance *instance, int32_t layer, moxie_error *error)
+{
+    const struct limits *limits = &instance->plan.limits;
+    const int64_t row_bytes = (int64_t)limits->experts_local * 8;
+    unsigned char *base = memory_slot(&instance->memory, BUFFER_EXPERT_LOAD, 0);
+    // The first runner finds memory as it was given.
+    int first = instance->memory.buffers[BUFFER_EXPERT_LOAD].users == 1;
+
+    if (base == NULL) return MOXIE_OK;
+    return instance_launched(instance,
+                             instance->device->fill(base + (first ? 0 : layer * row_bytes), 0,
+                                                    first ? limits->layers * row_bytes : row_bytes),
+                             "expert_load", error);
+}
+
+// The shapes of both tensors are constant, so that handing out the same arrays every time is safe.
+static moxie_tensor kept(const moxie_instance *instance, void *data, int32_t ndim,
+                         const int64_t *shape, const int64_t *strides)
+{
+    moxie_tensor tensor =
+        tensor_make(data, ndim, (int64_t *)(uintptr_t)shape, (int64_t *)(uintptr_t)strides,
+                    ndim == 3 ? TENSOR_INT32 : TENSOR_INT64);
+
+    tensor.device.type = instance->device->tensor_device;
+    tensor.device.id = instance->device->ordinal();
+    return tensor;
+}
+
+static int32_t view_ids(const moxie_instance *instance, int32_t dp_rank, moxie_tensor *ids,
+                        moxie_error *error)
 {
     const struct limits *limits = &instance->plan.limits;
     int32_t *base = capture_base(instance);
     int64_t row_ints = (int64_t)limits->layers * limits->top_k;
 
-    if (!limits->capture)
-        return fail_with(error, MOXIE_E_UNAVAILABLE, "captured: capture_routed_experts is 0");
     if (base == NULL)
         return fail_with(error, MOXIE_E_UNAVAILABLE,
                          "captured: no dispatcher has been created yet");
-    if (captured->dp_rank < 0 || captured->dp_rank >= limits->dp_size)
-        return fail_with(error, MOXIE_E_INVALID, "captured: dp_rank %d; want 0..%d",
-                         captured->dp_rank, limits->dp_size - 1);
-    // The shape is constant, so that handing out the same arrays every time is safe.
-    captured->ids = tensor_make(base + captured->dp_rank * limits->capture_tokens * row_ints, 3,
-                                (int64_t *)(uintptr_t)instance->captured_shape,
-                                (int64_t *)(uintptr_t)instance->captured_strides, TENSOR_INT32);
-    captured->ids.device.type = instance->device->tensor_device;
-    captured->ids.device.id = instance->device->ordinal();
+    if (dp_rank < 0 || dp_rank >= limits->dp_size)
+        return fail_with(error, MOXIE_E_INVALID, "captured: dp_rank %d; want 0..%d", dp_rank,
+                         limits->dp_size - 1);
+    *ids = kept(instance, base + dp_rank * limits->capture_tokens * row_ints, 3,
+                instance->captured_shape, instance->captured_strides);
     return MOXIE_OK;
+}
+
+int32_t capture_view(const moxie_instance *instance, moxie_captured *captured, moxie_error *error)
+{
+    const struct limits *limits = &instance->plan.limits;
+    void *base = memory_slot(&instance->memory, BUFFER_EXPERT_LOAD, 0);
+    moxie_tensor ids = {.data = NULL}, load = ids;
+    int32_t st = MOXIE_OK;
+
+    if (!limits->capture && !limits->expert_load)
+        return fail_with(error, MOXIE_E_UNAVAILABLE,
+                         "captured: capture_routed_experts is 0, and count_expert_load too");
+    if (limits->expert_load && base == NULL && limits->experts_local > 0)
+        TRY(fail_with(error, MOXIE_E_UNAVAILABLE, "captured: no runner has been created yet"));
+    if (limits->capture) TRY(view_ids(instance, captured->dp_rank, &ids, error));
+    if (limits->expert_load)
+        load = kept(instance, base, 2, instance->load_shape, instance->load_strides);
+    captured->ids = ids;
+    captured->load = load;
+out:
+    return st;
 }

@@ -1,5 +1,7 @@
-// The routed-experts capture: the physical ids that every layer chose, kept in one planned buffer
-// int32 [capture_rows, num_layers, top_k], a slice of forward_tokens rows per data-parallel rank.
+// What hosts read of past layers. The routed-experts capture: the physical ids that every layer
+// chose, kept in one planned buffer int32 [capture_rows, num_layers, top_k], a slice of
+// forward_tokens rows per data-parallel rank. The expert load: rows that each local expert has
+// computed, int64 [num_layers, experts_local].
 
 #ifndef MOXIE_PLUGIN_CAPTURE_H
 #define MOXIE_PLUGIN_CAPTURE_H
@@ -25,6 +27,10 @@ struct capture_rows {
 // Every entry becomes -1 ("no expert").
 int32_t capture_clear(moxie_instance *instance, moxie_error *error);
 
+// The layer's counters of expert load become 0, with the first runner those of all layers; a no-op
+// without them.
+int32_t capture_clear_load(moxie_instance *instance, int32_t layer, moxie_error *error);
+
 // Records in stream order; a no-op without the capture. The rows were checked by capture_check.
 int32_t capture_record(moxie_instance *instance, const struct capture_rows *rows,
                        moxie_error *error);
@@ -33,7 +39,7 @@ int32_t capture_record(moxie_instance *instance, const struct capture_rows *rows
 int32_t capture_check(const moxie_instance *instance, int64_t row, int64_t tokens,
                       int64_t slice_rows, moxie_error *error);
 
-// The slice of captured->dp_rank as a tensor.
+// The slice of captured->dp_rank and the counters of expert load as tensors.
 int32_t capture_view(const moxie_instance *instance, moxie_captured *captured, moxie_error *error);
 
 #endif

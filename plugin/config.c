@@ -138,6 +138,8 @@ static const struct key_row keys[KEY_COUNT] = {
         "1 = the router weight multiplies the expert's input; legal only with top_k 1"),
     [KEY_CAPTURE_ROUTED_EXPERTS] = I64("capture_routed_experts", 0, 1, 0, 0,
         "1 = record the chosen expert ids of every layer"),
+    [KEY_COUNT_EXPERT_LOAD] = I64("count_expert_load", 0, 1, 0, 0,
+        "1 = count the rows that each expert of every layer computes"),
     [KEY_DETERMINISTIC] = I64("deterministic", 0, 1, 0, 0,
         "1 = required, refused where no such kernel; 0 = no promise"),
     [KEY_DEVICE_MEMORY_BUDGET_BYTES] = I64("device_memory_budget_bytes", 0, ANY, 0, PER_RANK,

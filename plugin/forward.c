@@ -239,6 +239,23 @@ int32_t forward_route(const struct experts_job *job, struct route_args *route, m
         job->instance, job->instance->device->kernels->route(route, job->stream), "route", error);
 }
 
+// What each expert is about to compute, added to its counter of this layer.
+static int32_t count_load(const struct experts_job *job, const struct experts_buffers *b,
+                          moxie_error *error)
+{
+    const int32_t experts = job->instance->plan.limits.experts_local;
+    int64_t *load = memory_slot(&job->instance->memory, BUFFER_EXPERT_LOAD, 0);
+    const struct tally_args args = {
+        .expert_offset = b->expert_offset,
+        .load = load == NULL ? NULL : load + (int64_t)job->layer * experts,
+        .experts = experts,
+    };
+
+    if (load == NULL || experts == 0) return MOXIE_OK;
+    return instance_launched(
+        job->instance, job->instance->device->kernels->tally(&args, job->stream), "tally", error);
+}
+
 int32_t forward_experts(const struct experts_job *job, moxie_error *error)
 {
     const struct kernels *kernels = job->instance->device->kernels;
@@ -252,6 +269,7 @@ int32_t forward_experts(const struct experts_job *job, moxie_error *error)
     int32_t st = MOXIE_OK;
 
     TRY(forward_route(job, &route, error));
+    TRY(count_load(job, &buffers, error));
     TRY(quantise_x(job, &buffers, &operand, error));
     gate_up = gate_up_stage(job, &buffers, &operand);
     TRY(instance_launched(instance, kernels->gate_up(&gate_up, job->stream), "gate_up", error));

@@ -15,7 +15,7 @@ struct experts_job {
     const struct rows_view *in;
     const struct out_view *out;
     int32_t slot; // whose buffers
-    int32_t reserved;
+    int32_t layer;
     void *stream; // the kernels'
 };
 

@@ -75,6 +75,9 @@ static void publish(moxie_instance *instance)
     instance->captured_strides[0] = (int64_t)plan->limits.layers * plan->limits.top_k;
     instance->captured_strides[1] = plan->limits.top_k;
     instance->captured_strides[2] = 1;
+    instance->load_shape[0] = plan->limits.layers;
+    instance->load_shape[1] = instance->load_strides[0] = plan->limits.experts_local;
+    instance->load_strides[1] = 1;
     for (int32_t key = 0; key < KEY_COUNT; key++)
         config_print(&instance->config, (enum config_key)key, instance->printed[key],
                      sizeof instance->printed[key]);

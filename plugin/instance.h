@@ -47,6 +47,7 @@ struct moxie_instance {
     moxie_stats stats;           // without what kernels count
     struct report_link *reports; // and where they do
     int64_t captured_shape[3], captured_strides[3];
+    int64_t load_shape[2], load_strides[2];
 };
 
 // `host` is the door's copy of the caller's struct and is copied again.

@@ -197,6 +197,7 @@ static void limits_fill(struct limits *limits, const struct config *config,
     limits->dispatcher = (int32_t)kind;
     limits->weight_on_input = (int32_t)config_i64(config, KEY_APPLY_ROUTER_WEIGHT_ON_INPUT);
     limits->capture = (int32_t)config_i64(config, KEY_CAPTURE_ROUTED_EXPERTS);
+    limits->expert_load = (int32_t)config_i64(config, KEY_COUNT_EXPERT_LOAD);
     limits->capture_tokens = limits->capture ? bounds->forward_tokens : 0;
     limits->timeout_ms = timeout_ms < INT32_MAX ? (int32_t)timeout_ms : INT32_MAX;
     limits_formats(limits, config);
@@ -433,6 +434,23 @@ static int capture_buffer(const struct planner *planner)
     return !limits->capture || buffer_add(planner, &request);
 }
 
+static int load_buffer(const struct planner *planner)
+{
+    const struct limits *limits = &planner->plan->limits;
+    const struct request request = {
+        .id = BUFFER_EXPERT_LOAD,
+        .kind = MOXIE_MEMORY_DEVICE,
+        .name = "expert_load",
+        .why = "rows that each local expert has computed, int64 [num_layers, experts_local]",
+        .pieces = 1,
+        .rows = limits->layers,
+        .row_bytes = (int64_t)limits->experts_local * 8,
+        .columns_key = KEY_NUM_EXPERTS,
+    };
+
+    return !limits->expert_load || buffer_add(planner, &request);
+}
+
 void plan_make(struct plan *plan, const struct config *config, const struct bounds *bounds,
                struct report *report)
 {
@@ -444,7 +462,8 @@ void plan_make(struct plan *plan, const struct config *config, const struct boun
     if (report->reasons_count > 0 || dispatcher == NULL) return;
     if (rows < 1 || rows > INT32_MAX / config_i64(config, KEY_TOP_K)) return;
     limits_fill(&plan->limits, config, bounds, (enum dispatcher_kind)dispatcher->id);
-    if (runner_buffers(&planner) && dispatcher_buffers(&planner) && capture_buffer(&planner))
+    if (runner_buffers(&planner) && dispatcher_buffers(&planner) && capture_buffer(&planner) &&
+        load_buffer(&planner))
         return;
     plan->buffers_count = 0;
     plan->device_bytes = plan->symmetric_bytes = plan->pinned_bytes = plan->host_bytes = 0;

@@ -33,7 +33,7 @@ struct limits {
     int32_t mid_format, pair_format; // enum format: between the GEMMs, and of one row per pair
     int32_t wire_format;             // enum format: of pushed rows
     int32_t weight_on_input;         // router weight multiplies the input row
-    int32_t capture;
+    int32_t capture, expert_load;
     int32_t timeout_ms;     // clamped to INT32_MAX
     int64_t capture_tokens; // rows of one DP rank's slice of the capture
     int64_t row_bytes, scale_bytes, id_bytes, weight_bytes; // of one wire row, pitched
@@ -76,6 +76,7 @@ enum buffer_id {
     BUFFER_WINDOW, // symmetric, per slot
     BUFFER_REPORT, // what waiting kernels tell the host: struct flag_report
     BUFFER_CAPTURE,
+    BUFFER_EXPERT_LOAD,
     BUFFER_COUNT
 };
 

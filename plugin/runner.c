@@ -2,6 +2,7 @@
 
 #include "plugin/runner.h"
 
+#include "plugin/capture.h"
 #include "plugin/forward.h"
 #include "plugin/tensor.h"
 
@@ -14,7 +15,7 @@
 #define RUNNER_BUFFERS                                                                             \
     (1u << BUFFER_EXPERT_OFFSET | 1u << BUFFER_PAIR_ROW | 1u << BUFFER_PAIR_WEIGHT |               \
      1u << BUFFER_ROW_PAIR | 1u << BUFFER_MID | 1u << BUFFER_MID_FP8 | 1u << BUFFER_MID_SCALES |   \
-     1u << BUFFER_PAIR_OUT | 1u << BUFFER_CPU_SCRATCH)
+     1u << BUFFER_PAIR_OUT | 1u << BUFFER_CPU_SCRATCH | 1u << BUFFER_EXPERT_LOAD)
 
 struct moxie_runner {
     uint64_t magic;
@@ -44,6 +45,7 @@ int32_t runner_create(moxie_instance *instance, int32_t layer, const moxie_weigh
                      &runner->weights, error));
     TRY(instance_take(instance, RUNNER_BUFFERS, error));
     runner->taken = 1;
+    TRY(capture_clear_load(instance, layer, error));
     runner->magic = RUNNER_MAGIC;
     *out = runner;
     runner = NULL;
@@ -112,6 +114,7 @@ int32_t runner_run(moxie_runner *runner, const moxie_call *call, const moxie_row
                               .in = &view,
                               .out = &results,
                               .slot = call->slot,
+                              .layer = runner->layer,
                               .stream = instance_stream(instance, call->stream)};
     int32_t st = MOXIE_OK;
 

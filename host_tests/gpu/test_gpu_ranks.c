@@ -282,6 +282,47 @@ START_TEST(rows_and_bytes_are_counted)
 }
 END_TEST
 
+static void count_load(struct gpu_member *member)
+{
+    mock_set_i64(&member->rank.mock, "count_expert_load", 1);
+}
+
+static void load_scenario(struct gpu_member *member)
+{
+    const struct layer *layer = &member->crew->layer;
+    const struct limits *limits = &member->rank.instance->plan.limits;
+    const int32_t *ids = (const int32_t *)(const void *)layer->ids.data;
+    moxie_captured captured = {.struct_size = sizeof captured};
+    int64_t load[64] = {0}, want[64] = {0};
+
+    gpu_member_forward(member);
+    gpu_member_forward(member);
+    gpu_member_accept(
+        member, instance_captured(member->rank.instance, &captured, &member->rank.mock.error));
+    ck_assert_int_eq(captured.load.device.type, MOXIE_DEVICE_CUDA);
+    ck_assert_int_le(limits->experts_local, 64);
+    must(cudaMemcpy(load, captured.load.data, (size_t)limits->experts_local * sizeof *load,
+                    cudaMemcpyDeviceToHost));
+    for (int64_t i = 0; i < layer->tokens * layer->top_k; i++)
+        if (ids[i] >= limits->experts_first &&
+            ids[i] - limits->experts_first < limits->experts_local)
+            want[ids[i] - limits->experts_first] += 2;
+    ck_assert_mem_eq(load, want, sizeof load);
+}
+
+START_TEST(expert_load_is_counted)
+{
+    struct gpu_crew crew = {.layer_name = "qwen3_moe_a",
+                            .ranks = 3,
+                            .dispatcher = "alltoall",
+                            .configure = count_load,
+                            .scenario = load_scenario};
+
+    gpu_crew_run(&crew);
+    gpu_crew_fini(&crew);
+}
+END_TEST
+
 static void tests(TCase *cases)
 {
     tcase_add_loop_test(cases, golden_layers, 0, GPU_LAYERS);
@@ -292,6 +333,7 @@ static void tests(TCase *cases)
     tcase_add_test(cases, padding_to_the_longest);
     tcase_add_test(cases, rounds);
     tcase_add_test(cases, rows_and_bytes_are_counted);
+    tcase_add_test(cases, expert_load_is_counted);
 }
 
 int main(void)

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define VERSION_TEXT "0.1.0"
+#define VERSION_TEXT "0.1.1"
 #define MOCK_RUNNER  "mock_cpu"
 
 // ---- Runner ------------------------------------------------------------------------------------
@@ -268,6 +268,7 @@ static int32_t captured(const moxie_instance *handle, moxie_captured *given, mox
                               .dtype = {MOXIE_DTYPE_INT, 32, 1},
                               .shape = instance->captured_shape,
                               .strides = instance->captured_strides};
+    copy.load = (moxie_tensor){.data = NULL};
     struct_write(&shape_captured, &copy, given);
 out:
     call_leave(&call);

@@ -142,6 +142,7 @@ const moxie_field layout_fields[] = {
     FIELD(moxie_stats, bytes_allocated),
     WHOLE(moxie_captured),
     FIELD(moxie_captured, struct_size), FIELD(moxie_captured, dp_rank), FIELD(moxie_captured, ids),
+    FIELD(moxie_captured, load),
     WHOLE(moxie_api),
     FIELD(moxie_api, struct_size), FIELD(moxie_api, abi_version), FIELD(moxie_api, build),
     FIELD(moxie_api, layout), FIELD(moxie_api, get_extension), FIELD(moxie_api, probe),

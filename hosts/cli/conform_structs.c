@@ -4,6 +4,7 @@
 #include "hosts/cli/conform_stage.h"
 #include "hosts/cli/fault.h"
 
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -18,6 +19,7 @@ struct sized {
     void (*fill)(struct stage *stage, void *at);
     // Passes it. Whatever it makes is taken down again.
     int32_t (*pass)(struct stage *stage, void *at);
+    uint32_t first_bytes; // as first published; 0: still `bytes`
 };
 
 // ---- What a host passes in ---------------------------------------------------------------------
@@ -183,14 +185,14 @@ static int32_t pass_slab(struct stage *stage, void *at)
 }
 
 static const struct sized sized_in[] = {
-    {"moxie_host", sizeof(moxie_host), fill_host, pass_host},
-    {"moxie_weights", sizeof(moxie_weights), fill_weights, pass_weights},
-    {"moxie_matrix", sizeof(moxie_matrix), fill_matrix, pass_matrix},
-    {"moxie_step", sizeof(moxie_step), fill_step, pass_step},
-    {"moxie_batch", sizeof(moxie_batch), fill_batch, pass_batch},
-    {"moxie_call", sizeof(moxie_call), fill_call, pass_call},
-    {"moxie_rows", sizeof(moxie_rows), fill_rows, pass_rows},
-    {"moxie_slab", sizeof(moxie_slab), fill_slab, pass_slab},
+    {"moxie_host", sizeof(moxie_host), fill_host, pass_host, 0},
+    {"moxie_weights", sizeof(moxie_weights), fill_weights, pass_weights, 0},
+    {"moxie_matrix", sizeof(moxie_matrix), fill_matrix, pass_matrix, 0},
+    {"moxie_step", sizeof(moxie_step), fill_step, pass_step, 0},
+    {"moxie_batch", sizeof(moxie_batch), fill_batch, pass_batch, 0},
+    {"moxie_call", sizeof(moxie_call), fill_call, pass_call, 0},
+    {"moxie_rows", sizeof(moxie_rows), fill_rows, pass_rows, 0},
+    {"moxie_slab", sizeof(moxie_slab), fill_slab, pass_slab, 0},
 };
 
 // ---- What the plugin fills ---------------------------------------------------------------------
@@ -226,10 +228,11 @@ static int32_t pass_captured(struct stage *stage, void *at)
 }
 
 static const struct sized sized_out[] = {
-    {"moxie_probe", sizeof(moxie_probe), fill_nothing, pass_probe},
-    {"moxie_config_entry", sizeof(moxie_config_entry), fill_nothing, pass_entry},
-    {"moxie_stats", sizeof(moxie_stats), fill_nothing, pass_stats},
-    {"moxie_captured", sizeof(moxie_captured), fill_nothing, pass_captured},
+    {"moxie_probe", sizeof(moxie_probe), fill_nothing, pass_probe, 0},
+    {"moxie_config_entry", sizeof(moxie_config_entry), fill_nothing, pass_entry, 0},
+    {"moxie_stats", sizeof(moxie_stats), fill_nothing, pass_stats, 0},
+    {"moxie_captured", sizeof(moxie_captured), fill_nothing, pass_captured,
+     offsetof(moxie_captured, load)},
 };
 
 // ---- The walk ----------------------------------------------------------------------------------
@@ -251,8 +254,8 @@ static int32_t pass_sized(struct stage *stage, const struct sized *sized, uint32
 
 static int check_short(struct stage *stage, const struct sized *sized)
 {
-    // The first published sizes are those of this version: none is shorter.
-    const uint32_t sizes[] = {0, 4, sized->bytes - 1, UINT32_MAX};
+    const uint32_t first_bytes = sized->first_bytes > 0 ? sized->first_bytes : sized->bytes;
+    const uint32_t sizes[] = {0, 4, first_bytes - 1, UINT32_MAX};
     int st = VERDICT_PASS;
 
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
@@ -352,6 +355,7 @@ int rule_struct_sizes_out(struct check *check)
 
         if (!captures && sized->pass == pass_captured) continue;
         TRY(check_short(&stage, sized));
+        if (sized->first_bytes > 0) TRY(check_filled(&stage, sized, sized->first_bytes));
         TRY(check_filled(&stage, sized, sized->bytes));
         TRY(check_filled(&stage, sized, sized->bytes + GROWN_BYTES));
     }

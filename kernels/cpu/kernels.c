@@ -6,6 +6,7 @@ const struct kernels kernels_cpu = {
     .name = "cpu",
     .record = record_cpu,
     .route = route_cpu,
+    .tally = tally_cpu,
     .gate_up = gate_up_cpu,
     .down = down_cpu,
     .dispatch = dispatch_cpu,

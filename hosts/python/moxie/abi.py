@@ -58,7 +58,7 @@ MIRROR = {}
 # ---- generated from abi.h by `python3 abi/ledger`; do not edit ----
 VERSION_MAJOR = 0
 VERSION_MINOR = 1
-VERSION_PATCH = 0
+VERSION_PATCH = 1
 RANKS_MAX = 64
 TOP_K_MAX = 32
 SLOTS_MAX = 4
@@ -229,7 +229,7 @@ Field = mirror("field", "u32 struct_size offset size reserved0", "str structure 
 Stats = mirror("stats", "u32 struct_size reserved0",
                "u64 forwards rounds dispatches combines tokens rows_sent rows_received",
                "u64 refused peer_failures bytes_allocated")
-Captured = mirror("captured", "u32 struct_size", "i32 dp_rank", "tensor ids")
+Captured = mirror("captured", "u32 struct_size", "i32 dp_rank", "tensor ids load")
 Api = mirror(
     "api",
     "u32 struct_size abi_version",
