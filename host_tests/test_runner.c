@@ -255,6 +255,44 @@ START_TEST(expert_masked_rows)
 }
 END_TEST
 
+// Result rows go to peers: those that nobody sent rows for would be moved for nothing.
+START_TEST(fold_leaves_rows_past_the_count)
+{
+    struct bench bench;
+    struct expanded e;
+    moxie_error *error;
+    moxie_rows out;
+    int32_t count;
+    int64_t one = 1, hidden;
+    float poison;
+
+    bench_open(&bench, layers[0]);
+    error = &bench.rank.mock.error;
+    hidden = bench.layer.hidden;
+    count = (int32_t)bench.layer.tokens - 1;
+    expanded_make(&e, &bench, MOXIE_LAYOUT_EXPERT_CONTIGUOUS);
+    out = bench.out;
+    out.layout = MOXIE_LAYOUT_RANK_MAJOR;
+    out.counts = tensor_make(&count, 1, &one, NULL, TENSOR_INT32);
+    memset(bench.y, 0xff, (size_t)(bench.layer.tokens * hidden) * sizeof *bench.y);
+    memset(&poison, 0xff, sizeof poison);
+    ck_assert_int_eq(
+        runner_expand(bench.rank.runner, &bench.call, &bench.in, &e.in, &e.row_index, error),
+        MOXIE_OK);
+    ck_assert_int_eq(runner_run(bench.rank.runner, &bench.call, &e.in, &e.out, error), MOXIE_OK);
+    ck_assert_msg(runner_fold(bench.rank.runner, &bench.call, &e.out, &e.row_index, &out, error) ==
+                      MOXIE_OK,
+                  "%s", bench.rank.mock.text);
+    ck_assert_mem_ne(bench.y + (count - 1) * hidden, &poison, sizeof poison);
+    ck_assert_mem_eq(bench.y + count * hidden, &poison, sizeof poison);
+    one = 2;
+    ck_assert_int_eq(runner_fold(bench.rank.runner, &bench.call, &e.out, &e.row_index, &out, error),
+                     MOXIE_E_INVALID);
+    expanded_free(&e);
+    bench_close(&bench);
+}
+END_TEST
+
 // ---- id spaces ---------------------------------------------------------------------------------
 
 // Ids are given backwards and the map turns them round again; one id is mapped to nothing.
@@ -423,6 +461,7 @@ static void add(TCase *tests)
     tcase_add_loop_test(tests, rank_major_rows, 0, LAYERS);
     tcase_add_loop_test(tests, expert_contiguous_rows, 0, LAYERS);
     tcase_add_loop_test(tests, expert_masked_rows, 0, LAYERS);
+    tcase_add_test(tests, fold_leaves_rows_past_the_count);
     tcase_add_loop_test(tests, expert_maps, 0, 3);
     tcase_add_test(tests, what_does_not_fit_is_refused_before_a_write);
     tcase_add_test(tests, expanded_rows_must_hold_the_worst_case);

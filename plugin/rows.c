@@ -308,6 +308,26 @@ out:
     return st;
 }
 
+// How many rows of each slab have a result, where nobody else says it; NULL: all of them.
+static int32_t out_counts(const moxie_rows *out, const struct rows_view *in, int32_t device,
+                          const int32_t **counts, moxie_error *error)
+{
+    const struct tensor_want want = {.name = "out.counts",
+                                     .shape = {out->slabs_count},
+                                     .ndim = 1,
+                                     .types = TENSOR_INT32,
+                                     .device = device,
+                                     .optional = 1};
+    int32_t st = MOXIE_OK;
+
+    *counts = NULL;
+    if (in != NULL || out->layout != MOXIE_LAYOUT_RANK_MAJOR) goto out;
+    TRY(tensor_check(&out->counts, &want, error));
+    *counts = (const int32_t *)(const void *)tensor_data(&out->counts);
+out:
+    return st;
+}
+
 int32_t rows_out(const moxie_rows *out, const struct rows_view *in, const struct limits *limits,
                  int32_t device, struct out_view *view, moxie_error *error)
 {
@@ -319,6 +339,7 @@ int32_t rows_out(const moxie_rows *out, const struct rows_view *in, const struct
     int64_t most = out->layout == MOXIE_LAYOUT_EXPERT_MASKED       ? INT32_MAX
                    : out->layout == MOXIE_LAYOUT_EXPERT_CONTIGUOUS ? limits->pairs_max
                                                                    : limits->rows_max;
+    const int32_t *counts = NULL;
     int64_t rows_count;
     int32_t st = MOXIE_OK;
 
@@ -333,6 +354,7 @@ int32_t rows_out(const moxie_rows *out, const struct rows_view *in, const struct
         want.shape[1] = in != NULL ? in->rows_per_expert : -1;
         want.shape[2] = limits->hidden;
     }
+    TRY(out_counts(out, in, device, &counts, error));
     view->slabs_count = (int32_t)out->slabs_count;
     for (int32_t i = 0; i < view->slabs_count; i++) {
         const moxie_tensor *rows = &slab_at(out, (uint32_t)i)->rows;
@@ -352,6 +374,7 @@ int32_t rows_out(const moxie_rows *out, const struct rows_view *in, const struct
         to->count = in != NULL && in->by == ROUTE_BY_IDS && in->layout != MOXIE_LAYOUT_STANDARD
                         ? in->slabs[i].count
                         : NULL;
+        if (counts != NULL) to->count = counts + i;
         view->rows_cap = to->cap > view->rows_cap ? to->cap : view->rows_cap;
     }
 out:

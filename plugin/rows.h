@@ -39,7 +39,8 @@ int32_t rows_read(const moxie_rows *rows, const struct limits *limits, int32_t d
 int32_t rows_check_aligned(const char *name, const void *rows, int64_t stride_bytes,
                            moxie_error *error);
 
-// Checks that `out` has a row for every row of `in`. `in` NULL: any rows that fit the plan.
+// Checks that `out` has a row for every row of `in`. `in` NULL: any rows that fit the plan; what a
+// RANK_MAJOR `out` counts is all that has a result then.
 int32_t rows_out(const moxie_rows *out, const struct rows_view *in, const struct limits *limits,
                  int32_t device, struct out_view *view, moxie_error *error);
 
