@@ -375,6 +375,13 @@ FUNCTION(cuEventRecord, void *event, void *stream)
     return event != NULL && stream == &state.stream ? 0 : NOT_FOUND;
 }
 
+FUNCTION(cuEventRecordWithFlags, void *event, void *stream, unsigned flags)
+{
+    ENTER();
+    if (flags != 1 || state.captured == NULL) return NOT_FOUND;
+    return event != NULL && stream == &state.stream ? 0 : NOT_FOUND;
+}
+
 FUNCTION(cuEventElapsedTime, float *milliseconds, void *from, void *to)
 {
     ENTER();

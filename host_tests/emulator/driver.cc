@@ -182,6 +182,16 @@ FUNCTION cuEventRecord(cudaEvent_t event, cudaStream_t stream)
     return cudaEventRecord(event, stream);
 }
 
+// Kept by a capture, as every recording is here; outside of one the driver refuses the flag.
+FUNCTION cuEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags)
+{
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+
+    (void)cudaStreamIsCapturing(stream, &status);
+    if (flags != 1 || status != cudaStreamCaptureStatusActive) return cudaErrorInvalidValue;
+    return cudaEventRecord(event, stream);
+}
+
 FUNCTION cuEventElapsedTime(float *milliseconds, cudaEvent_t from, cudaEvent_t to)
 {
     return cudaEventElapsedTime(milliseconds, from, to);

@@ -14,11 +14,25 @@ struct named_shape {
 };
 
 static const struct named_shape named_shapes[] = {
-    {"q30b", {2048, 768, 128, 8}},
-    {"q235b", {4096, 1536, 128, 8}},
+    {"q30b", {2048, 768, 128, 8}},       {"q235b", {4096, 1536, 128, 8}},
     {"dsv3ep8", {7168, 2048, 32, 1}}, // one rank's share of DeepSeek-V3 over 8
-    {"mixtral", {4096, 14336, 8, 2}},
+    {"mixtral", {4096, 14336, 8, 2}},    {"dsv3", {7168, 2048, 256, 8}},
+    {"h4096e256", {4096, 2048, 256, 6}},
 };
+
+static const char *const op_words[] = {"layer", "dispatch", "combine", "both"};
+
+int bench_op_parse(const char *word)
+{
+    for (int op = BENCH_LAYER; op <= BENCH_BOTH; op++)
+        if (word != NULL && strcmp(word, op_words[op]) == 0) return op;
+    return -1;
+}
+
+const char *bench_op_word(int op)
+{
+    return op_words[op];
+}
 
 int bench_shape_parse(struct bench_shape *shape, const char *text)
 {
@@ -60,15 +74,57 @@ static int contains(const int32_t *ids, int64_t count, int32_t id)
     return 0;
 }
 
-// k of n different ones (Floyd): the i-th draw is from one more than the last could be.
-static void draw_token(const struct bench_shape *shape, uint64_t *state, int32_t *ids)
+double bench_random(uint64_t seed)
 {
-    for (int64_t i = 0; i < shape->top_k; i++) {
-        int64_t last = shape->experts - shape->top_k + i;
-        int32_t id = (int32_t)(next_random(state) % (uint64_t)(last + 1));
+    return (double)(next_random(&seed) >> 11) / 9007199254740992.0; // 2^53
+}
 
-        ids[i] = contains(ids, i, id) ? (int32_t)last : id;
+// `count` of the `of` experts from `first` on, different ones (Floyd): the i-th draw is from one
+// more than the last could be.
+static void draw_experts(uint64_t *state, int64_t first, int64_t of, int64_t count, int32_t *ids)
+{
+    for (int64_t i = 0; i < count; i++) {
+        int64_t last = of - count + i;
+        int32_t id = (int32_t)(first + (int64_t)(next_random(state) % (uint64_t)(last + 1)));
+
+        ids[i] = contains(ids, i, id) ? (int32_t)(first + last) : id;
     }
+}
+
+int64_t bench_experts_first(int64_t experts, int ranks, int rank)
+{
+    int64_t rest = experts % ranks;
+
+    return rank * (experts / ranks) + (rank < rest ? rank : rest);
+}
+
+// Pairs of a token at rank 0, of k: as many as it has experts for.
+static double pairs_wanted(const struct bench_shape *shape, int ranks, double skew)
+{
+    return skew * (double)shape->top_k / ranks;
+}
+
+double bench_skew_max(const struct bench_shape *shape, int ranks)
+{
+    int64_t own = bench_experts_first(shape->experts, ranks, 1);
+    int64_t most = own < shape->top_k ? own : shape->top_k;
+
+    return (double)(most * ranks) / (double)shape->top_k;
+}
+
+// How many of a token's experts rank 0 has: the whole part of what is wanted, and at times one
+// more.
+static int64_t draw_pairs(const struct bench_shape *shape, const struct draw *draw, uint64_t *state)
+{
+    int64_t own = bench_experts_first(shape->experts, draw->ranks, 1);
+    double wanted = pairs_wanted(shape, draw->ranks, draw->skew);
+    int64_t pairs = (int64_t)wanted;
+    int64_t least = shape->top_k - (shape->experts - own);
+    int64_t most = own < shape->top_k ? own : shape->top_k;
+
+    pairs += bench_random(next_random(state)) < wanted - (double)pairs;
+    if (pairs < least) pairs = least;
+    return pairs < most ? pairs : most;
 }
 
 void bench_draw_ids(const struct bench_shape *shape, const struct draw *draw, int64_t tokens,
@@ -76,9 +132,14 @@ void bench_draw_ids(const struct bench_shape *shape, const struct draw *draw, in
 {
     uint64_t state =
         (uint64_t)draw->cell << 40 ^ (uint64_t)draw->repetition << 20 ^ (uint64_t)draw->rank;
+    int64_t own = draw->skew > 0 ? bench_experts_first(shape->experts, draw->ranks, 1) : 0;
 
-    for (int64_t token = 0; token < tokens; token++)
-        draw_token(shape, &state, ids + token * shape->top_k);
+    for (int64_t token = 0; token < tokens; token++, ids += shape->top_k) {
+        int64_t pairs = draw->skew > 0 ? draw_pairs(shape, draw, &state) : 0;
+
+        draw_experts(&state, 0, own, pairs, ids);
+        draw_experts(&state, own, shape->experts - own, shape->top_k - pairs, ids + pairs);
+    }
 }
 
 void bench_weights_shapes(const struct bench_shape *shape, int32_t format, int64_t experts,

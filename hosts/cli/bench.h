@@ -10,6 +10,7 @@
 #define BENCH_REPETITIONS_MAX 1000
 #define BENCH_REPETITIONS_MIN 3
 #define BENCH_FORWARDS        8 // in one graph
+#define BENCH_REPLAYS         30
 
 // Of one MoE layer.
 struct bench_shape {
@@ -19,9 +20,18 @@ struct bench_shape {
 // "q30b" or "2048,768,128,8". 0 when it is neither.
 int bench_shape_parse(struct bench_shape *shape, const char *text);
 
-// Which routing: repetition `repetition` of cell `cell`, the tokens of `rank`.
+// What is timed: a layer, or of a round without experts dispatch, combine or both.
+enum bench_op { BENCH_LAYER, BENCH_DISPATCH, BENCH_COMBINE, BENCH_BOTH };
+
+// -1 when the word is none.
+int bench_op_parse(const char *word);
+const char *bench_op_word(int op);
+
+// Which routing: repetition `repetition` of cell `cell`, the tokens of `rank`. With a skew, rank 0
+// of `ranks` gets about so many times the (token, expert) pairs of the mean.
 struct draw {
-    int cell, repetition, rank;
+    int cell, repetition, rank, ranks;
+    double skew; // 0: uniform
 };
 
 // What a rank process is asked for.
@@ -30,11 +40,23 @@ struct bench_job {
     int32_t format, row_format; // MOXIE_FORMAT_* of the weights; of x and y
     int64_t tokens_max;
     double seconds; // for each cell
+    int op;         // enum bench_op
+    int replays;    // of a graph, at least
+    double skew, delay_us;
     int cells;
     int64_t tokens[BENCH_CELLS_MAX];
 };
 
-// ids [tokens, k]: k different experts a token, uniformly, the same in every process.
+// The first expert of a rank; `rank` may be `ranks`.
+int64_t bench_experts_first(int64_t experts, int ranks, int rank);
+
+// The largest skew that k different experts a token allow.
+double bench_skew_max(const struct bench_shape *shape, int ranks);
+
+// From 0 to 1, by the seed alone.
+double bench_random(uint64_t seed);
+
+// ids [tokens, k]: k different experts a token, the same in every process.
 void bench_draw_ids(const struct bench_shape *shape, const struct draw *draw, int64_t tokens,
                     int32_t *ids);
 

@@ -21,10 +21,8 @@ struct output {
 int bench_check_rows(struct device *device, const struct output *output, int64_t first,
                      int64_t count, struct fault *fault);
 
-// Refuses what bench_check_token cannot check: `experts` of the shape's experts on a rank, with
-// weights of that format.
-int bench_check_possible(const struct bench_shape *shape, int32_t format, int64_t experts,
-                         struct fault *fault);
+// Refuses what bench_check_share cannot compute.
+int bench_check_possible(const struct bench_shape *shape, int32_t format, struct fault *fault);
 
 // The largest relative error of one token that is no mistake: the rows between the projections are
 // 16-bit or, with fp8 weights, fp8 as the rows before.
@@ -36,12 +34,16 @@ struct token {
     const uint8_t *x; // [H]
     int32_t x_format; // MOXIE_FORMAT_BF16 or _F16
     const int32_t *experts;
-    int64_t top_k; // of equal router weights
+    int64_t top_k;        // of equal router weights
+    int64_t expert_first; // that w1 and w2 begin with; experts that they do not have add nothing
 };
 
-// ||y - reference|| / ||reference|| of the output's row `row`, the reference in double and of the
-// weights as they are: nothing is quantised here. NaN when the reference is zero.
-int bench_check_token(struct device *device, const struct output *output, int64_t row,
-                      const struct token *token, double *relative_error, struct fault *fault);
+// Adds to y [H] what the experts of w1 and w2 make of the token, in double and of the weights as
+// they are: nothing is quantised here.
+int bench_check_share(const struct token *token, double *y, struct fault *fault);
+
+// ||y - reference|| / ||reference|| of the output's row `row`. NaN when the reference is zero.
+int bench_check_row(struct device *device, const struct output *output, int64_t row,
+                    const double *reference, double *relative_error, struct fault *fault);
 
 #endif

@@ -25,11 +25,16 @@ static int read_job(struct bench_job *bench, const json_t *job, struct fault *fa
     const char *rows = json_string_value(json_object_get(job, "row_format"));
 
     if (shape == NULL || weights == NULL || rows == NULL ||
+        bench_op_parse(json_string_value(json_object_get(job, "op"))) < 0 ||
         json_array_size(cells) > BENCH_CELLS_MAX || !bench_shape_parse(&bench->shape, shape))
-        return fault_set(fault, EXIT_TROUBLE, "the job has no shape or no formats");
+        return fault_set(fault, EXIT_TROUBLE, "the job has no shape, no formats or no op");
     bench->format = format_from_word(weights);
     bench->row_format = format_from_word(rows);
     bench->seconds = json_number_value(json_object_get(job, "seconds"));
+    bench->op = bench_op_parse(json_string_value(json_object_get(job, "op")));
+    bench->replays = (int)json_integer_value(json_object_get(job, "replays"));
+    bench->skew = json_number_value(json_object_get(job, "skew"));
+    bench->delay_us = json_number_value(json_object_get(job, "delay_us"));
     bench->cells = (int)json_array_size(cells);
     for (int i = 0; i < bench->cells; i++) {
         bench->tokens[i] = json_integer_value(json_array_get(cells, (size_t)i));
@@ -97,7 +102,8 @@ out:
 static int repeat(struct bench *bench, int cell, int repetition, double *time_us,
                   struct fault *fault)
 {
-    const struct draw draw = {cell, repetition, bench->rank.link->rank};
+    const struct draw draw = {cell, repetition, bench->rank.link->rank, bench->rank.link->ranks,
+                              bench->job.skew};
     double own_us = 0;
     int st = EXIT_OK;
 
@@ -108,11 +114,11 @@ out:
     return st;
 }
 
-static int send_cell(const struct bench *bench, int cell, json_t *times_us, struct fault *fault)
+static int send_cell(const struct bench *bench, int cell, json_t *samples, struct fault *fault)
 {
     json_t *result =
         json_pack("{s:i, s:s, s:s, s:O}", "cell", cell, "runner", bench->rank.runner_info->name,
-                  "dispatcher", bench->rank.dispatcher_info->name, "times_us", times_us);
+                  "dispatcher", bench->rank.dispatcher_info->name, "samples", samples);
     char *text = result != NULL ? json_dumps(result, JSON_COMPACT) : NULL;
     int st = EXIT_OK;
 
@@ -128,7 +134,7 @@ static int send_cell(const struct bench *bench, int cell, json_t *times_us, stru
 // Two forwards to warm up, the second of which says how many fit into the budget.
 static int run_cell(struct bench *bench, int cell, int64_t tokens, struct fault *fault)
 {
-    json_t *times_us = json_array();
+    json_t *samples = json_array();
     double time_us = 0;
     double fitting = 0;
     int repetitions = BENCH_REPETITIONS_MIN;
@@ -143,12 +149,13 @@ static int run_cell(struct bench *bench, int cell, int64_t tokens, struct fault 
         repetitions = fitting < BENCH_REPETITIONS_MAX ? (int)fitting : BENCH_REPETITIONS_MAX;
     for (int i = 0; i < repetitions; i++) {
         TRY(repeat(bench, cell, i, &time_us, fault));
-        (void)json_array_append_new(times_us, json_real(time_us));
+        (void)json_array_append_new(
+            samples, json_pack("[f, f, f, f, f, f]", time_us, 0.0, 0.0, 0.0, 0.0, 0.0));
         link_progress(bench->rank.link, (double)(i + 1) / repetitions);
     }
-    TRY(send_cell(bench, cell, times_us, fault));
+    TRY(send_cell(bench, cell, samples, fault));
 out:
-    json_decref(times_us);
+    json_decref(samples);
     return st;
 }
 

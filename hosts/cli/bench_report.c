@@ -3,100 +3,9 @@
 #include "hosts/cli/bench_report.h"
 
 #include "hosts/cli/json_file.h"
-#include "hosts/cli/numbers.h"
 #include "hosts/cli/table.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
-// Experts that at least one token of any rank chose.
-static int64_t experts_hit(const struct bench_options *options, struct draw draw, int64_t tokens,
-                           int32_t *ids, uint8_t *seen)
-{
-    int64_t hit = 0;
-
-    memset(seen, 0, (size_t)options->shape.experts);
-    for (draw.rank = 0; draw.rank < options->rank.ranks; draw.rank++) {
-        bench_draw_ids(&options->shape, &draw, tokens, ids);
-        for (int64_t i = 0; i < tokens * options->shape.top_k; i++) {
-            hit += !seen[ids[i]];
-            seen[ids[i]] = 1;
-        }
-    }
-    return hit;
-}
-
-// What the draw of one repetition allows at best.
-struct floor {
-    double us;    // of one forward, the mean over those of the repetition
-    double bytes; // of the experts hit, over all forwards
-    int bound_by_bytes;
-};
-
-// The floors of the repetitions of one cell; 0 when memory is lacking.
-static int find_floors(const struct bench_run *run, int index, int count, struct floor *floors)
-{
-    const struct bench_options *options = run->options;
-    const struct bench_shape *shape = &options->shape;
-    int64_t tokens = options->tokens[index];
-    double flops = 6.0 * (double)tokens * (double)options->rank.ranks * (double)shape->top_k *
-                   (double)shape->hidden * (double)shape->intermediate;
-    double flops_us = 1e6 * flops / run->anchors.f32_flops_per_s;
-    double expert_bytes = (double)bench_layer_bytes(shape, options->format, 1);
-    int32_t *ids = malloc((size_t)(tokens * shape->top_k) * sizeof *ids);
-    uint8_t *seen = malloc((size_t)shape->experts);
-    int enough = ids != NULL && seen != NULL;
-
-    for (int i = 0; i < count * run->forwards && enough; i++) {
-        const struct draw draw = {index, i, 0};
-        double bytes = expert_bytes * (double)experts_hit(options, draw, tokens, ids, seen);
-        double bytes_us = 1e6 * bytes / run->anchors.read_bytes_per_s;
-        struct floor *floor = &floors[i / run->forwards];
-
-        if (i % run->forwards == 0) *floor = (struct floor){0, 0, 0};
-        floor->us += (bytes_us > flops_us ? bytes_us : flops_us) / run->forwards;
-        floor->bytes += bytes;
-        floor->bound_by_bytes = bytes_us > flops_us;
-    }
-    free(ids);
-    free(seen);
-    return enough;
-}
-
-int bench_fill_cell(struct bench_run *run, int index, const json_t *times, struct fault *fault)
-{
-    struct cell *cell = &run->cells[index];
-    int count = (int)json_array_size(times);
-    struct floor floors[BENCH_REPETITIONS_MAX];
-    double times_us[BENCH_REPETITIONS_MAX];
-    double floors_us[BENCH_REPETITIONS_MAX];
-    double shares[BENCH_REPETITIONS_MAX];
-    int by_bytes = 0;
-
-    if (count < 1 || count > BENCH_REPETITIONS_MAX)
-        return fault_set(fault, EXIT_TROUBLE, "rank 0 sent no times");
-    if (!find_floors(run, index, count, floors))
-        return fault_set(fault, EXIT_TROUBLE, "out of memory");
-    for (int i = 0; i < count; i++) {
-        times_us[i] = json_real_value(json_array_get(times, (size_t)i));
-        floors_us[i] = floors[i].us;
-        shares[i] = floors[i].us / times_us[i];
-        by_bytes += floors[i].bound_by_bytes;
-        cell->touched_bytes += floors[i].bytes / count;
-    }
-    numbers_sort(times_us, count);
-    numbers_sort(floors_us, count);
-    numbers_sort(shares, count);
-    cell->repetitions = count;
-    cell->bound_by_bytes = 2 * by_bytes > count;
-    cell->median_us = numbers_quantile(times_us, count, 0.5);
-    cell->p10_us = numbers_quantile(times_us, count, 0.1);
-    cell->p90_us = numbers_quantile(times_us, count, 0.9);
-    cell->floor_us = numbers_quantile(floors_us, count, 0.5);
-    cell->share = numbers_quantile(shares, count, 0.5);
-    return EXIT_OK;
-}
 
 static json_t *cpu_document(const struct bench_run *run)
 {
@@ -176,23 +85,90 @@ static double drift_of(const struct bench_device *device)
     return copy > fill ? copy : fill;
 }
 
+// What binds most.
+static const char *bound_by(const struct bench_run *run, const struct cell *cell)
+{
+    if (run->options->op != BENCH_LAYER) return "wire";
+    return cell->bound_by_bytes ? "bytes" : "flops";
+}
+
+static json_t *collectives_of(const struct cell *cell)
+{
+    json_t *found = json_object();
+
+    for (int i = 0; i < cell->collectives_count; i++) {
+        const struct collective_times *times = &cell->collectives[i];
+
+        (void)json_object_set_new(
+            found, times->name,
+            json_pack("{s:i, s:f, s:f, s:f, s:f, s:f, s:f}", "replays", times->replays, "median_us",
+                      times->median_us, "p10_us", times->p10_us, "p90_us", times->p90_us,
+                      "spread_us", times->spread_us, "bytes", times->bytes, "wire_gb_per_s",
+                      1e-3 * times->bytes / times->median_us));
+    }
+    return found;
+}
+
+// What only several ranks have.
+static json_t *wire_of(const struct bench_run *run, const struct cell *cell)
+{
+    return json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:o}", "spread_us",
+                     cell->spread_us, "rows_per_rank", cell->rows, "rows_sent_most",
+                     cell->sent_most, "rows_received_most", cell->came_most, "wire_bytes",
+                     wire_bytes(&run->row, run->options->op, cell->rows, cell->rows),
+                     "wire_gb_per_s", cell->wire_gb_per_s, "logical_gb_per_s",
+                     cell->logical_gb_per_s, "wire_floor_us", cell->wire_floor_us, "wire_share",
+                     cell->wire_floor_us / cell->median_us, "nccl", collectives_of(cell));
+}
+
+static int has_events(const struct bench_run *run)
+{
+    return run->options->op == BENCH_DISPATCH || run->options->op == BENCH_COMBINE;
+}
+
 static json_t *gpu_cells(const struct bench_run *run)
 {
     json_t *cells = json_array();
 
     for (int i = 0; i < run->options->cells; i++) {
         const struct cell *cell = &run->cells[i];
+        json_t *of =
+            json_pack("{s:I, s:i, s:f, s:f, s:f, s:f, s:s, s:f, s:f, s:o}", "tokens",
+                      (json_int_t)run->options->tokens[i], "replays", cell->repetitions,
+                      "median_us", cell->median_us, "p10_us", cell->p10_us, "p90_us", cell->p90_us,
+                      "floor_us", cell->floor_us, "floor_by", bound_by(run, cell), "times_floor",
+                      1 / cell->share, "reuse_mb", reuse_bytes(run, cell) / 1e6, "relative_error",
+                      json_number(cell->relative_error));
 
-        (void)json_array_append_new(
-            cells, json_pack("{s:I, s:i, s:f, s:f, s:f, s:f, s:s, s:f, s:f, s:o}", "tokens",
-                             (json_int_t)run->options->tokens[i], "replays", cell->repetitions,
-                             "median_us", cell->median_us, "p10_us", cell->p10_us, "p90_us",
-                             cell->p90_us, "floor_us", cell->floor_us, "floor_by",
-                             cell->bound_by_bytes ? "bytes" : "flops", "times_floor",
-                             1 / cell->share, "reuse_mb", reuse_bytes(run, cell) / 1e6,
-                             "relative_error", json_number(cell->relative_error)));
+        if (has_events(run)) (void)json_object_set_new(of, "event_us", json_number(cell->event_us));
+        if (run->options->rank.ranks > 1) {
+            json_t *wire = wire_of(run, cell);
+
+            (void)json_object_update(of, wire);
+            json_decref(wire);
+        }
+        (void)json_array_append_new(cells, of);
     }
     return cells;
+}
+
+// Of several ranks, beside what one has, too.
+static void add_ranks(const struct bench_run *run, json_t *document)
+{
+    const struct bench_options *options = run->options;
+    const char *reason = run->device.no_nccl;
+
+    (void)json_object_set_new(document, "op", json_string(bench_op_word(options->op)));
+    (void)json_object_set_new(document, "skew", json_number(options->skew));
+    (void)json_object_set_new(document, "delay_us", json_number(options->delay_us));
+    (void)json_object_set_new(document, "row_bytes",
+                              json_pack("{s:I, s:I}", "dispatch",
+                                        (json_int_t)run->row.dispatch_bytes, "result",
+                                        (json_int_t)run->row.result_bytes));
+    (void)json_object_set_new(document, "wire_floor_of_gb_per_s",
+                              json_real(WIRE_BYTES_PER_S / 1e9));
+    (void)json_object_set_new(document, "no_nccl",
+                              reason[0] != '\0' ? json_string(reason) : json_null());
 }
 
 static json_t *gpu_document(const struct bench_run *run)
@@ -200,8 +176,7 @@ static json_t *gpu_document(const struct bench_run *run)
     const struct bench_options *options = run->options;
     const struct bench_shape *shape = &options->shape;
     const struct bench_device *device = &run->device;
-
-    return json_pack(
+    json_t *document = json_pack(
         "{s:{s:I, s:I, s:I, s:I}, s:s, s:s, s:s, s:s, s:s, s:I, s:i, s:i, s:{s:f, s:f, "
         "s:s}, s:{s:[f, f], s:[f, f], s:f}, s:o}",
         "shape", "hidden_size", (json_int_t)shape->hidden, "intermediate_size",
@@ -215,39 +190,124 @@ static json_t *gpu_document(const struct bench_run *run)
         "driver_copy_gb_per_s", device->copy[0] / 1e9, device->copy[1] / 1e9,
         "driver_fill_gb_per_s", device->fill[0] / 1e9, device->fill[1] / 1e9, "drift",
         drift_of(device), "cells", gpu_cells(run));
+
+    if (document != NULL && options->rank.ranks > 1) add_ranks(run, document);
+    return document;
 }
 
-static void print_gpu(const struct bench_run *run)
+static void print_device(const struct bench_run *run)
 {
-    static const char *const heading[] = {"tokens",   "median us", "p10",     "p90",
-                                          "floor us", "by",        "x floor", "replays"};
     const struct bench_options *options = run->options;
     const struct bench_device *device = &run->device;
-    struct table table;
 
     (void)printf("%s: %s, %s, %s on %s, graphs of %d forwards over %d sets of weights\n",
                  options->shape_text, format_word(options->format), run->runner, run->dispatcher,
                  device->name, run->forwards, device->sets);
-    (void)printf("the floor is that of %.1f TB/s and %.0f TFLOP/s (%s)\n",
-                 run->anchors.read_bytes_per_s / 1e12, run->anchors.f32_flops_per_s / 1e12,
-                 format_is_fp8(options->format) ? "fp8" : "16-bit");
+    if (options->op == BENCH_LAYER)
+        (void)printf("the floor is that of %.1f TB/s and %.0f TFLOP/s (%s)\n",
+                     run->anchors.read_bytes_per_s / 1e12, run->anchors.f32_flops_per_s / 1e12,
+                     format_is_fp8(options->format) ? "fp8" : "16-bit");
     (void)printf("the driver copies %.0f, then %.0f GB/s (read and written) and fills %.0f, then "
                  "%.0f GB/s\n\n",
                  device->copy[0] / 1e9, device->copy[1] / 1e9, device->fill[0] / 1e9,
                  device->fill[1] / 1e9);
+}
+
+static void print_one_rank(const struct bench_run *run)
+{
+    static const char *const heading[] = {"tokens",   "median us", "p10",     "p90",
+                                          "floor us", "by",        "x floor", "replays"};
+    struct table table;
+
     table_init(&table, 8, 0xdfu, heading);
-    for (int i = 0; i < options->cells; i++) {
+    for (int i = 0; i < run->options->cells; i++) {
         const struct cell *cell = &run->cells[i];
 
-        print_times(&table, options->tokens[i], cell);
+        print_times(&table, run->options->tokens[i], cell);
         table_cell(&table, 6, "%.2f", 1 / cell->share);
     }
     table_print(&table, 0);
     table_fini(&table);
+}
+
+static void print_collectives(const struct bench_run *run)
+{
+    static const char *const heading[] = {"tokens", "NCCL",   "median us", "p10",
+                                          "p90",    "spread", "GB/s",      "replays"};
+    struct table table;
+
+    if (run->device.no_nccl[0] != '\0') {
+        (void)printf("\nno NCCL beside it: %s\n", run->device.no_nccl);
+        return;
+    }
+    table_init(&table, 8, 0xfdu, heading);
+    for (int i = 0; i < run->options->cells; i++)
+        for (int j = 0; j < run->cells[i].collectives_count; j++) {
+            const struct collective_times *times = &run->cells[i].collectives[j];
+
+            table_cell(&table, 0, "%lld", (long long)run->options->tokens[i]);
+            table_cell(&table, 1, "%s", times->name);
+            table_cell(&table, 2, "%.1f", times->median_us);
+            table_cell(&table, 3, "%.1f", times->p10_us);
+            table_cell(&table, 4, "%.1f", times->p90_us);
+            table_cell(&table, 5, "%.1f", times->spread_us);
+            table_cell(&table, 6, "%.1f", 1e-3 * times->bytes / times->median_us);
+            table_cell(&table, 7, "%d", times->replays);
+        }
+    (void)printf("\n");
+    table_print(&table, 0);
+    table_fini(&table);
+}
+
+static void print_ranks(const struct bench_run *run)
+{
+    static const char *const heading[] = {"tokens",  "median us", "p10",     "p90",
+                                          "spread",  "floor us",  "x floor", "wire floor",
+                                          "of wire", "wire GB/s", "logical", "replays"};
+    const struct bench_options *options = run->options;
+    struct table table;
+
+    (void)printf(
+        "%s over %lld ranks; the links' floor is that of %.0f GB/s from a GPU, and rows of "
+        "%llu bytes, results of %llu\n\n",
+        bench_op_word(options->op), (long long)options->rank.ranks, WIRE_BYTES_PER_S / 1e9,
+        (unsigned long long)run->row.dispatch_bytes, (unsigned long long)run->row.result_bytes);
+    table_init(&table, 12, 0xfffu, heading);
+    for (int i = 0; i < options->cells; i++) {
+        const struct cell *cell = &run->cells[i];
+
+        table_cell(&table, 0, "%lld", (long long)options->tokens[i]);
+        table_cell(&table, 1, "%.1f", cell->median_us);
+        table_cell(&table, 2, "%.1f", cell->p10_us);
+        table_cell(&table, 3, "%.1f", cell->p90_us);
+        table_cell(&table, 4, "%.1f", cell->spread_us);
+        table_cell(&table, 5, "%.1f", cell->floor_us);
+        table_cell(&table, 6, "%.2f", 1 / cell->share);
+        table_cell(&table, 7, "%.1f", cell->wire_floor_us);
+        table_cell(&table, 8, "%.0f%%", 100 * cell->wire_floor_us / cell->median_us);
+        table_cell(&table, 9, "%.1f", cell->wire_gb_per_s);
+        table_cell(&table, 10, "%.1f", cell->logical_gb_per_s);
+        table_cell(&table, 11, "%d", cell->repetitions);
+    }
+    table_print(&table, 0);
+    table_fini(&table);
+    print_collectives(run);
+}
+
+static void print_gpu(const struct bench_run *run)
+{
+    const struct bench_options *options = run->options;
+    const struct bench_device *device = &run->device;
+
+    print_device(run);
+    if (options->rank.ranks > 1)
+        print_ranks(run);
+    else
+        print_one_rank(run);
     if (drift_of(device) > BENCH_DRIFT_MAX)
         (void)printf("the driver's rates drifted by %.0f%%: measure again\n",
                      100 * drift_of(device));
-    for (int i = 0; i < options->cells; i++)
+    for (int i = 0; i < options->cells && options->op == BENCH_LAYER; i++)
         if (reuse_bytes(run, &run->cells[i]) < BENCH_GPU_REUSE_BYTES)
             (void)printf(
                 "%lld tokens: an expert comes again after %.0f MB, which a cache may hold\n",

@@ -3,7 +3,7 @@
 #ifndef MOXIE_HOSTS_CLI_BENCH_REPORT_H
 #define MOXIE_HOSTS_CLI_BENCH_REPORT_H
 
-#include "hosts/cli/bench.h"
+#include "hosts/cli/bench_wire.h"
 #include "hosts/cli/machine.h"
 #include "hosts/cli/options.h"
 
@@ -15,7 +15,9 @@
 // Below this the second-level cache of such a GPU still holds a good part of what comes again.
 #define BENCH_GPU_REUSE_BYTES 180e6
 // Above this the device was not the same before and after.
-#define BENCH_DRIFT_MAX 0.03
+#define BENCH_DRIFT_MAX       0.03
+#define BENCH_COLLECTIVES_MAX 4
+#define BENCH_DELAY_US_MAX    1000.0
 
 struct bench_options {
     struct rank_options rank;
@@ -25,6 +27,17 @@ struct bench_options {
     int cells;
     int64_t tokens[BENCH_CELLS_MAX]; // per rank
     double seconds;                  // for each cell
+    int op;                          // enum bench_op
+    int replays;                     // of a graph, at least
+    double skew, delay_us;           // 0: none
+};
+
+// One of NCCL's collectives beside a cell.
+struct collective_times {
+    char name[32];
+    double median_us, p10_us, p90_us, spread_us;
+    double bytes; // that leave a GPU
+    int replays;
 };
 
 // One number of tokens. A repetition is one forward, or a graph of several.
@@ -34,6 +47,11 @@ struct cell {
     double median_us, p10_us, p90_us, floor_us, share; // of one forward
     double touched_bytes;                              // of the weights, in one repetition
     double relative_error;                             // on a device with graphs
+    double spread_us, event_us;
+    double rows, sent_most, came_most; // that leave a rank; leave one; come to one
+    double wire_floor_us, wire_gb_per_s, logical_gb_per_s;
+    int collectives_count;
+    struct collective_times collectives[BENCH_COLLECTIVES_MAX];
 };
 
 // A device with graphs; the rates before and after the cells.
@@ -41,19 +59,23 @@ struct bench_device {
     char name[96];
     int sets; // of weights in a graph
     double copy[2], fill[2];
+    char no_nccl[256]; // why its collectives are not beside the cells; "": they are
 };
 
 struct bench_run {
     const struct bench_options *options;
     int forwards; // in a repetition: 1, or BENCH_FORWARDS of a graph
     struct anchors anchors;
+    struct wire_rows row;
     struct bench_device device;
     struct cell cells[BENCH_CELLS_MAX];
     char runner[64], dispatcher[64];
 };
 
-// From the times of the repetitions, in microseconds of one forward.
-int bench_fill_cell(struct bench_run *run, int index, const json_t *times, struct fault *fault);
+// From the samples of the repetitions: [microseconds of one forward, spread, rows, ...].
+int bench_fill_cell(struct bench_run *run, int index, const json_t *samples, struct fault *fault);
+int bench_fill_collectives(struct bench_run *run, int index, const json_t *found,
+                           struct fault *fault);
 
 // owner: caller
 json_t *bench_document(const struct bench_run *run);

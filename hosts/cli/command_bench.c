@@ -16,7 +16,11 @@ enum {
     OPTION_TOKENS,
     OPTION_WEIGHT_FORMAT,
     OPTION_ROW_FORMAT,
-    OPTION_SECONDS
+    OPTION_SECONDS,
+    OPTION_OP,
+    OPTION_REPLAYS,
+    OPTION_SKEW,
+    OPTION_DELAY_US
 };
 
 static void parse_tokens(struct bench_options *options, const char *text, struct argp_state *state)
@@ -35,6 +39,37 @@ static void parse_tokens(struct bench_options *options, const char *text, struct
     }
 }
 
+// Options that say how, not what.
+static error_t parse_measuring(int key, char *text, struct argp_state *state)
+{
+    struct bench_options *options = state->input;
+
+    switch (key) {
+    case OPTION_SECONDS:
+        options->seconds = option_number(state, "--seconds", text);
+        return 0;
+    case OPTION_OP:
+        options->op = bench_op_parse(text);
+        if (options->op < 0)
+            argp_error(state, "--op %s: there are layer, dispatch, combine, both", text);
+        return 0;
+    case OPTION_REPLAYS:
+        options->replays = (int)option_integer(state, "--replays", text, 1, BENCH_REPETITIONS_MAX);
+        return 0;
+    case OPTION_SKEW:
+        options->skew = option_number(state, "--skew", text);
+        if (options->skew < 1) argp_error(state, "--skew %s: wanted is 1 or more", text);
+        return 0;
+    case OPTION_DELAY_US:
+        options->delay_us = option_number(state, "--delay-us", text);
+        if (options->delay_us > BENCH_DELAY_US_MAX)
+            argp_error(state, "--delay-us %s: at most %.0f", text, BENCH_DELAY_US_MAX);
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
 static error_t parse(int key, char *text, struct argp_state *state)
 {
     struct bench_options *options = state->input;
@@ -48,7 +83,7 @@ static error_t parse(int key, char *text, struct argp_state *state)
         if (!bench_shape_parse(&options->shape, text))
             argp_error(state,
                        "--shape %s: wanted is HIDDEN,INTERMEDIATE,EXPERTS,TOP_K with TOP_K at most "
-                       "%d, or q30b, q235b, dsv3ep8, mixtral",
+                       "%d, or q30b, q235b, dsv3ep8, mixtral, dsv3, h4096e256",
                        text, MOXIE_TOP_K_MAX);
         return 0;
     case OPTION_TOKENS:
@@ -67,9 +102,6 @@ static error_t parse(int key, char *text, struct argp_state *state)
         if (format_element_bytes(options->row_format) != 2)
             argp_error(state, "--row-format %s: there are bf16 and f16", text);
         return 0;
-    case OPTION_SECONDS:
-        options->seconds = option_number(state, "--seconds", text);
-        return 0;
     case ARGP_KEY_ARG:
         argp_error(state, "no argument is wanted: \"%s\"", text);
         return 0;
@@ -78,17 +110,27 @@ static error_t parse(int key, char *text, struct argp_state *state)
             argp_error(state, "wanted are --shape and --tokens");
         return 0;
     default:
-        return ARGP_ERR_UNKNOWN;
+        return parse_measuring(key, text, state);
     }
 }
 
 static const struct argp_option table_of_options[] = {
     {"shape", OPTION_SHAPE, "H,I,E,k|NAME", 0,
-     "hidden, intermediate, experts, top-k; or q30b, q235b, dsv3ep8, mixtral", 1},
+     "hidden, intermediate, experts, top-k; or q30b, q235b, dsv3ep8, mixtral, dsv3 "
+     "(7168,2048,256,8), h4096e256 (4096,2048,256,6)",
+     1},
     {"tokens", OPTION_TOKENS, "LIST", 0, "tokens of each rank, like 1,16,256", 1},
     {"weight-format", OPTION_WEIGHT_FORMAT, "F", 0, "bf16 unless given", 1},
     {"row-format", OPTION_ROW_FORMAT, "F", 0, "of x and y: bf16 unless given, or f16", 1},
     {"seconds", OPTION_SECONDS, "S", 0, "time for each number of tokens (default 2)", 1},
+    {"op", OPTION_OP, "WORD", 0,
+     "what is timed over several GPUs: layer (default), dispatch, combine, or both without experts",
+     2},
+    {"replays", OPTION_REPLAYS, "N", 0, "of a graph, at least (default 30, the fewest that count)",
+     2},
+    {"skew", OPTION_SKEW, "F", 0, "rank 0 gets F times the mean load (default: uniform)", 2},
+    {"delay-us", OPTION_DELAY_US, "D", 0,
+     "each rank of several starts a replay up to D microseconds late, by chance", 2},
     {0},
 };
 
@@ -103,8 +145,17 @@ static const char doc[] =
     "far as memory goes, weights; nothing lies between two forwards. The floor there is that of an "
     "H200: 4.5 TB/s and 790 TFLOP/s, with fp8 weights 1580. The output is poisoned before, and one "
     "token is computed again after: weights that the bench cannot decode are refused.\v"
-    "Over several ranks a time is that of the slowest, and the floor counts all of them, since "
-    "they share this machine.";
+    "Over several ranks a time is that of the slowest. On a CPU the floor counts all of them, "
+    "since "
+    "they share this machine. On GPUs it is that of the rank with the most to do, and the bytes "
+    "that "
+    "leave a GPU at 350 GB/s; spread is how far the fastest rank was from the slowest. --op both "
+    "is "
+    "dispatch, the owners' reduction of result rows that are there already, and combine; dispatch "
+    "and combine are its two halves, by events inside the graph, the reduction being in the "
+    "second. "
+    "Where libnccl.so.2 is found, its collectives of as many tokens and bytes are timed in turns "
+    "with the layer.";
 
 static json_t *make_config(const struct bench_options *options)
 {
@@ -170,12 +221,15 @@ static int take_device(struct bench_run *run, json_t *result, struct fault *faul
 {
     struct bench_device *device = &run->device;
     const char *name = NULL;
+    const char *reason = NULL;
 
-    if (json_unpack(result, "{s:s, s:i, s:[f, f], s:[f, f]}", "device", &name, "weight_sets",
+    if (json_unpack(result, "{s:s, s:i, s:[f, f], s:[f, f], s:s}", "device", &name, "weight_sets",
                     &device->sets, "copy_bytes_per_s", &device->copy[0], &device->copy[1],
-                    "fill_bytes_per_s", &device->fill[0], &device->fill[1]) != 0)
+                    "fill_bytes_per_s", &device->fill[0], &device->fill[1], "no_nccl",
+                    &reason) != 0)
         return fault_set(fault, EXIT_TROUBLE, "rank 0 sent no anchors");
     (void)snprintf(device->name, sizeof device->name, "%s", name);
+    (void)snprintf(device->no_nccl, sizeof device->no_nccl, "%s", reason);
     return EXIT_OK;
 }
 
@@ -186,7 +240,7 @@ static int take(void *ctx, int rank, enum message message, const void *payload, 
     json_t *result = json_loadb(payload, bytes, 0, NULL);
     const char *runner = NULL;
     const char *dispatcher = NULL;
-    json_t *times = NULL;
+    json_t *samples = NULL;
     int index = -1;
     int st = EXIT_OK;
 
@@ -197,7 +251,7 @@ static int take(void *ctx, int rank, enum message message, const void *payload, 
         return st;
     }
     if (json_unpack(result, "{s:i, s:s, s:s, s:o}", "cell", &index, "runner", &runner, "dispatcher",
-                    &dispatcher, "times_us", &times) != 0 ||
+                    &dispatcher, "samples", &samples) != 0 ||
         index < 0 || index >= run->options->cells) {
         st = fault_set(fault, EXIT_TROUBLE, "rank %d sent no result", rank);
     } else {
@@ -205,7 +259,9 @@ static int take(void *ctx, int rank, enum message message, const void *payload, 
         (void)snprintf(run->dispatcher, sizeof run->dispatcher, "%s", dispatcher);
         run->cells[index].relative_error =
             json_number_value(json_object_get(result, "relative_error"));
-        st = bench_fill_cell(run, index, times, fault);
+        st = bench_fill_cell(run, index, samples, fault);
+        if (st == EXIT_OK)
+            st = bench_fill_collectives(run, index, json_object_get(result, "nccl"), fault);
     }
     json_decref(result);
     return st;
@@ -234,6 +290,10 @@ static int run_ranks(struct bench_run *run, const struct plugin *plugin, json_t 
                     "seconds", options->seconds);
     if (job == NULL)
         return fault_set(fault, EXIT_TROUBLE, "out of memory, or a path that is not UTF-8");
+    (void)json_object_set_new(job, "op", json_string(bench_op_word(options->op)));
+    (void)json_object_set_new(job, "replays", json_integer(options->replays));
+    (void)json_object_set_new(job, "skew", json_real(options->skew));
+    (void)json_object_set_new(job, "delay_us", json_real(options->delay_us));
     st = hub_run(&hub, job, &handler, fault);
     json_decref(job);
     return st;
@@ -255,11 +315,35 @@ static int find_anchors(struct bench_run *run, struct fault *fault)
     return fault_set(fault, EXIT_TROUBLE, "no memory or threads to measure this machine with");
 }
 
+// What only several ranks, or only GPUs, can be asked for.
+static int check_ranks(const struct bench_run *run, struct fault *fault)
+{
+    const struct bench_options *options = run->options;
+    int moves = options->op != BENCH_LAYER || options->delay_us > 0;
+    double most = bench_skew_max(&options->shape, (int)options->rank.ranks);
+
+    if (moves && (run->forwards == 1 || options->rank.ranks == 1))
+        return fault_set(fault, EXIT_REFUSED,
+                         "--op %s and --delay-us are for several ranks on GPUs: see --ranks and "
+                         "--runner",
+                         bench_op_word(options->op));
+    if (options->skew > most)
+        return fault_set(fault, EXIT_REFUSED,
+                         "--skew %g: %lld different experts a token over %lld ranks allow %g",
+                         options->skew, (long long)options->shape.top_k,
+                         (long long)options->rank.ranks, most);
+    return EXIT_OK;
+}
+
 int command_bench(int argc, char **argv, struct fault *fault)
 {
     const struct argp argp = {table_of_options, parse, NULL, doc, children, NULL, NULL};
     struct bench_options options = {
-        .format = MOXIE_FORMAT_BF16, .row_format = MOXIE_FORMAT_BF16, .seconds = 2};
+        .format = MOXIE_FORMAT_BF16,
+        .row_format = MOXIE_FORMAT_BF16,
+        .seconds = 2,
+        .replays = BENCH_REPLAYS,
+    };
     struct bench_run run = {.options = &options, .forwards = 1};
     struct plugin plugin = {.api = NULL};
     struct instance instance = {.api = NULL};
@@ -274,11 +358,13 @@ int command_bench(int argc, char **argv, struct fault *fault)
     TRY(preflight(&instance, &plugin, &options.rank, config, fault));
     TRY(check_weights(&options, fault));
     if (preflight_device(&instance)->capture_begin != NULL) run.forwards = BENCH_FORWARDS;
+    TRY(check_ranks(&run, fault));
+    run.row = wire_rows_of(&options.shape, options.row_format,
+                           instance_config(&instance, "dispatch_format"));
     if (run.forwards == 1)
         TRY(check_memory(&options, instance.plan, fault));
     else
-        TRY(bench_check_possible(&options.shape, options.format,
-                                 instance.plan->bounds->experts_local, fault));
+        TRY(bench_check_possible(&options.shape, options.format, fault));
     TRY(find_anchors(&run, fault));
     TRY(run_ranks(&run, &plugin, config, fault));
     if (options.rank.common.json)

@@ -47,6 +47,7 @@ static const struct symbol symbols[] = {
     SYMBOL(exec_destroy, "cuGraphExecDestroy"),
     SYMBOL(event_create, "cuEventCreate"),
     SYMBOL(event_record, "cuEventRecord"),
+    SYMBOL(event_record_flags, "cuEventRecordWithFlags"),
     SYMBOL(event_elapsed, "cuEventElapsedTime"),
     SYMBOL(event_destroy, "cuEventDestroy_v2"),
 };

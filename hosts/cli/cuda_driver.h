@@ -17,6 +17,8 @@ typedef uint64_t cuda_address;
 #define CUDA_NO_DEVICE     100
 // A capture that forbids unsafe calls of the capturing thread only.
 #define CUDA_CAPTURE_THREAD_LOCAL 1
+// A recording that a capture keeps, so that every launch of the graph records the event.
+#define CUDA_EVENT_RECORD_EXTERNAL 1
 
 struct cuda_driver {
     cuda_result (*init)(unsigned flags);
@@ -47,6 +49,7 @@ struct cuda_driver {
     cuda_result (*exec_destroy)(void *exec);
     cuda_result (*event_create)(void **event, unsigned flags);
     cuda_result (*event_record)(void *event, void *stream);
+    cuda_result (*event_record_flags)(void *event, void *stream, unsigned flags);
     cuda_result (*event_elapsed)(float *milliseconds, void *from, void *to);
     cuda_result (*event_destroy)(void *event);
 };

@@ -36,6 +36,8 @@ struct device_table {
     int (*graph_destroy)(struct device *, void *graph, struct fault *);
     int (*event_create)(struct device *, void **event, struct fault *);
     int (*event_record)(struct device *, void *event, struct fault *);
+    // While capturing only: every launch of the graph records the event there.
+    int (*event_capture)(struct device *, void *event, struct fault *);
     // Between two events that the stream has passed.
     int (*elapsed_us)(struct device *, void *from, void *to, double *us, struct fault *);
     int (*event_destroy)(struct device *, void *event, struct fault *);

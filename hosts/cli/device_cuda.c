@@ -259,6 +259,14 @@ static int cuda_event_record(struct device *device, void *event, struct fault *f
                  fault);
 }
 
+static int cuda_event_capture(struct device *device, void *event, struct fault *fault)
+{
+    return check(device,
+                 driver_of(device)->event_record_flags(event, device->stream,
+                                                       CUDA_EVENT_RECORD_EXTERNAL),
+                 "cuEventRecordWithFlags", fault);
+}
+
 static int cuda_elapsed_us(struct device *device, void *from, void *to, double *us,
                            struct fault *fault)
 {
@@ -307,6 +315,7 @@ const struct device_table device_cuda = {
     .graph_destroy = cuda_graph_destroy,
     .event_create = cuda_event_create,
     .event_record = cuda_event_record,
+    .event_capture = cuda_event_capture,
     .elapsed_us = cuda_elapsed_us,
     .event_destroy = cuda_event_destroy,
     .range_begin = cuda_range_begin,

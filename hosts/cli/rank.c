@@ -3,6 +3,7 @@
 #include "hosts/cli/rank.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 // The configuration was accepted before the ranks were started: this repeats what changed since.
 static int check_accepted(const struct instance *instance, struct fault *fault)
@@ -109,21 +110,20 @@ int rank_finish(struct rank *rank, int st, struct fault *fault)
     return st;
 }
 
-int rank_forward(struct rank *rank, const struct forward *forward, struct fault *fault)
+void rank_describe(const struct rank *rank, const struct forward *forward, struct rank_batch *batch)
 {
     int64_t tokens = forward->rank_tokens[rank->link->rank];
-    int64_t x_shape[2] = {tokens, forward->hidden};
-    int64_t k_shape[2] = {tokens, forward->top_k};
     const moxie_device place = rank->device.place;
     const moxie_dtype f32 = {MOXIE_DTYPE_FLOAT, 32, 1};
     const moxie_dtype ids = {MOXIE_DTYPE_INT, (uint8_t)(8 * forward->id_bytes), 1};
-    const moxie_step step = {
-        .struct_size = sizeof step,
-        .tokens = tokens,
-        .rank_tokens = forward->rank_tokens,
-    };
-    const moxie_batch batch = {
-        .struct_size = sizeof batch,
+    int64_t *x_shape = batch->x_shape;
+    int64_t *k_shape = batch->k_shape;
+
+    x_shape[0] = k_shape[0] = tokens;
+    x_shape[1] = forward->hidden;
+    k_shape[1] = forward->top_k;
+    batch->batch = (moxie_batch){
+        .struct_size = sizeof batch->batch,
         .id_space = MOXIE_IDS_GLOBAL,
         .x = tensor_at(place, forward->x, format_dtype(forward->x_format), 2, x_shape),
         .ids = tensor_at(place, forward->ids, ids, 2, k_shape),
@@ -131,15 +131,37 @@ int rank_forward(struct rank *rank, const struct forward *forward, struct fault 
         .y = tensor_at(place, forward->y, format_dtype(forward->y_format), 2, x_shape),
         .stream = rank->device.stream,
     };
+}
+
+int rank_begin(struct rank *rank, const struct forward *forward, struct fault *fault)
+{
+    const moxie_step step = {
+        .struct_size = sizeof step,
+        .tokens = forward->rank_tokens[rank->link->rank],
+        .rank_tokens = forward->rank_tokens,
+    };
     struct library_error error;
     int32_t status =
         rank->dispatcher_info->api->begin_forward(rank->dispatcher, &step, library_error(&error));
 
     if (status != MOXIE_OK) return fault_from_status(fault, status, "begin_forward", error.text);
-    status =
-        rank->instance.api->forward(rank->dispatcher, rank->runner, &batch, library_error(&error));
-    if (status != MOXIE_OK) return fault_from_status(fault, status, "forward", error.text);
     return EXIT_OK;
+}
+
+int rank_forward(struct rank *rank, const struct forward *forward, struct fault *fault)
+{
+    struct rank_batch batch;
+    struct library_error error;
+    int32_t status = MOXIE_OK;
+    int st = EXIT_OK;
+
+    rank_describe(rank, forward, &batch);
+    TRY(rank_begin(rank, forward, fault));
+    status = rank->instance.api->forward(rank->dispatcher, rank->runner, &batch.batch,
+                                         library_error(&error));
+    if (status != MOXIE_OK) TRY(fault_from_status(fault, status, "forward", error.text));
+out:
+    return st;
 }
 
 int rank_time_forward(struct rank *rank, const struct forward *forward, double *time_us,
@@ -158,14 +180,25 @@ out:
     return st;
 }
 
+int rank_gather(struct rank *rank, const void *own, void *all, uint64_t bytes, struct fault *fault)
+{
+    if (rank->link->ranks == 1) {
+        memcpy(all, own, bytes);
+        return EXIT_OK;
+    }
+    if (link_all_gather(rank->link, own, all, bytes) == 0) return EXIT_OK;
+    return fault_set(fault, EXIT_TROUBLE, "the other ranks cannot be reached");
+}
+
 int rank_max(struct rank *rank, double value, double *max, struct fault *fault)
 {
     double values[BOOTSTRAP_RANKS_MAX];
+    int st = EXIT_OK;
 
-    if (link_all_gather(rank->link, &value, values, sizeof value) != 0)
-        return fault_set(fault, EXIT_TROUBLE, "the other ranks cannot be reached");
+    TRY(rank_gather(rank, &value, values, sizeof value, fault));
     *max = values[0];
     for (int i = 1; i < rank->link->ranks; i++)
         if (values[i] > *max) *max = values[i];
-    return EXIT_OK;
+out:
+    return st;
 }

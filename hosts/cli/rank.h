@@ -43,6 +43,16 @@ struct forward {
     int64_t hidden, top_k;
 };
 
+// The same as the library wants them. Do not move it.
+struct rank_batch {
+    int64_t x_shape[2], k_shape[2];
+    moxie_batch batch;
+};
+void rank_describe(const struct rank *rank, const struct forward *forward,
+                   struct rank_batch *batch);
+
+// What comes before the layers of a forward. Collective.
+int rank_begin(struct rank *rank, const struct forward *forward, struct fault *fault);
 // In the order of the device's stream. Collective.
 int rank_forward(struct rank *rank, const struct forward *forward, struct fault *fault);
 
@@ -50,6 +60,8 @@ int rank_forward(struct rank *rank, const struct forward *forward, struct fault 
 // Collective.
 int rank_time_forward(struct rank *rank, const struct forward *forward, double *time_us,
                       struct fault *fault);
+// `all` gets the `bytes` of every rank, in rank order. Collective.
+int rank_gather(struct rank *rank, const void *own, void *all, uint64_t bytes, struct fault *fault);
 // The largest value over all ranks. Collective.
 int rank_max(struct rank *rank, double value, double *max, struct fault *fault);
 

@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-#define TABLE_COLUMNS_MAX 8
+#define TABLE_COLUMNS_MAX 12
 
 struct table {
     uint32_t columns;
