@@ -320,20 +320,21 @@ static void append(json_t *samples, const struct replayed *replayed)
 }
 
 // Moxie, then the collectives beside it; then the other way round: what warms up or slows down
-// meets all alike. The outputs are checked before another graph poisons them.
+// meets all alike. The last outputs are left as they are, for the checks.
 static int run_turn(struct graphs *graphs, int cell, int turn, int last, json_t *samples,
                     struct fault *fault)
 {
     int64_t tokens = graphs->job->tokens[cell];
+    int ends = turn % 2 == 1 || last; // Moxie's replay ends the turn
     struct replayed replayed = {0};
     int st = EXIT_OK;
 
     TRY(draw(graphs, cell, turn, fault));
-    if (turn % 2 == 1) TRY(bench_nccl_replay(graphs, 1, fault));
+    if (ends) TRY(bench_nccl_replay(graphs, 1, fault));
     TRY(replay(graphs, tokens, &replayed, fault));
     TRY(check_outputs(graphs, tokens, last, fault));
     append(samples, &replayed);
-    if (turn % 2 == 0 && !last) TRY(bench_nccl_replay(graphs, 0, fault));
+    if (!ends) TRY(bench_nccl_replay(graphs, 0, fault));
 out:
     return st;
 }
