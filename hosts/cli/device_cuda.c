@@ -261,10 +261,10 @@ static int cuda_event_record(struct device *device, void *event, struct fault *f
 
 static int cuda_event_capture(struct device *device, void *event, struct fault *fault)
 {
-    return check(device,
-                 driver_of(device)->event_record_flags(event, device->stream,
-                                                       CUDA_EVENT_RECORD_EXTERNAL),
-                 "cuEventRecordWithFlags", fault);
+    return check(
+        device,
+        driver_of(device)->event_record_flags(event, device->stream, CUDA_EVENT_RECORD_EXTERNAL),
+        "cuEventRecordWithFlags", fault);
 }
 
 static int cuda_elapsed_us(struct device *device, void *from, void *to, double *us,

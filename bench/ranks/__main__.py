@@ -1,0 +1,191 @@
+"""One layer over the GPUs of a machine, and its halves: a JSON, a table and a plot.
+
+    python3 bench/ranks --moxie build/release/bin/moxie --out results/ranks
+
+Every cell is a run of `moxie bench`; bench/README.md says what the numbers mean. Progress goes to
+stderr. Exit code 0: measured; 1: cannot measure here, or a run failed; 2: usage; 4: a device was
+not the same before and after a run, so that this run does not count.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import pathlib
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+sys.path.insert(1, str(ROOT / "bench" / "layer"))
+
+import grid  # noqa: E402
+import tables  # noqa: E402
+from measure import numbers  # noqa: E402
+from measure.clocks import Clocks  # noqa: E402
+
+OPS = ("layer", "dispatch", "combine", "both")
+
+
+def say(text):
+    print(text, file=sys.stderr, flush=True)
+
+
+def words(text):
+    found = text.split(",")
+    if not set(found) <= set(OPS):
+        raise argparse.ArgumentTypeError(f"{text}: there are {', '.join(OPS)}")
+    return found
+
+
+def counts(text):
+    found = [int(word) for word in text.split(",")]
+    if min(found) < 2:
+        raise argparse.ArgumentTypeError("over at least 2 ranks")
+    return found
+
+
+def parse(arguments):
+    parser = argparse.ArgumentParser(prog="bench/ranks", description=__doc__.splitlines()[0])
+    parser.add_argument("--moxie", default=shutil.which("moxie"), help="the command; default: "
+                        "that of the path")
+    parser.add_argument("--plugin", help="libmoxie.so; default: the command's own choice")
+    parser.add_argument("--ranks", type=counts, default=list(grid.RANKS),
+                        help="default: 2,4,8, as far as there are GPUs")
+    parser.add_argument("--gpus", type=int, help="how many there are; default: what nvidia-smi "
+                        "and CUDA_VISIBLE_DEVICES say")
+    parser.add_argument("--op", type=words, default=[], help="default: all")
+    parser.add_argument("--dispatcher", help="default: that of the library")
+    parser.add_argument("--quick", action="store_true", help="four cells")
+    parser.add_argument("--shape", help="in the place of every shape, without bars")
+    parser.add_argument("--tokens", help="in the place of every list of tokens")
+    parser.add_argument("--replays", type=int, default=numbers.REPLAYS_MIN,
+                        help="of each cell, at least; default: %(default)s")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of each cell")
+    parser.add_argument("--drift", type=float, default=numbers.DRIFT_MAX,
+                        help="most that a device's rates may move; default: %(default)s")
+    parser.add_argument("--out", default="ranks", help="path of the results without its ending: "
+                        ".json, .md and .png are added; default: %(default)s")
+    options = parser.parse_args(arguments)
+    if options.moxie is None:
+        parser.error("no command moxie in the path: name it by --moxie")
+    return options
+
+
+def visible_gpus():
+    """(how many, the name of the first)."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return 0, None
+    told = subprocess.run([program, "--query-gpu=name", "--format=csv,noheader"], text=True,
+                          capture_output=True, check=False)
+    names = told.stdout.split("\n")[:-1] if told.returncode == 0 else []
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    count = len(names) if shown is None else len([word for word in shown.split(",") if word])
+    return min(count, len(names)), names[0] if names else None
+
+
+def commit():
+    """Of this tree; None where git knows none."""
+    try:
+        told = subprocess.run(["git", "-C", str(ROOT), "describe", "--always", "--dirty"],
+                              text=True, capture_output=True, check=False)
+    except OSError:
+        return None
+    return told.stdout.strip() or None
+
+
+def groups_of(options):
+    groups = grid.select(options.op, options.quick)
+    if options.shape:
+        groups = [group._replace(shape=options.shape) for group in groups]
+    if options.tokens:
+        tokens = tuple(int(word) for word in options.tokens.split(","))
+        groups = [group._replace(tokens=tokens) for group in groups]
+    return groups
+
+
+def command_of(group, ranks, options):
+    command = [options.moxie, "bench", "--runner", "moxie_cuda", *group.arguments(ranks),
+               "--replays", str(options.replays), "--seconds", f"{options.seconds:g}", "--json"]
+    if options.dispatcher:
+        command += ["--dispatcher", options.dispatcher]
+    return command + (["--plugin", options.plugin] if options.plugin else [])
+
+
+def run(command):
+    """(the JSON of one run, why there is none)."""
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as trouble:
+        return None, str(trouble)
+    if told.returncode != 0:
+        return None, told.stderr.strip() or f"exit code {told.returncode}"
+    return json.loads(told.stdout), None
+
+
+def write(found, options):
+    pathlib.Path(options.out).parent.mkdir(parents=True, exist_ok=True)
+    found["rejected"] = tables.rejections(found["cells"], options.drift)
+    for ending, text in ((".json", json.dumps(found, indent=1) + "\n"),
+                         (".md", tables.table(found))):
+        pathlib.Path(options.out + ending).write_text(text)
+
+
+def describe(options, gpus, name, clocks):
+    return {"what": "one layer over the GPUs of a machine", "version": tables.VERSION,
+            "command": shlex.join(["python3", "bench/ranks", *sys.argv[1:]]),
+            "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "machine": {"gpus": gpus, "gpu": name}, "versions": {"commit": commit()},
+            "settings": {"replays": options.replays, "seconds": options.seconds,
+                         "drift": options.drift, "dispatcher": options.dispatcher},
+            "complete": False, "skipped": [], "failed": [], "rejected": [],
+            "clocks": clocks.reason, "cells": []}
+
+
+def measure(found, options, all_ranks, clocks):
+    for ranks in all_ranks:
+        for group in groups_of(options):
+            what = f"{group.title()} over {ranks} GPUs"
+            say(what)
+            start = time.monotonic()
+            document, trouble = run(command_of(group, ranks, options))
+            if trouble is None:
+                found["cells"] += tables.cells_of(group, document,
+                                                  clocks.between(start, time.monotonic()))
+            else:
+                found["failed"].append(f"{what}: {trouble}")
+                say(trouble)
+            write(found, options)
+
+
+def main(arguments):
+    options = parse(arguments)
+    gpus, name = visible_gpus()
+    gpus = gpus if options.gpus is None else options.gpus
+    all_ranks, skipped = grid.ranks_that_fit(gpus, options.ranks)
+    if not all_ranks:
+        say("; ".join(skipped))
+        return 1
+    clocks = Clocks(0 if name else None)
+    found = describe(options, gpus, name, clocks)
+    found["skipped"] = [*skipped, grid.NOT_MEASURED]
+    try:
+        measure(found, options, all_ranks, clocks)
+        found["complete"] = True
+    finally:
+        clocks.stop()
+        write(found, options)
+    absent = tables.plot(found, options.out + ".png")
+    if absent:
+        say(f"no plot: {absent}")
+    print(tables.table(found), end="")
+    if found["failed"]:
+        return 1
+    return 4 if found["rejected"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
