@@ -319,6 +319,18 @@ static void append(json_t *samples, const struct replayed *replayed)
                                           replayed->came_most, replayed->event_us));
 }
 
+static int replay_nccl(struct graphs *graphs, int64_t tokens, int backwards, struct fault *fault)
+{
+    int st = EXIT_OK;
+
+    if (graphs->collectives == NULL) return EXIT_OK;
+    range_begin(graphs, "NCCL", tokens);
+    TRY(bench_nccl_replay(graphs, backwards, fault));
+out:
+    range_end(graphs);
+    return st;
+}
+
 // Moxie, then the collectives beside it; then the other way round: what warms up or slows down
 // meets all alike. The last outputs are left as they are, for the checks.
 static int run_turn(struct graphs *graphs, int cell, int turn, int last, json_t *samples,
@@ -330,11 +342,11 @@ static int run_turn(struct graphs *graphs, int cell, int turn, int last, json_t 
     int st = EXIT_OK;
 
     TRY(draw(graphs, cell, turn, fault));
-    if (ends) TRY(bench_nccl_replay(graphs, 1, fault));
+    if (ends) TRY(replay_nccl(graphs, tokens, 1, fault));
     TRY(replay(graphs, tokens, &replayed, fault));
     TRY(check_outputs(graphs, tokens, last, fault));
     append(samples, &replayed);
-    if (!ends) TRY(bench_nccl_replay(graphs, 0, fault));
+    if (!ends) TRY(replay_nccl(graphs, tokens, 0, fault));
 out:
     return st;
 }
