@@ -26,6 +26,10 @@ struct route_args {
     float *pair_weight;     // out [pairs_max]: router weight of each pair, 1 without weights
     int32_t *row_pair; // out, ROUTE_BY_IDS [slabs_count * rows_cap, top_k]: pair of each position,
                        // -1: none
+    void *scratch; // device, 4-byte aligned: nobody else uses it until the pairs are there. With
+                   // int32 [2 * positions + 132 * (experts + 66)] many positions go to many blocks;
+                   // with less, or NULL, one has them all
+    int64_t scratch_bytes;
     int64_t pairs_max; // capacity; slabs_count * rows_cap * top_k fits; by expert: pairs past it
                        // are dropped
     int64_t map_count;

@@ -36,6 +36,8 @@ static struct experts_buffers buffers_of(const struct experts_job *job)
     };
 }
 
+// mid is free while rows are routed: gate_up is the first to write it, and down, the last to read
+// it, was before in the slot's stream.
 static struct route_args route_stage(const struct experts_job *job, const struct experts_buffers *b)
 {
     const struct rows_view *in = job->in;
@@ -48,6 +50,8 @@ static struct route_args route_stage(const struct experts_job *job, const struct
         .pair_row = b->pair_row,
         .pair_weight = b->pair_weight,
         .row_pair = b->row_pair,
+        .scratch = b->mid,
+        .scratch_bytes = job->instance->plan.limits.pairs_max * b->mid_stride_bytes,
         .pairs_max = in->pairs_max,
         .map_count = in->map_count,
         .expert_first = in->expert_first,

@@ -5,7 +5,7 @@
 
 // ---- A draw ------------------------------------------------------------------------------------
 
-#define SLABS_MAX 3
+#define SLABS_MAX KERNEL_RANKS_MAX
 
 struct sample {
     int slabs, cap, top_k, experts, expert_first, map_count, id_bytes, hidden, by, rows_per_expert;
@@ -16,7 +16,7 @@ static sample draw_sample()
 {
     sample s;
 
-    s.slabs = 1 + (int)draw(SLABS_MAX);
+    s.slabs = 1 + (int)draw(3);
     s.cap = 1 + (int)draw(90);
     s.top_k = 1 + (int)draw(draw(8) == 0 ? 32 : 8);
     s.experts = 1 + (int)draw(draw(8) == 0 ? 1024 : 20);
@@ -30,6 +30,22 @@ static sample draw_sample()
         s.slabs = s.top_k = 1;
         s.cap = s.by == ROUTE_BY_COUNTS ? s.experts * s.rows_per_expert : s.cap;
     }
+    s.positions = (int64_t)s.slabs * s.cap * s.top_k;
+    return s;
+}
+
+// Positions for 3 to 132 blocks of route, in one slab or in up to 64.
+static sample draw_many()
+{
+    sample s = draw_sample();
+    int positions = draw(20) == 0 ? 140000 : 1500 + (int)draw(14000);
+
+    s.by = ROUTE_BY_IDS;
+    s.hidden = 8;
+    s.slabs = 1 + (int)draw(draw(2) ? 3 : SLABS_MAX);
+    s.top_k = 1 + (int)draw(draw(3) ? 8 : 32);
+    s.cap = 1 + positions / s.slabs / s.top_k;
+    if (draw(6) == 0) s.experts = 1 + (int)draw(1024);
     s.positions = (int64_t)s.slabs * s.cap * s.top_k;
     return s;
 }
@@ -153,6 +169,7 @@ struct routed {
     explicit routed(const sample &s)
         : offset((s.experts + 1) * 4), pair_row(s.positions * 4), pair_weight(s.positions * 4), row_pair(s.positions * 4)
     {
+        row_pair.fill(0x55); // -1 must be written
     }
 };
 
@@ -272,7 +289,7 @@ static int try_combine(const sample &s, slabs &from, routed &routes, bool counte
 {
     twin pairs((size_t)s.positions * s.hidden * 4), out((size_t)s.slabs * s.cap * s.hidden * 4);
     int format = draw(2) ? FORMAT_F32 : FORMAT_BF16, pair_format = draw(2) ? FORMAT_F32 : FORMAT_BF16;
-    int left_out = (int)draw(SLABS_MAX + 4);
+    int left_out = (int)draw(7);
     bool weighted = draw(2);
     out_slab views[SLABS_MAX];
 
@@ -332,9 +349,125 @@ static int try_route()
     return same;
 }
 
+// ---- route with many blocks --------------------------------------------------------------------
+
+// Slabs of several sizes, some empty, one full.
+static void view_many(const sample &s, slabs &from, bool counted)
+{
+    bool none = draw(12) == 0;
+
+    for (int i = 0; counted && i < s.slabs; i++)
+        if (none || draw(3) == 0) ((int32_t *)from.counts.cpu.data())[i] = none || draw(4) ? 0 : s.cap;
+    from.counts.send();
+    view_slabs(s, from, counted);
+    for (int i = 0; i < s.slabs; i++) {
+        int cap = i > 0 && draw(3) == 0 ? 1 + (int)draw(s.cap) : s.cap;
+        bool weighted = draw(8) > 0;
+
+        for (row_slab *views : from.views) {
+            views[i].cap = cap;
+            if (!weighted) views[i].weights = NULL;
+        }
+    }
+}
+
+// Ids and counts of the device lie in memory that route writes last: what is read twice is not the same.
+static void overwrite_inputs(const sample &s, slabs &from, routed &to, bool counted)
+{
+    CHECK(cudaMemcpy(to.pair_row.gpu, from.ids.cpu.data(), s.positions * s.id_bytes, cudaMemcpyHostToDevice));
+    CHECK(cudaMemcpy(to.offset.gpu, from.counts.cpu.data(), s.slabs * 4, cudaMemcpyHostToDevice));
+    for (int i = 0; i < s.slabs; i++) {
+        from.views[1][i].ids = to.pair_row.gpu + (int64_t)i * s.cap * s.top_k * s.id_bytes;
+        if (counted) from.views[1][i].count = to.offset.on<int32_t>(true) + i;
+    }
+}
+
+static int try_route_many()
+{
+    sample s = draw_many();
+    bool counted = draw(3), padded = draw(3) == 0, small = draw(10) == 0;
+    bool overwritten = s.id_bytes == 4 && s.slabs <= s.experts && draw(4);
+    twin scratch(small ? 4000 : 132 * (s.experts + 66) * 4 + (s.positions + 132 * 1024) * 4);
+    slabs from(s);
+    routed to(s);
+    size_t pairs;
+    int same;
+
+    fill_slabs(s, from);
+    view_many(s, from, counted);
+    if (overwritten) overwrite_inputs(s, from, to, counted);
+    int valid_slab = (int)draw(s.slabs), pairs_max = draw(4) ? (int)s.positions : (int)draw((uint32_t)s.positions);
+    for (int device = 0; device < 2; device++) {
+        route_args args = route_of(s, from, to, device, padded);
+
+        args.valid_slab = valid_slab;
+        args.pairs_max = pairs_max;
+        args.scratch = scratch.on<void>(device);
+        args.scratch_bytes = (int64_t)scratch.cpu.size();
+        CHECK(device ? kernels_cuda.route(&args, NULL) : kernels_cpu.route(&args, stream_of_cpu()));
+    }
+    CHECK(cudaDeviceSynchronize());
+    pairs = ((int32_t *)to.offset.cpu.data())[s.experts];
+    same = to.offset.same("route.expert_offset", (s.experts + 1) * 4) & to.pair_row.same("route.pair_row", pairs * 4) &
+           to.pair_weight.same("route.pair_weight") & to.row_pair.same("route.row_pair");
+    if (!overwritten) same &= to.pair_row.same("route.pair_row past its end");
+    if (!same)
+        printf("many: slabs %d cap %d top-k %d experts %d first %d map %d id bytes %d counted %d padded %d overwritten %d\n",
+               s.slabs, s.cap, s.top_k, s.experts, s.expert_first, s.map_count, s.id_bytes, counted, padded, overwritten);
+    return same;
+}
+
+static int check_torn(const sample &s, routed &to)
+{
+    std::vector<int32_t> offset(s.experts + 1), pair_row(s.positions), row_pair(s.positions);
+    int good;
+
+    CHECK(cudaMemcpy(offset.data(), to.offset.gpu, offset.size() * 4, cudaMemcpyDeviceToHost));
+    CHECK(cudaMemcpy(pair_row.data(), to.pair_row.gpu, pair_row.size() * 4, cudaMemcpyDeviceToHost));
+    CHECK(cudaMemcpy(row_pair.data(), to.row_pair.gpu, row_pair.size() * 4, cudaMemcpyDeviceToHost));
+    good = offset[0] == 0 && offset[s.experts] <= s.positions;
+    for (int e = 0; e < s.experts; e++)
+        good &= offset[e] <= offset[e + 1];
+    for (int64_t i = 0; good && i < offset[s.experts]; i++)
+        good &= pair_row[i] >= 0 && pair_row[i] < s.slabs * s.cap;
+    for (int64_t i = 0; i < s.positions - 1; i++)
+        good &= row_pair[i] >= -1 && row_pair[i] < s.positions;
+    if (!good) printf("torn: slabs %d cap %d top-k %d experts %d\n", s.slabs, s.cap, s.top_k, s.experts);
+    return good;
+}
+
+// A count that changes while blocks read it: the last position of row_pair, which one of them clears. Rows may be left out
+// or come twice, but every pair has a row and every place a pair that there is.
+static int try_route_torn()
+{
+    sample s = draw_many();
+    s.slabs = 2;
+    s.positions = (int64_t)s.slabs * s.cap * s.top_k;
+    twin scratch(132 * (s.experts + 66) * 4 + (s.positions + 132 * 1024) * 4);
+    slabs from(s);
+    routed to(s);
+    route_args args;
+
+    fill_slabs(s, from);
+    view_slabs(s, from, true);
+    ((int32_t *)from.counts.cpu.data())[1] = (int32_t)draw(s.cap);
+    to.row_pair.fill(0xff);
+    ((int32_t *)to.row_pair.cpu.data())[s.positions - 1] = s.cap;
+    from.counts.send();
+    to.row_pair.send();
+    from.views[1][0].count = to.row_pair.on<int32_t>(true) + s.positions - 1;
+    args = route_of(s, from, to, true, false);
+    args.scratch = scratch.on<void>(true);
+    args.scratch_bytes = (int64_t)scratch.cpu.size();
+    CHECK(kernels_cuda.route(&args, NULL));
+    CHECK(cudaDeviceSynchronize());
+    return check_torn(s, to);
+}
+
 static int try_seed()
 {
-    return try_record() && try_quantise() && try_route();
+    if (!try_record() || !try_quantise() || !try_route()) return 0;
+    return draw(2) || (try_route_many() && (draw(3) > 0 || try_route_torn()));
 }
 
 int main(int argc, char **argv)

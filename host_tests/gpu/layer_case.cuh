@@ -271,6 +271,8 @@ static void make_stages(stages &s, const layer_case &c, const void *x, const voi
     s.route.pair_row = (int32_t *)buffers[1];
     s.route.pair_weight = (float *)buffers[2];
     s.route.row_pair = (int32_t *)buffers[3];
+    s.route.scratch = buffers[4];
+    s.route.scratch_bytes = pairs * (((int64_t)c.intermediate * 4 + 127) / 128 * 128);
     s.route.pairs_max = pairs;
     s.route.experts = c.experts;
     s.route.slabs_count = 1;

@@ -73,13 +73,13 @@ struct twin {
         }
         CHECK(cudaMemcpy(gpu, got.data(), got.size(), cudaMemcpyHostToDevice));
     }
-    // 1 when both sides hold the same bytes.
-    int same(const char *what)
+    // 1 when both sides hold the same bytes, or the first so many.
+    int same(const char *what, size_t bytes = SIZE_MAX)
     {
         std::vector<unsigned char> got(cpu.size());
 
         CHECK(cudaMemcpy(got.data(), gpu, got.size(), cudaMemcpyDeviceToHost));
-        for (size_t i = 0; i < got.size(); i++)
+        for (size_t i = 0; i < got.size() && i < bytes; i++)
             if (got[i] != cpu[i]) {
                 printf("%s differs at byte %zu of %zu: %02x, wanted %02x\n", what, i, got.size(), got[i], cpu[i]);
                 return 0;

@@ -97,6 +97,10 @@ static inline unsigned atomicAdd(unsigned *at, unsigned value)
 {
     return __atomic_fetch_add(at, value, __ATOMIC_RELAXED);
 }
+static inline int atomicAdd(int *at, int value)
+{
+    return __atomic_fetch_add(at, value, __ATOMIC_RELAXED);
+}
 static inline unsigned long long atomicAdd(unsigned long long *at, unsigned long long value)
 {
     return __atomic_fetch_add(at, value, __ATOMIC_RELAXED);
