@@ -461,6 +461,12 @@ class Gpu(Case):
         self.assertLess(cell["relative_error"], 0.02)
         self.assertGreater(cell["relative_error"], 0)
 
+    def test_bench_of_some_experts(self):
+        """A rank that took its own experts for the first ones would miss the checked token's."""
+        text, _ = self.over_ranks("--shape", "64,32,8,2", "--skew", "1.5")
+        for words in ("layer over 2 ranks", "wire floor", "no NCCL beside it: "):
+            self.assertIn(words, text)
+
     def test_bench_without_experts(self):
         """Quantised rows, in halves, with a skew and starts at different times."""
         shape = ["--shape", "128,128,8,2", "--weight-format", "fp8_block128", "--dispatch-format", "fp8_block128"]
@@ -502,6 +508,7 @@ class Gpu(Case):
         found = json.loads(self.over_ranks("--op", "dispatch", "--json", nccl="fake",
                                            FAKE_NCCL_FAIL="1 ncclCommInitRank")[0])
         self.assertEqual(found["no_nccl"], "ncclCommInitRank: the planted failure")
+        self.assertEqual(found["cells"][0]["nccl"], {})
 
     def test_bench_refuses_what_ranks_cannot_do(self):
         for arguments, words in ((["--skew", "2.1"], "allow 2"), (["--ranks", "1", "--op", "both"], "--op both"),
