@@ -17,7 +17,7 @@
 #define CAP        9
 #define GENERATION 3u
 #define EPOCH      5u
-#define TIMEOUT_NS 80000000
+#define TIMEOUT_NS 400000000
 #define LINES      (1 + WORD_COUNT * RANKS)
 
 // A window is its lines, then the counts of three peers.
