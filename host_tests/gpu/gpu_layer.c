@@ -79,8 +79,7 @@ void gpu_accept(const struct gpu_layer *gpu, int32_t answer)
     ck_assert_msg(answer == MOXIE_OK, "%s", gpu->mock.text);
 }
 
-// The weights of a projection as e4m3 codes with a scale per row, in host memory that is never
-// freed before the upload.
+// The weights of a projection as e4m3 codes with a scale per row.
 static void quantise(moxie_matrix *matrix, int64_t scale_dims[2])
 {
     const uint16_t *from = (const uint16_t *)(const void *)tensor_data(&matrix->values);
@@ -105,23 +104,35 @@ static void quantise(moxie_matrix *matrix, int64_t scale_dims[2])
     matrix->format = MOXIE_FORMAT_FP8_CHANNEL;
     matrix->values = tensor_make(codes, 3, matrix->values.shape, NULL, TENSOR_UINT8);
     matrix->scales = tensor_make(scales, 2, scale_dims, NULL, 1u << MOXIE_FORMAT_F32);
-    gpu_upload(&matrix->values);
-    gpu_upload(&matrix->scales);
-    free(codes);
-    free(scales);
+}
+
+void gpu_quantise_weights(struct layer_weights_view *weights, int64_t (*scale_dims)[2])
+{
+    quantise(&weights->w1, scale_dims[0]);
+    quantise(&weights->w2, scale_dims[1]);
+}
+
+void gpu_free_quantised(const struct layer_weights_view *weights)
+{
+    free(weights->w1.values.data);
+    free(weights->w1.scales.data);
+    free(weights->w2.values.data);
+    free(weights->w2.scales.data);
 }
 
 void gpu_upload_weights(struct layer_weights_view *weights, int64_t (*scale_dims)[2])
 {
-    if (scale_dims != NULL) {
-        quantise(&weights->w1, scale_dims[0]);
-        quantise(&weights->w2, scale_dims[1]);
-    } else {
-        gpu_upload(&weights->w1.values);
-        gpu_upload(&weights->w2.values);
-    }
+    struct layer_weights_view host;
+
+    if (scale_dims != NULL) gpu_quantise_weights(weights, scale_dims);
+    host = *weights;
+    gpu_upload(&weights->w1.values);
+    gpu_upload(&weights->w1.scales);
+    gpu_upload(&weights->w2.values);
+    gpu_upload(&weights->w2.scales);
     gpu_upload(&weights->w1.bias);
     gpu_upload(&weights->w2.bias);
+    if (scale_dims != NULL) gpu_free_quantised(&host);
 }
 
 void gpu_free_weights(struct layer_weights_view *weights)

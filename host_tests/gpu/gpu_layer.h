@@ -48,6 +48,10 @@ void *gpu_poisoned(size_t bytes);
 void gpu_upload(moxie_tensor *tensor);
 // The compact host tensor's bytes over the first of the device tensor's.
 void gpu_refill(const moxie_tensor *tensor, const moxie_tensor *from);
+// A layer's weights as fp8_channel in host memory, which the second gives back; the shapes of the
+// scales lie in `scale_dims` [2].
+void gpu_quantise_weights(struct layer_weights_view *weights, int64_t (*scale_dims)[2]);
+void gpu_free_quantised(const struct layer_weights_view *weights);
 // All tensors of a layer's weights; with `scale_dims` [2] they become fp8_channel first, and the
 // shapes of the scales lie there.
 void gpu_upload_weights(struct layer_weights_view *weights, int64_t (*scale_dims)[2]);
