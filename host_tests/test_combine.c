@@ -243,14 +243,16 @@ START_TEST(sum_in_rank_order)
 }
 END_TEST
 
-// Bytes of a y that was all NaN: zeros when the group failed, the own row otherwise.
+// Bytes of a y that was all NaN: zeros when the group failed, the own row otherwise; so are the
+// rows of earlier rounds.
 START_TEST(a_failed_group_sums_to_zero)
 {
-    unsigned char y[TOKENS * PITCH];
+    unsigned char y[2 * TOKENS * PITCH];
     int32_t send_slot[TOKENS * RANKS];
     const void *parts[RANKS] = {NULL};
     uint32_t failed = _i == 0;
-    struct sum_args args = {.y = y,
+    struct sum_args args = {.y = y + TOKENS * PITCH,
+                            .y_earlier = y,
                             .y_stride_bytes = PITCH,
                             .parts = parts,
                             .part_stride_bytes = PITCH,
@@ -262,7 +264,8 @@ START_TEST(a_failed_group_sums_to_zero)
                             .hidden = HIDDEN,
                             .ranks = RANKS,
                             .rank = 1,
-                            .rows_cap = CAP};
+                            .rows_cap = CAP,
+                            .tokens_earlier = TOKENS};
     struct cpu_stream stream;
 
     memset(y, 0xff, sizeof y);
@@ -270,7 +273,7 @@ START_TEST(a_failed_group_sums_to_zero)
     stream_init(&stream, 3, CPU_SCALAR);
     ck_assert_int_eq(sum_cpu(&args, &stream), 0);
     stream_fini(&stream);
-    for (int t = 0; t < TOKENS; t++)
+    for (int t = 0; t < 2 * TOKENS; t++)
         for (int i = 0; i < PITCH; i++)
             ck_assert_int_eq(y[t * PITCH + i], failed && i < HIDDEN * 4 ? 0 : 0xff);
 }

@@ -25,13 +25,14 @@ struct combine_args {
 };
 
 struct sum_args {
-    void *y; // [tokens, hidden] of `format`; on entry this rank's own result rows
+    void *y;         // [tokens, hidden] of `format`; on entry this rank's own result rows
+    void *y_earlier; // [tokens_earlier, hidden]: rows of the forward's rounds before this one
     int64_t y_stride_bytes;
     const void *const *parts; // host array [ranks]: rows that rank r returned, [cap, hidden]
     int64_t part_stride_bytes;
     const int32_t *send_slot;   // [tokens, ranks]: the token's row of parts[r], -1: none; the own
                                 // rank's is not read
-    const uint32_t *failed;     // device; not 0: y becomes zero; NULL: never
+    const uint32_t *failed;     // device; not 0: y and y_earlier become zero; NULL: never
     const uint64_t *active_now; // device; NULL: `active`
     uint64_t active;            // bit r: rank r takes part
     int32_t format;             // F32, BF16 or F16
@@ -40,6 +41,7 @@ struct sum_args {
     int32_t ranks;
     int32_t rank;     // own: parts[rank] is unused
     int32_t rows_cap; // rows of each part; an index outside is "none"
+    int32_t tokens_earlier;
 };
 
 int32_t combine_cpu(const struct combine_args *args, void *stream);

@@ -412,6 +412,7 @@ int32_t dispatcher_send_round(moxie_dispatcher *dispatcher, const moxie_batch *b
         .batch = batch,
         .tokens_valid = slot->shape.tokens_valid,
         .first = left > 0 ? first : 0,
+        .earlier = left > 0 ? first : slot->shape.tokens,
         .tokens = (int32_t)(left < limits->tokens_max ? left : limits->tokens_max),
         .slot = batch->slot,
     };

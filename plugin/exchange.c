@@ -296,6 +296,7 @@ int32_t exchange_combine_recv(struct exchange_group *group, struct exchange *slo
     const void *parts[MOXIE_RANKS_MAX] = {NULL};
     struct sum_args args = {
         .y = tensor_data(&slot->out_slabs[limits->rank].rows),
+        .y_earlier = tensor_data(&round->batch->y),
         .y_stride_bytes = tensor_stride_bytes(&round->batch->y, 0),
         .parts = parts,
         .part_stride_bytes = limits->result_bytes,
@@ -309,6 +310,7 @@ int32_t exchange_combine_recv(struct exchange_group *group, struct exchange *slo
         .ranks = limits->ranks,
         .rank = limits->rank,
         .rows_cap = (int32_t)limits->rows_cap,
+        .tokens_earlier = (int32_t)round->earlier,
     };
     int32_t st = MOXIE_OK;
 

@@ -56,7 +56,8 @@ struct exchange {
 struct exchange_round {
     const moxie_batch *batch;
     const int32_t *tokens_valid;
-    int64_t first; // token of the batch
+    int64_t first;   // token of the batch
+    int64_t earlier; // tokens of the forward's rounds before this one
     int32_t tokens;
     int32_t pad_rows; // MAX_LEN: rows that every rank reports, 0: none
     int32_t slot;

@@ -223,7 +223,7 @@ static int try_sum()
     twin y(tokens * y_stride + y_offset), parts(ranks * cap * part_stride + part_offset), slots((size_t)tokens * ranks * 4), failed(4), now(8);
     uint64_t active = draw(2) ? ~(uint64_t)0 : (uint64_t)draw(UINT32_MAX) << 32 | draw(UINT32_MAX);
     uint64_t missing = one_in(3) ? draw(UINT32_MAX) : 0;
-    int fails = (int)draw(8), same;
+    int fails = (int)draw(8), earlier = draw(2) ? (int)draw(tokens + 1) : 0, same;
 
     fill_numbers(y, format, (tokens * y_stride + y_offset) / bytes, false);
     fill_numbers(parts, format, (ranks * cap * part_stride + part_offset) / bytes, false);
@@ -240,7 +240,9 @@ static int try_sum()
 
         for (int r = 0; r < ranks; r++)
             if (r != rank && (missing >> r & 1) == 0) rows[r] = parts.on<char>(device) + part_offset + r * cap * part_stride;
-        args.y = y.on<char>(device) + y_offset;
+        args.y = y.on<char>(device) + y_offset + earlier * y_stride;
+        args.y_earlier = y.on<char>(device) + y_offset;
+        args.tokens_earlier = earlier;
         args.y_stride_bytes = y_stride;
         args.parts = rows;
         args.part_stride_bytes = part_stride;
@@ -250,7 +252,7 @@ static int try_sum()
         args.active_now = fails % 2 ? now.on<uint64_t>(device) : NULL;
         args.active = fails % 2 ? ~active : active;
         args.format = format;
-        args.tokens = tokens;
+        args.tokens = tokens - earlier;
         args.hidden = hidden;
         args.ranks = ranks;
         args.rank = rank;
@@ -259,7 +261,7 @@ static int try_sum()
     }
     CHECK(cudaDeviceSynchronize());
     same = y.same("sum.y");
-    if (!same) printf("ranks %d rank %d tokens %d cap %d hidden %d format %d failed %d\n", ranks, rank, tokens, cap, hidden, format, fails);
+    if (!same) printf("ranks %d rank %d tokens %d after %d cap %d hidden %d format %d failed %d\n", ranks, rank, tokens - earlier, earlier, cap, hidden, format, fails);
     return same;
 }
 

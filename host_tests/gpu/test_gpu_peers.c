@@ -226,6 +226,74 @@ START_TEST(a_graph_goes_on_without_a_rank)
 }
 END_TEST
 
+// Two rounds each, of tokens by the bound.
+static void two_rounds(struct gpu_member *member)
+{
+    int64_t most = member->crew->parts[0];
+
+    short_timeout(member);
+    mock_set_i64(&member->rank.mock, "max_dispatch_tokens_per_rank", (most + 1) / 2);
+    mock_set_i64(&member->rank.mock, "dispatch_rounds_max", 2);
+}
+
+// The first round alone, by halves.
+static void one_round(struct gpu_member *member)
+{
+    struct layer_rank *rank = &member->rank;
+    moxie_error *error = &rank->mock.error;
+    const moxie_batch *batch = &member->batch.batch;
+    moxie_call call = {.struct_size = sizeof call, .stream = member->stream};
+    const moxie_rows *in, *out;
+
+    gpu_member_take(member, member->first, member->tokens / 2);
+    gpu_member_accept(member, step_again(member));
+    gpu_member_accept(member, dispatcher_dispatch_send(rank->dispatcher, batch, error));
+    gpu_member_accept(member, dispatcher_dispatch_recv(rank->dispatcher, batch, &in, &out, error));
+    gpu_member_accept(member, runner_run(rank->runner, &call, in, out, error));
+    gpu_member_accept(member, dispatcher_combine_send(rank->dispatcher, batch, error));
+    gpu_member_accept(member, dispatcher_combine_recv(rank->dispatcher, batch, error));
+    gpu_member_fetch(member);
+}
+
+static void second_round_scenario(struct gpu_member *member)
+{
+    const struct loss *loss = member->crew->arg;
+    struct gpu_graph captured = {NULL, NULL};
+
+    member->step.rank_tokens = NULL;
+    if (member->index == 1) gpu_member_take(member, member->first, 1);
+    if (loss->captured) gpu_member_capture(member, &captured);
+    gpu_member_accept(member, step_again(member));
+    gpu_member_meet(member);
+    if (member->index == 0) {
+        one_round(member);
+    } else {
+        run_layer(member, &captured);
+        expect_zero(member);
+        ck_assert_int_eq(dispatcher_poll_error(member->rank.dispatcher, &member->rank.mock.error),
+                         MOXIE_E_PEER);
+    }
+    gpu_member_meet(member);
+    if (loss->captured) gpu_graph_free(&captured);
+}
+
+// Rank 0 is silent in the second round, in which rank 1 has no tokens: nobody keeps the rows of the
+// first one.
+START_TEST(no_round_outlives_a_failure)
+{
+    struct loss loss = {.captured = _i};
+    struct gpu_crew crew = {.layer_name = "qwen3_moe_a",
+                            .ranks = 3,
+                            .dispatcher = "alltoall",
+                            .configure = two_rounds,
+                            .scenario = second_round_scenario,
+                            .arg = &loss};
+
+    gpu_crew_run(&crew);
+    gpu_crew_fini(&crew);
+}
+END_TEST
+
 // ---- forwards in flight ------------------------------------------------------------------------
 
 static void two_slots(struct gpu_member *member)
@@ -289,6 +357,7 @@ static void tests(TCase *cases)
     tcase_add_test(cases, regrouping_is_eager);
     tcase_add_loop_test(cases, a_silent_rank_is_named_and_left_out, 0, 3);
     tcase_add_loop_test(cases, a_graph_goes_on_without_a_rank, 1, 2);
+    tcase_add_loop_test(cases, no_round_outlives_a_failure, 0, 2);
     tcase_add_loop_test(cases, two_forwards_in_flight, 0, 2);
 }
 

@@ -146,13 +146,25 @@ static void sum_body(struct work *work, unsigned char *scratch)
     }
 }
 
+static void zero_earlier(const struct sum_args *args)
+{
+    unsigned char *rows = args->y_earlier;
+
+    for (int64_t token = 0; token < args->tokens_earlier; token++)
+        memset(rows + token * args->y_stride_bytes, 0,
+               (size_t)(args->hidden * number_bytes(args->format)));
+}
+
 int32_t sum_cpu(const struct sum_args *args, void *stream)
 {
     struct sum_args seen = *args;
     struct work work = {.body = sum_body, .args = &seen, .items = args->tokens, .grain = GRAIN};
 
     if (args->active_now != NULL) seen.active = *args->active_now;
-    if (has_failed(args->failed)) seen.active = 0;
+    if (has_failed(args->failed)) {
+        seen.active = 0;
+        zero_earlier(args);
+    }
     work_run(&work, stream, (int64_t)args->tokens * args->hidden * 4 * args->ranks);
     return 0;
 }

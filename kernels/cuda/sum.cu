@@ -94,6 +94,38 @@ template <int32_t format> __global__ void __launch_bounds__(kThreads) sum_kernel
     }
 }
 
+// Rows that earlier rounds have summed, when a later one fails. Apart, so that a sum keeps its registers.
+struct zero_args {
+    unsigned char *rows;
+    const uint32_t *failed;
+    int64_t stride_bytes;
+    int32_t rows_count, row_bytes;
+};
+
+__global__ void __launch_bounds__(kThreads) zero_kernel(const __grid_constant__ zero_args a)
+{
+    int32_t warps = gridDim.x * (kThreads / 32);
+
+    griddepcontrol_wait();
+    griddepcontrol_launch_dependents();
+    if (*a.failed == 0) return;
+    for (int32_t row = blockIdx.x * (kThreads / 32) + threadIdx.x / 32; row < a.rows_count; row += warps) {
+        uint16_t *to = reinterpret_cast<uint16_t *>(a.rows + row * a.stride_bytes);
+
+        for (int32_t i = threadIdx.x % 32; i < a.row_bytes / 2; i += 32)
+            to[i] = 0;
+    }
+}
+
+int32_t zero_earlier(const sum_args &from, void *stream)
+{
+    zero_args to = {static_cast<unsigned char *>(from.y_earlier), from.failed, from.y_stride_bytes, from.tokens_earlier,
+                    from.hidden * (from.format == FORMAT_F32 ? 4 : 2)};
+
+    if (from.failed == nullptr || from.tokens_earlier == 0) return cudaSuccess;
+    return launch(zero_kernel, {grid_for(from.tokens_earlier, kThreads / 32), kThreads, 0, LAUNCH_EARLY}, stream, to);
+}
+
 typedef void (*sum_entry)(args);
 
 // The kernel for rows of that format; NULL when there is none.
@@ -115,7 +147,7 @@ sum_entry entry_of(int32_t format)
 
 extern "C" int32_t sum_cuda_load(void)
 {
-    cudaError_t st = cudaSuccess;
+    cudaError_t st = load_kernel(zero_kernel);
 
     for (int32_t format : {FORMAT_F32, FORMAT_BF16, FORMAT_F16})
         if (st == cudaSuccess) st = load_kernel(entry_of(format));
@@ -126,9 +158,11 @@ extern "C" int32_t sum_cuda(const struct sum_args *from, void *stream)
 {
     int64_t pieces = (from->hidden + kColumns - 1) / kColumns;
     args to = {};
+    int32_t st;
 
     if (from->hidden % 8 != 0 || from->ranks > KERNEL_RANKS_MAX || entry_of(from->format) == nullptr) return cudaErrorInvalidValue;
-    if (from->tokens == 0) return cudaSuccess;
+    st = zero_earlier(*from, stream);
+    if (st != cudaSuccess || from->tokens == 0) return st;
     for (int32_t rank = 0; rank < from->ranks; rank++)
         to.parts[rank] = static_cast<const unsigned char *>(from->parts[rank]);
     to.y = static_cast<unsigned char *>(from->y);
