@@ -141,6 +141,8 @@ __device__ heard listen(const await_kernel_args &args, watch w, int32_t rank, vo
         if (!noted && now_ns >= w.middle_ns) {
             beat = load_acquire_system(beat_line);
             noted = true;
+            // Where this waited for its turn over the middle, it cannot tell who was heard meanwhile.
+            w.deadline_ns = max(w.deadline_ns, now_ns + 2 * w.beat_ns);
         }
         if (now_ns >= w.deadline_ns) return {load_acquire_system(beat_line) == beat ? MUTE : HEARD, 0, 0};
         spin_pause(kPauseNs);
