@@ -41,6 +41,8 @@ void board_give(struct board *board, int32_t rank, const void *send, uint64_t by
     struct board_seat *seat = &board->seats[rank];
 
     ck_assert_uint_le(bytes, BOARD_BYTES_MAX);
+    // A rank whose last round failed has not seen everyone give, and some may still read there.
+    if (board->broken) return;
     memcpy(board->gathered[seat->rounds & 1][rank], send, bytes);
     atomic_fetch_add(&seat->rounds, 1);
 }

@@ -17,6 +17,7 @@
 #define EPILOGUE_RUNS  2
 #define GRAVE_MS       10000 // for the launcher to bury a rank that has died
 #define VERDICT_FACTOR 4     // of timeout_ms, for a forward that fails
+#define SLACK_MS       3000  // of a loaded machine
 
 static struct soak_life *self; // in a rank's process
 
@@ -303,7 +304,7 @@ static void check_verdict(struct soak_life *life, int32_t answer, int32_t failed
                  rank->mock.text);
     SOAK_REQUIRE(life, is_dead(life, named), "blames rank %d, which lives: %s", named,
                  rank->mock.text);
-    SOAK_REQUIRE(life, took_ms <= (int64_t)VERDICT_FACTOR * life->run->timeout_ms,
+    SOAK_REQUIRE(life, took_ms <= (int64_t)VERDICT_FACTOR * life->run->timeout_ms + SLACK_MS,
                  "the verdict took %d ms: %s", (int)took_ms, rank->mock.text);
     check_zero(life, failed);
     check_sticky(life, named);
@@ -447,18 +448,19 @@ static void close_reference(struct soak_life *life)
     if (life->run->fp8) gpu_free_quantised(&life->reference.weights);
 }
 
-// Dispatchers that come and go first, so that whatever the device's driver opens once is open.
-static int32_t rehearse(struct soak_life *life)
+// Dispatchers that come and go first, so that whatever the device's driver opens once is open. 1:
+// it could; a rank that was faster may have died meanwhile.
+static int rehearse(struct soak_life *life)
 {
     int32_t st = MOXIE_OK;
 
     note(life, "a first create");
     for (int32_t i = 0; i < life->run->instances && st == MOXIE_OK; i++)
         st = join(&life->members[i]);
-    SOAK_REQUIRE(life, st == MOXIE_OK, "a first create: %d, %s", st,
-                 life->members[0].rank.mock.text);
+    SOAK_REQUIRE(life, st == MOXIE_OK || (st == MOXIE_E_PEER && life->board->dead != 0),
+                 "a first create: %d, %s", st, life->members[0].rank.mock.text);
     leave(life);
-    return open_files();
+    return st == MOXIE_OK;
 }
 
 static void close_members(struct soak_life *life)
@@ -491,8 +493,11 @@ void soak_live(const struct soak_world *world, int32_t index)
     for (int32_t i = 0; i < world->run.instances; i++)
         prepare(life, &life->members[i]);
     soak_lanes_open(life);
-    files = rehearse(life);
-    if (create(life)) serve(life);
+    files = open_files();
+    if (rehearse(life)) {
+        files = open_files();
+        if (create(life)) serve(life);
+    }
     note(life, "destroying");
     leave(life);
     left = open_files() - files;
