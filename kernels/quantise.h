@@ -9,6 +9,9 @@
 #include "kernels/types.h"
 
 struct quantise_args {
+    const struct row_slab *slabs; // host array [slabs_count], instead of x, x_row and count: row r
+                                  // of slab s becomes row s * rows_cap + r; slabs of `format`
+                                  // already are left out. NULL: x
     const int32_t *x_row; // device [rows_count]: the row of x that each row comes from; NULL: its
                           // own
     const void *x;        // [rows, columns] of x_format
@@ -18,8 +21,9 @@ struct quantise_args {
     int64_t x_stride_bytes, row_stride_bytes, scale_stride_bytes;
     int32_t x_format;
     int32_t format; // FP8_BLOCK128 or NVFP4
-    int32_t rows_count;
-    int32_t columns; // nvfp4: a multiple of 16
+    int32_t slabs_count, rows_cap;
+    int32_t rows_count; // without slabs
+    int32_t columns;    // nvfp4: a multiple of 16
 };
 
 int32_t quantise_cpu(const struct quantise_args *args, void *stream);

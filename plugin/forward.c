@@ -71,30 +71,31 @@ struct operand_rows {
     int32_t rows_cap;
 };
 
-// The rows of a layout by expert may be many more than its pairs, so its quantised rows lie in the
-// order of the pairs.
+// All slabs at once; but the rows of a layout by expert may be many more than its pairs, so its
+// quantised rows lie in the order of the pairs.
 static struct quantise_args quantise_x_stage(const struct experts_job *job,
-                                             const struct experts_buffers *b, int32_t slab)
+                                             const struct experts_buffers *b)
 {
     const struct limits *limits = &job->instance->plan.limits;
     const struct rows_view *in = job->in;
-    int64_t first = (int64_t)slab * in->rows_cap;
-    unsigned char *rows = b->pair_out, *scales = rows + limits->pairs_max * limits->x_fp8_bytes;
+    unsigned char *rows = b->pair_out;
     struct quantise_args args = {
-        .x = in->slabs[slab].rows,
-        .rows = rows + first * limits->x_fp8_bytes,
-        .scales = scales + first * limits->x_fp8_scale_bytes,
-        .count = in->slabs[slab].count,
-        .x_stride_bytes = in->slabs[slab].row_stride_bytes,
+        .slabs = in->slabs,
+        .rows = rows,
+        .scales = rows + limits->pairs_max * limits->x_fp8_bytes,
         .row_stride_bytes = limits->x_fp8_bytes,
         .scale_stride_bytes = limits->x_fp8_scale_bytes,
-        .x_format = in->slabs[slab].format,
         .format = FORMAT_FP8_BLOCK128,
-        .rows_count = in->slabs[slab].cap,
+        .slabs_count = in->slabs_count,
+        .rows_cap = in->rows_cap,
         .columns = limits->hidden,
     };
 
     if (in->by == ROUTE_BY_IDS) return args;
+    args.slabs = NULL;
+    args.x = in->slabs[0].rows;
+    args.x_stride_bytes = in->slabs[0].row_stride_bytes;
+    args.x_format = in->slabs[0].format;
     args.x_row = b->pair_row;
     args.count = &b->expert_offset[limits->experts_local];
     args.rows_count = (int32_t)in->pairs_max;
@@ -105,34 +106,33 @@ static struct quantise_args quantise_x_stage(const struct experts_job *job,
 static int32_t quantise_x(const struct experts_job *job, const struct experts_buffers *b,
                           struct operand_rows *operand, moxie_error *error)
 {
-    const struct limits *limits = &job->instance->plan.limits;
+    const struct quantise_args args = quantise_x_stage(job, b);
     const struct rows_view *in = job->in;
-    int32_t st = MOXIE_OK;
+    int32_t quantised = 0;
 
     operand->pair_row = b->pair_row;
     operand->rows_cap = in->rows_cap;
     for (int32_t i = 0; i < in->slabs_count; i++) {
         struct row_slab *slab = &operand->slabs[i];
-        struct quantise_args args;
+        int64_t first = (int64_t)i * in->rows_cap;
 
         *slab = in->slabs[i];
-        if (limits->x_fp8_bytes == 0 || slab->format == FORMAT_FP8_BLOCK128) continue;
-        args = quantise_x_stage(job, b, i);
-        if (args.x_row != NULL) {
-            operand->pair_row = NULL;
-            operand->rows_cap = args.rows_count;
-        }
-        slab->rows = args.rows;
-        slab->scales = args.scales;
+        if (args.row_stride_bytes == 0 || slab->format == FORMAT_FP8_BLOCK128) continue;
+        slab->rows = (unsigned char *)args.rows + first * args.row_stride_bytes;
+        slab->scales = (unsigned char *)args.scales + first * args.scale_stride_bytes;
         slab->row_stride_bytes = args.row_stride_bytes;
         slab->scale_stride_bytes = args.scale_stride_bytes;
         slab->format = FORMAT_FP8_BLOCK128;
-        TRY(instance_launched(job->instance,
-                              job->instance->device->kernels->quantise(&args, job->stream),
-                              "quantise", error));
+        quantised++;
     }
-out:
-    return st;
+    if (quantised == 0) return MOXIE_OK;
+    if (args.slabs == NULL) {
+        operand->pair_row = NULL;
+        operand->rows_cap = args.rows_count;
+    }
+    return instance_launched(job->instance,
+                             job->instance->device->kernels->quantise(&args, job->stream),
+                             "quantise", error);
 }
 
 static struct gate_up_args gate_up_stage(const struct experts_job *job,

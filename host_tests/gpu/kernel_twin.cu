@@ -162,6 +162,56 @@ static int try_quantise()
     return out.same("quantise.rows") & scales.same("quantise.scales");
 }
 
+// Rows of several slabs in one launch: of every format, e4m3 among them, which is left alone.
+static int try_quantise_slabs()
+{
+    int slabs = 1 + (int)draw(draw(4) ? 5 : SLABS_MAX), cap = 1 + (int)draw(6), columns = 1 + (int)draw(300);
+    int groups = (columns + 127) / 128, x_bytes = columns * 4 + 8;
+    size_t rows = (size_t)slabs * cap;
+    twin x(rows * x_bytes), out(rows * (columns + 3)), scales(rows * groups * 4), counts(slabs * 4);
+    bool counted = draw(4);
+    row_slab views[SLABS_MAX];
+    int formats[SLABS_MAX], caps[SLABS_MAX];
+
+    fill_rows(x.cpu.data(), (int64_t)(rows * x_bytes / 2));
+    for (int i = 0; i < slabs; i++) {
+        static const int any[] = {FORMAT_BF16, FORMAT_F16, FORMAT_F32, FORMAT_FP8_BLOCK128};
+
+        formats[i] = any[draw(4)];
+        caps[i] = draw(3) ? cap : (int)draw(cap + 1);
+        ((int32_t *)counts.cpu.data())[i] = (int32_t)draw(cap + 3) - 1;
+    }
+    x.send();
+    counts.send();
+    for (int device = 0; device < 2; device++) {
+        quantise_args args = {};
+
+        for (int i = 0; i < slabs; i++) {
+            views[i] = row_slab();
+            views[i].rows = x.on<char>(device) + (int64_t)i * cap * x_bytes;
+            views[i].count = counted ? counts.on<int32_t>(device) + i : NULL;
+            views[i].row_stride_bytes = x_bytes;
+            views[i].cap = caps[i];
+            views[i].format = formats[i];
+        }
+        args.slabs = views;
+        args.rows = out.on<void>(device);
+        args.scales = scales.on<void>(device);
+        args.row_stride_bytes = columns + 3;
+        args.scale_stride_bytes = groups * 4;
+        args.format = FORMAT_FP8_BLOCK128;
+        args.slabs_count = slabs;
+        args.rows_cap = cap;
+        args.columns = columns;
+        CHECK(device ? kernels_cuda.quantise(&args, NULL) : kernels_cpu.quantise(&args, stream_of_cpu()));
+    }
+    CHECK(cudaDeviceSynchronize());
+    out.clear_nan_signs();
+    if (out.same("quantise.rows of slabs") & scales.same("quantise.scales of slabs")) return 1;
+    printf("quantise: slabs %d cap %d columns %d counted %d\n", slabs, cap, columns, counted);
+    return 0;
+}
+
 // What route wrote, for the kernels after it.
 struct routed {
     twin offset, pair_row, pair_weight, row_pair;
@@ -466,7 +516,7 @@ static int try_route_torn()
 
 static int try_seed()
 {
-    if (!try_record() || !try_quantise() || !try_route()) return 0;
+    if (!try_record() || !try_quantise() || !try_quantise_slabs() || !try_route()) return 0;
     return draw(2) || (try_route_many() && (draw(3) > 0 || try_route_torn()));
 }
 

@@ -43,7 +43,7 @@ static void quantise_body(struct work *work, unsigned char *scratch)
     }
 }
 
-int32_t quantise_cpu(const struct quantise_args *args, void *stream)
+static void quantise_rows(const struct quantise_args *args, void *stream)
 {
     struct work work = {.body = quantise_body,
                         .args = args,
@@ -51,5 +51,30 @@ int32_t quantise_cpu(const struct quantise_args *args, void *stream)
                         .grain = GRAIN};
 
     work_run(&work, stream, work.items * args->columns * 4);
+}
+
+static void quantise_slab(const struct quantise_args *args, int32_t index, void *stream)
+{
+    const struct row_slab *slab = &args->slabs[index];
+    int64_t first = (int64_t)index * args->rows_cap;
+    struct quantise_args of_slab = *args;
+
+    if (slab->format == args->format) return;
+    of_slab.x = slab->rows;
+    of_slab.x_row = NULL;
+    of_slab.rows = (unsigned char *)args->rows + first * args->row_stride_bytes;
+    of_slab.scales = (unsigned char *)args->scales + first * args->scale_stride_bytes;
+    of_slab.count = slab->count;
+    of_slab.x_stride_bytes = slab->row_stride_bytes;
+    of_slab.x_format = slab->format;
+    of_slab.rows_count = slab->cap;
+    quantise_rows(&of_slab, stream);
+}
+
+int32_t quantise_cpu(const struct quantise_args *args, void *stream)
+{
+    if (args->slabs == NULL) quantise_rows(args, stream);
+    for (int32_t i = 0; args->slabs != NULL && i < args->slabs_count; i++)
+        quantise_slab(args, i, stream);
     return 0;
 }

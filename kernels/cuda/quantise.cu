@@ -1,22 +1,69 @@
 // quantise on CUDA: rows of 16- or 32-bit numbers to e4m3 with an f32 scale per 128.
 //
-// grid   a warp a group of 128 numbers, four a lane
+// grid   a warp a group of 128 numbers, four a lane; the groups of all slabs' valid rows, one after the other
+// smem   the valid rows before each slab
 // bytes  the rows once, half or a quarter of them written: bound by memory
 
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/number.cuh"
 #include "kernels/cuda/quantise.cuh"
+#include "kernels/cuda/search.cuh"
 
 namespace {
 
 constexpr int kThreads = 256;
 
-__device__ __forceinline__ void quantise_group(const quantise_args &a, int64_t row, int32_t first)
+struct slab {
+    const unsigned char *rows;
+    const int32_t *count;
+    int64_t row_stride_bytes;
+    int32_t cap, format;
+};
+
+struct args {
+    slab slabs[KERNEL_RANKS_MAX];
+    const int32_t *x_row;
+    unsigned char *rows, *scales;
+    int64_t row_stride_bytes, scale_stride_bytes;
+    int32_t slabs_count, rows_cap, columns;
+};
+
+// Two slabs a lane of the first warp.
+static_assert(KERNEL_RANKS_MAX <= 64, "rows_before");
+
+__device__ int32_t rows_valid(const args &a, int32_t index)
 {
-    int64_t x_row = a.x_row != nullptr ? a.x_row[row] : row;
-    const unsigned char *from = static_cast<const unsigned char *>(a.x) + x_row * a.x_stride_bytes;
-    unsigned char *to = static_cast<unsigned char *>(a.rows) + row * a.row_stride_bytes;
+    const slab &s = a.slabs[index];
+
+    if (index >= a.slabs_count) return 0;
+    return s.count == nullptr ? s.cap : min(max(*s.count, 0), s.cap);
+}
+
+// rows_before[slab], and at its end the sum.
+__device__ void sum_rows(const args &a, int32_t *rows_before)
+{
+    int32_t lane = threadIdx.x % 32;
+
+    if (threadIdx.x < 32) {
+        int32_t even = rows_valid(a, 2 * lane), sum = even + rows_valid(a, 2 * lane + 1), own = sum;
+
+        for (int32_t step = 1; step < 32; step *= 2) {
+            int32_t before = __shfl_up_sync(~0u, sum, step);
+
+            if (lane >= step) sum += before;
+        }
+        rows_before[2 * lane] = sum - own;
+        rows_before[2 * lane + 1] = sum - own + even;
+        if (lane == 31) rows_before[KERNEL_RANKS_MAX] = sum;
+    }
+    __syncthreads();
+}
+
+__device__ __forceinline__ void quantise_group(const args &a, const slab &s, int64_t x_row, int64_t row, int32_t first)
+{
+    const unsigned char *from = s.rows + x_row * s.row_stride_bytes;
+    unsigned char *to = a.rows + row * a.row_stride_bytes;
     int32_t lane = threadIdx.x % 32;
     float values[4], scale;
 
@@ -24,7 +71,7 @@ __device__ __forceinline__ void quantise_group(const quantise_args &a, int64_t r
     for (int32_t i = 0; i < 4; i++) {
         int32_t column = first + i * 32 + lane;
 
-        values[i] = column < a.columns ? number_load(from, column, a.x_format) : 0.0f;
+        values[i] = column < a.columns ? number_load(from, column, s.format) : 0.0f;
     }
     scale = fp8_scale(values);
 #pragma unroll
@@ -33,21 +80,42 @@ __device__ __forceinline__ void quantise_group(const quantise_args &a, int64_t r
 
         if (column < a.columns) to[column] = fp8_code(values[i], scale);
     }
-    if (lane == 0) {
-        unsigned char *scales = static_cast<unsigned char *>(a.scales) + row * a.scale_stride_bytes;
+    if (lane == 0) reinterpret_cast<float *>(a.scales + row * a.scale_stride_bytes)[first / kFp8Group] = scale;
+}
 
-        reinterpret_cast<float *>(scales)[first / kFp8Group] = scale;
+__global__ void __launch_bounds__(kThreads) quantise_kernel(const __grid_constant__ args a)
+{
+    __shared__ int32_t rows_before[KERNEL_RANKS_MAX + 1];
+    int64_t groups = (a.columns + kFp8Group - 1) / kFp8Group;
+    int64_t warps = static_cast<int64_t>(gridDim.x) * (kThreads / 32), items;
+
+    sum_rows(a, rows_before);
+    items = rows_before[KERNEL_RANKS_MAX] * groups;
+    for (int64_t item = static_cast<int64_t>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32; item < items; item += warps) {
+        int32_t valid_row = static_cast<int32_t>(item / groups), slab = last_at_most(rows_before, a.slabs_count, valid_row);
+        int64_t row = valid_row - rows_before[slab], x_row = a.x_row != nullptr ? a.x_row[row] : row;
+
+        row += static_cast<int64_t>(slab) * a.rows_cap;
+        quantise_group(a, a.slabs[slab], x_row, row, static_cast<int32_t>(item % groups) * kFp8Group);
     }
 }
 
-__global__ void __launch_bounds__(kThreads) quantise_kernel(const __grid_constant__ quantise_args a)
+// The slabs that there are, those of e4m3 without rows; x is one. Returns how many rows there could be.
+int64_t take_slabs(const quantise_args *from, args *to)
 {
-    int64_t rows = a.count == nullptr ? a.rows_count : min(max(*a.count, 0), a.rows_count);
-    int64_t groups = (a.columns + kFp8Group - 1) / kFp8Group;
-    int64_t warps = static_cast<int64_t>(gridDim.x) * (kThreads / 32);
+    int64_t rows = 0;
 
-    for (int64_t item = static_cast<int64_t>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32; item < rows * groups; item += warps)
-        quantise_group(a, item / groups, static_cast<int32_t>(item % groups) * kFp8Group);
+    to->slabs_count = from->slabs == nullptr ? 1 : from->slabs_count;
+    to->slabs[0] = {static_cast<const unsigned char *>(from->x), from->count, from->x_stride_bytes, from->rows_count, from->x_format};
+    for (int32_t i = 0; from->slabs != nullptr && i < from->slabs_count; i++) {
+        const row_slab &s = from->slabs[i];
+
+        to->slabs[i] = {static_cast<const unsigned char *>(s.rows), s.count, s.row_stride_bytes, s.cap, s.format};
+        if (s.format == from->format) to->slabs[i] = {};
+    }
+    for (int32_t i = 0; i < to->slabs_count; i++)
+        rows += to->slabs[i].cap;
+    return rows;
 }
 
 } // namespace
@@ -57,11 +125,20 @@ extern "C" int32_t quantise_cuda_load(void)
     return load_kernel(quantise_kernel);
 }
 
-extern "C" int32_t quantise_cuda(const struct quantise_args *args, void *stream)
+extern "C" int32_t quantise_cuda(const struct quantise_args *from, void *stream)
 {
-    int64_t groups = (args->columns + kFp8Group - 1) / kFp8Group;
+    int64_t groups = (from->columns + kFp8Group - 1) / kFp8Group;
+    args to = {};
+    int64_t rows = take_slabs(from, &to);
 
-    if (args->format != FORMAT_FP8_BLOCK128) return cudaErrorInvalidValue;
-    if (args->rows_count == 0) return cudaSuccess;
-    return launch(quantise_kernel, {grid_for(args->rows_count * groups, kThreads / 32), kThreads, 0, LAUNCH_AFTER}, stream, *args);
+    if (from->format != FORMAT_FP8_BLOCK128) return cudaErrorInvalidValue;
+    if (rows == 0) return cudaSuccess;
+    to.x_row = from->slabs == nullptr ? from->x_row : nullptr;
+    to.rows = static_cast<unsigned char *>(from->rows);
+    to.scales = static_cast<unsigned char *>(from->scales);
+    to.row_stride_bytes = from->row_stride_bytes;
+    to.scale_stride_bytes = from->scale_stride_bytes;
+    to.rows_cap = from->rows_cap;
+    to.columns = from->columns;
+    return launch(quantise_kernel, {grid_for(rows * groups, kThreads / 32), kThreads, 0, LAUNCH_AFTER}, stream, to);
 }
