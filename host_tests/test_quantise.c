@@ -183,12 +183,46 @@ START_TEST(odd_values_stay_in_their_block)
 }
 END_TEST
 
+// Row r of slab s is row s * rows_cap + r; what is e4m3 already, or not valid, is left alone.
+START_TEST(slabs_lie_one_after_the_other)
+{
+    static const int32_t count = 1;
+    float x[2][128], scales[6] = {0};
+    uint8_t rows[6][128] = {{0}};
+    const struct row_slab slabs[] = {
+        {.rows = x, .count = &count, .row_stride_bytes = 512, .cap = 2, .format = FORMAT_F32},
+        {.rows = x, .row_stride_bytes = 512, .cap = 2, .format = FORMAT_FP8_BLOCK128},
+        {.rows = x, .row_stride_bytes = 512, .cap = 2, .format = FORMAT_F32}};
+    struct quantise_args args = {.slabs = slabs,
+                                 .rows = rows,
+                                 .scales = scales,
+                                 .row_stride_bytes = 128,
+                                 .scale_stride_bytes = 4,
+                                 .format = FORMAT_FP8_BLOCK128,
+                                 .slabs_count = 3,
+                                 .rows_cap = 2,
+                                 .columns = 128};
+    const float wanted[] = {1.0f, 0.0f, 0.0f, 0.0f, 1.0f, 2.0f};
+
+    for (int i = 0; i < 128; i++) {
+        x[0][i] = 448.0f;
+        x[1][i] = 2 * 448.0f;
+    }
+    run(&args, 2);
+    for (int row = 0; row < 6; row++) {
+        ck_assert_float_eq(scales[row], wanted[row]);
+        ck_assert_int_eq(rows[row][127], wanted[row] > 0 ? 0x7e : 0);
+    }
+}
+END_TEST
+
 static void add(TCase *tests)
 {
     tcase_add_test(tests, known_codes);
     tcase_add_test(tests, known_nibbles);
     tcase_add_loop_test(tests, errors_are_bounded, 0, 3);
     tcase_add_test(tests, odd_values_stay_in_their_block);
+    tcase_add_test(tests, slabs_lie_one_after_the_other);
 }
 
 SUITE_MAIN("quantise", 60, add)
