@@ -3,7 +3,10 @@
 #ifndef MOXIE_EMULATOR_DEVICE_H
 #define MOXIE_EMULATOR_DEVICE_H
 
+#include "cuda_runtime_api.h"
+
 #include <cstddef>
+#include <functional>
 
 namespace emulator
 {
@@ -18,6 +21,11 @@ static inline bool is_device(int ordinal)
 {
     return ordinal >= 0 && ordinal < device_count();
 }
+
+// Enqueues what may wait for another rank. From then on the stream, or the thread's own where
+// `stream` is null, runs on a thread of its own, in order, and nobody who launches waits. Work of
+// graphs goes there when it is replayed.
+cudaError_t enqueue_wait(cudaStream_t stream, std::function<void()> work);
 
 } // namespace emulator
 

@@ -1,5 +1,5 @@
-// Memory, streams and graphs. Streams run at once; while one is captured, what is launched on it is
-// kept instead.
+// Memory, streams and graphs. Streams run at once, until something on one may have to wait for
+// another rank; while one is captured, what is launched on it is kept instead.
 
 #include "host_tests/emulator/block.h"
 #include "host_tests/emulator/device.h"
@@ -9,14 +9,106 @@
 
 #include <algorithm>
 #include <chrono>
+#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <thread>
 #include <vector>
 
-typedef std::vector<std::function<void()>> work_list;
+struct work_item {
+    std::function<void()> work;
+    bool waits;
+};
+typedef std::vector<work_item> work_list;
+
+namespace
+{
+
+// A thread that runs what is pushed, in order.
+class worker
+{
+  public:
+    worker() : owner(std::this_thread::get_id()), thread([this] { run(); })
+    {
+    }
+    worker(const worker &) = delete;
+    worker &operator=(const worker &) = delete;
+    ~worker()
+    {
+        drain();
+        {
+            std::lock_guard<std::mutex> hold(lock);
+
+            ended = true;
+        }
+        changed.notify_all();
+        thread.join();
+    }
+    void push(std::function<void()> work)
+    {
+        {
+            std::lock_guard<std::mutex> hold(lock);
+
+            queue.push_back(std::move(work));
+        }
+        changed.notify_all();
+    }
+    void drain()
+    {
+        std::unique_lock<std::mutex> hold(lock);
+
+        changed.wait(hold, [this] { return queue.empty(); });
+    }
+
+    const std::thread::id owner; // whose device runs it
+
+  private:
+    void run()
+    {
+        std::unique_lock<std::mutex> hold(lock);
+
+        for (;;) {
+            changed.wait(hold, [this] { return ended || !queue.empty(); });
+            if (queue.empty()) return;
+            // Others push behind it meanwhile, which leaves it where it is.
+            std::function<void()> &first = queue.front();
+
+            hold.unlock();
+            first();
+            hold.lock();
+            queue.pop_front();
+            changed.notify_all();
+        }
+    }
+
+    std::mutex lock;
+    std::condition_variable changed;
+    std::deque<std::function<void()>> queue; // the first is the one that runs
+    bool ended = false;
+    std::thread thread; // last: it uses the others
+};
+
+// All there are, never freed: what still waits at the end of the program must not look at nothing.
+struct worker_list {
+    std::mutex lock;
+    std::vector<std::shared_ptr<worker>> all;
+};
+
+worker_list &workers()
+{
+    static worker_list *list = new worker_list;
+
+    return *list;
+}
+
+} // namespace
 
 struct CUstream_st {
-    work_list *captured; // NULL: not capturing
+    work_list *captured = nullptr;  // NULL: not capturing
+    std::shared_ptr<worker> behind; // NULL: nothing on it has waited
 };
 struct CUevent_st {
     std::chrono::steady_clock::time_point when;
@@ -33,14 +125,82 @@ namespace
 
 thread_local int captures; // of this thread's, under way
 thread_local int current_device;
+thread_local CUstream_st *own_stream; // what a null stream is, once something on it has waited
+
+void make_worker(CUstream_st *stream)
+{
+    worker_list &list = workers();
+    std::lock_guard<std::mutex> hold(list.lock);
+
+    stream->behind = std::make_shared<worker>();
+    list.all.push_back(stream->behind);
+}
+
+void end_worker(CUstream_st *stream)
+{
+    worker_list &list = workers();
+    std::shared_ptr<worker> ended = std::move(stream->behind);
+
+    if (ended == nullptr) return;
+    ended->drain();
+    std::lock_guard<std::mutex> hold(list.lock);
+    list.all.erase(std::find(list.all.begin(), list.all.end(), ended));
+}
+
+// A thread's own stream ends with it.
+struct own_stream_end {
+    ~own_stream_end()
+    {
+        if (own_stream != nullptr) end_worker(own_stream);
+        delete own_stream;
+    }
+};
+
+cudaError_t enqueue(cudaStream_t stream, work_item item)
+{
+    if (stream == nullptr && item.waits && own_stream == nullptr) {
+        static thread_local own_stream_end end;
+
+        (void)end;
+        own_stream = new CUstream_st();
+    }
+    if (stream == nullptr) stream = own_stream;
+    if (stream != nullptr && stream->captured != nullptr) {
+        stream->captured->push_back(std::move(item));
+        return cudaSuccess;
+    }
+    if (item.waits && stream->behind == nullptr) make_worker(stream);
+    if (stream != nullptr && stream->behind != nullptr)
+        stream->behind->push(std::move(item.work));
+    else
+        item.work();
+    return cudaSuccess;
+}
 
 cudaError_t enqueue(cudaStream_t stream, std::function<void()> work)
 {
-    if (stream != nullptr && stream->captured != nullptr)
-        stream->captured->push_back(std::move(work));
-    else
-        work();
-    return cudaSuccess;
+    return enqueue(stream, work_item{std::move(work), false});
+}
+
+void drain(const CUstream_st *stream)
+{
+    if (stream != nullptr && stream->behind != nullptr) stream->behind->drain();
+}
+
+// What this thread's streams have under way.
+void drain_all()
+{
+    std::vector<std::shared_ptr<worker>> mine;
+    worker_list &list = workers();
+
+    {
+        std::lock_guard<std::mutex> hold(list.lock);
+
+        for (const auto &each : list.all)
+            if (each->owner == std::this_thread::get_id()) mine.push_back(each);
+    }
+    for (const auto &each : mine)
+        each->drain();
 }
 
 // What must not be called while the thread captures.
@@ -142,6 +302,11 @@ cudaError_t emulator::enqueue_launch(cudaStream_t stream, const launch &launch)
     return enqueue(stream, [launch] { run(launch); });
 }
 
+cudaError_t emulator::enqueue_wait(cudaStream_t stream, std::function<void()> work)
+{
+    return enqueue(stream, work_item{std::move(work), true});
+}
+
 int emulator::device_count()
 {
     const char *word = getenv("MOXIE_EMULATOR_DEVICES");
@@ -198,7 +363,10 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
 
 cudaError_t cudaDeviceSynchronize()
 {
-    return check_eager();
+    cudaError_t st = check_eager();
+
+    if (st == cudaSuccess) drain_all();
+    return st;
 }
 
 cudaError_t cudaGetLastError()
@@ -250,6 +418,7 @@ cudaError_t cudaFreeHost(void *memory)
 
 cudaError_t cudaMemset(void *memory, int value, size_t bytes)
 {
+    drain(own_stream);
     memset(memory, value, bytes);
     return cudaSuccess;
 }
@@ -261,6 +430,7 @@ cudaError_t cudaMemsetAsync(void *memory, int value, size_t bytes, cudaStream_t 
 
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind)
 {
+    drain(own_stream);
     if (bytes != 0) memcpy(to, from, bytes);
     return check_eager();
 }
@@ -279,13 +449,17 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned)
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream)
 {
+    end_worker(stream);
     delete stream;
     return cudaSuccess;
 }
 
-cudaError_t cudaStreamSynchronize(cudaStream_t)
+cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 {
-    return check_eager();
+    cudaError_t st = check_eager();
+
+    if (st == cudaSuccess) drain(stream != nullptr ? stream : own_stream);
+    return st;
 }
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode)
@@ -321,8 +495,8 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsig
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream)
 {
-    for (const auto &work : exec->work)
-        (void)enqueue(stream, work);
+    for (const auto &item : exec->work)
+        (void)enqueue(stream, item);
     return cudaSuccess;
 }
 
