@@ -37,6 +37,7 @@ START_TEST(defaults_stand)
     ck_assert_int_eq(config_word(&config, KEY_ACTIVATION_FORMAT), FORMAT_AUTO);
     ck_assert_int_eq(config_word(&config, KEY_ACTIVATION), ACTIVATION_SILU);
     ck_assert_int_eq(config_word(&config, KEY_DEVICE), DEVICE_WORD_CPU);
+    ck_assert_int_eq(config_word(&config, KEY_TRANSPORT), TRANSPORT_AUTO);
     ck_assert(config_found(&config, KEY_TOP_K) && !config_found(&config, KEY_NUM_LAYERS));
     ck_assert(config_ok(&config, KEY_NUM_LAYERS));
     mock_host_fini(&mock);
@@ -62,6 +63,7 @@ START_TEST(every_row_is_whole)
     ck_assert_str_eq(config_name(KEY_TIMEOUT_MS), "timeout_ms");
     ck_assert(!config_shared(KEY_EP_RANK) && !config_shared(KEY_CPU_THREADS));
     ck_assert(!config_shared(KEY_DEVICE_MEMORY_BUDGET_BYTES) && config_shared(KEY_EP_SIZE));
+    ck_assert(config_shared(KEY_TRANSPORT));
     ck_assert(config_required(KEY_TOP_K) && !config_required(KEY_NUM_LAYERS));
 }
 END_TEST
@@ -97,11 +99,13 @@ START_TEST(words_have_the_numbers_of_the_abi)
     mock_set_str(&mock, "activation", "relu2");
     mock_set_str(&mock, "dispatch_format", "nvfp4");
     mock_set_str(&mock, "disaggregation_mode", "decode");
+    mock_set_str(&mock, "transport", "nccl");
     read_into(&config, &report, &mock);
     ck_assert_int_eq(config_word(&config, KEY_ACTIVATION_FORMAT), MOXIE_FORMAT_FP8);
     ck_assert_int_eq(config_word(&config, KEY_ACTIVATION), ACTIVATION_RELU2);
     ck_assert_int_eq(config_word(&config, KEY_DISPATCH_FORMAT), DISPATCH_NVFP4);
     ck_assert_int_eq(config_word(&config, KEY_DISAGGREGATION_MODE), DISAGGREGATION_DECODE);
+    ck_assert_int_eq(config_word(&config, KEY_TRANSPORT), TRANSPORT_NCCL);
     config_word_text(KEY_WEIGHT_FORMAT, 99, text);
     ck_assert_str_eq(text, "");
     mock_host_fini(&mock);

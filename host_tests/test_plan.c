@@ -408,6 +408,51 @@ START_TEST(fp8_on_a_gpu_is_quantised_between)
 }
 END_TEST
 
+// NCCL sends from memory of its own, laid out as a window; nobody else needs it.
+START_TEST(what_nccl_sends_is_staged)
+{
+    static const char *const transports[] = {"auto", "nvlink", "nccl"};
+    struct verdict verdict;
+    struct mock_host mock;
+
+    for (int32_t i = 0; i < 3; i++) {
+        int32_t staged = i == 2;
+
+        init_ranks(&mock, 4);
+        mock_set_str(&mock, "device", "sm_90");
+        mock_set_str(&mock, "transport", transports[i]);
+        mock_set_i64(&mock, "forwards_in_flight_max", 2);
+        verdict_make(&verdict, &mock);
+        ck_assert_uint_eq(verdict.report.reasons_count, 0);
+        ck_assert_int_eq(verdict.plan.limits.staged, staged);
+        assert_bytes(&verdict.plan, BUFFER_WINDOW, MOXIE_MEMORY_SYMMETRIC,
+                     2 * verdict.plan.window.bytes);
+        assert_bytes(
+            &verdict.plan, BUFFER_REPORT, MOXIE_MEMORY_PINNED,
+            (int64_t)(sizeof(struct flag_report) + (staged ? sizeof(struct flag_state) : 0)));
+        if (staged)
+            assert_bytes(&verdict.plan, BUFFER_STAGING, MOXIE_MEMORY_DEVICE,
+                         2 * verdict.plan.window.bytes);
+        else
+            ck_assert_int_eq(verdict.plan.slot_bytes[BUFFER_STAGING], 0);
+        assert_totals(&verdict.plan);
+        verdict_free(&verdict);
+        mock_host_fini(&mock);
+    }
+    // One rank sends nothing.
+    init_ranks(&mock, 1);
+    mock_set_str(&mock, "device", "sm_90");
+    mock_set_str(&mock, "dispatcher", "alltoall");
+    mock_set_str(&mock, "transport", "nccl");
+    verdict_make(&verdict, &mock);
+    ck_assert_uint_eq(verdict.report.reasons_count, 0);
+    ck_assert_int_eq(verdict.plan.limits.staged, 0);
+    ck_assert_int_eq(verdict.plan.slot_bytes[BUFFER_STAGING], 0);
+    verdict_free(&verdict);
+    mock_host_fini(&mock);
+}
+END_TEST
+
 static void add(TCase *tests)
 {
     tcase_add_test(tests, one_rank);
@@ -420,6 +465,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, uneven_experts);
     tcase_add_test(tests, overflow_is_a_reason);
     tcase_add_test(tests, limits_carry_the_numbers);
+    tcase_add_test(tests, what_nccl_sends_is_staged);
     tcase_add_loop_test(tests, fp8_on_a_gpu_is_quantised_between, 0, 3);
 }
 

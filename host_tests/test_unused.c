@@ -23,12 +23,15 @@ START_TEST(one_rank_dispatches_nothing)
     mock_set_i64(&mock, "timeout_ms", 5000);
     mock_set_i64(&mock, "max_dispatch_tokens_per_rank", 8);
     assert_warned(&mock, "dispatch_format", "dispatch_format is unused: ep_size is 1");
+    mock_set_str(&mock, "transport", "shm");
     assert_warned(&mock, "timeout_ms", "timeout_ms is unused: ep_size is 1");
+    assert_warned(&mock, "transport", "transport is unused: ep_size is 1");
     assert_warned(&mock, "max_dispatch_tokens_per_rank",
                   "max_dispatch_tokens_per_rank is unused: dispatcher is local");
     ranks_set(&mock, 2);
     assert_not_warned(&mock, "dispatch_format");
     assert_not_warned(&mock, "timeout_ms");
+    assert_not_warned(&mock, "transport");
     assert_not_warned(&mock, "max_dispatch_tokens_per_rank");
     mock_set_str(&mock, "dispatcher", "local");
     assert_warned(&mock, "dispatch_format", "dispatcher local moves no rows");
@@ -47,6 +50,7 @@ START_TEST(defaults_are_no_request)
 
     mock_host_init(&mock);
     mock_set_str(&mock, "dispatch_format", "input");
+    mock_set_str(&mock, "transport", "auto");
     mock_set_i64(&mock, "dispatch_rounds_max", 1);
     mock_set_i64(&mock, "max_dispatch_tokens_per_rank", 0);
     mock_set_i64(&mock, "speculative_draft_tokens", 0);

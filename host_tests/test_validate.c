@@ -543,6 +543,30 @@ START_TEST(every_configuration_is_judged)
 }
 END_TEST
 
+// ---- Between ranks -----------------------------------------------------------------------------
+
+START_TEST(a_transport_fits_the_device)
+{
+    static const struct {
+        const char *device, *transport, *text;
+    } rows[] = {
+        {"cpu", "nvlink", "transport nvlink moves rows of GPUs, and device is cpu"},
+        {"cpu", "nccl", "transport nccl moves rows of GPUs, and device is cpu"},
+        {"sm_90", "shm", "transport shm moves rows of CPUs, and device is sm_90"},
+    };
+    struct mock_host mock;
+
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        init_ranks(&mock, 2);
+        mock_set_str(&mock, "device", rows[i].device);
+        mock_set_str(&mock, "transport", rows[i].transport);
+        assert_refused(&mock, MOXIE_E_UNSUPPORTED, "transport", rows[i].text);
+        ck_assert_int_eq(assert_advice_works(&mock, "transport"), 1);
+        mock_host_fini(&mock);
+    }
+}
+END_TEST
+
 static void add(TCase *tests)
 {
     tcase_add_test(tests, cap_names_key);
@@ -558,6 +582,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, top_k_within_experts);
     tcase_add_test(tests, counts_fit_32_bits);
     tcase_add_test(tests, rows_fit_32_bits);
+    tcase_add_test(tests, a_transport_fits_the_device);
     tcase_add_test(tests, rows_of_an_explicit_cap);
     tcase_add_test(tests, rows_of_dynamic_chunks);
     tcase_add_test(tests, rows_of_several_keys);

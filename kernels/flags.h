@@ -58,6 +58,9 @@ struct flag_verdict {
 struct flag_report {
     struct flag_verdict verdict; // of the first wait that failed
     uint64_t rows_sent[KERNEL_SLOTS_MAX], rows_received[KERNEL_SLOTS_MAX];
+    // Where something without a deadline lies between a signal and its await: how many of each have
+    // run, of those launched one by one [0] and of those in graphs [1].
+    uint64_t begun[2][KERNEL_SLOTS_MAX], ended[2][KERNEL_SLOTS_MAX];
 };
 
 // Stores this generation and epoch in `word` at every active peer, after everything that earlier
@@ -65,6 +68,8 @@ struct flag_report {
 struct signal_args {
     struct flag_state *state;
     void *const *peers; // host array [ranks]: rank r's window of this slot
+    uint64_t *begun;    // one more at every run, failed or not; mapped host memory, no other
+                        // writer; NULL: not counted
     int32_t slot;
     int32_t word; // enum flag_word: WORD_DISPATCH or WORD_COMBINE
     int32_t ranks, rank;
@@ -82,6 +87,7 @@ struct await_args {
                              // s - 1 from `rank` on
     int32_t *counts;         // out [ranks], 0..rows_cap; the own rank's is `tokens`. NULL: none
     struct flag_report *report;
+    uint64_t *ended; // as signal_args.begun
     int64_t timeout_ns;
     int32_t slot;
     int32_t word; // enum flag_word: WORD_DISPATCH or WORD_COMBINE

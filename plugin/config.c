@@ -92,6 +92,9 @@ static const struct key_row keys[KEY_COUNT] = {
         "a registered name (local, allgather, alltoall), or auto"),
     [KEY_DEVICE] = STR("device", "cpu, sm_90", NULL, "cpu",
         "the target that validate and plan speak of; never probed"),
+    [KEY_TRANSPORT] = STR("transport", "auto, shm, nvlink, nccl", NULL, "auto",
+        "how rows travel between ranks: shm on CPUs, nvlink between the GPUs of a host, nccl "
+        "between hosts; auto = shm or nvlink"),
     [KEY_CPU_THREADS] = I64("cpu_threads", 1, ANY, 4, PER_RANK,
         "threads that compute, the calling one included"),
     [KEY_DP_SIZE] = I64("dp_size", 1, ANY, 1, 0, "data-parallel ranks of the attention"),
@@ -399,7 +402,7 @@ int config_changed(const struct config *config, enum config_key key)
     const struct config_value *value = &config->values[key];
     const struct key_row *row = &keys[key];
 
-    if (!value->found || !value->ok) return 0;
+    if (!value->found || !value->ok || value->resolved) return 0;
     if (row->type == CONFIG_STR) return strcmp(value->text, row->text) != 0;
     return row->type == CONFIG_I64 ? value->i64 != row->i64 : value->f64 != row->f64;
 }

@@ -28,6 +28,7 @@ enum config_key {
     KEY_RUNNER,
     KEY_DISPATCHER,
     KEY_DEVICE,
+    KEY_TRANSPORT,
     KEY_CPU_THREADS,
     KEY_DP_SIZE,
     KEY_TP_SIZE,
@@ -66,6 +67,7 @@ enum config_type { CONFIG_I64, CONFIG_F64, CONFIG_STR };
 // formats are abi.h's MOXIE_FORMAT_*, those of activations kernels/types.h's.
 enum dispatch_format_word { DISPATCH_INPUT, DISPATCH_FP8_BLOCK128, DISPATCH_NVFP4 };
 enum device_word { DEVICE_WORD_CPU, DEVICE_WORD_SM_90 };
+enum transport_word { TRANSPORT_AUTO, TRANSPORT_SHM, TRANSPORT_NVLINK, TRANSPORT_NCCL };
 enum disaggregation_word { DISAGGREGATION_NONE, DISAGGREGATION_PREFILL, DISAGGREGATION_DECODE };
 
 #define CONFIG_TEXT_BYTES 64

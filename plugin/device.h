@@ -31,6 +31,8 @@ struct device {
     int32_t (*fill)(void *memory, int32_t byte, int64_t bytes);
     // In stream order.
     void (*zero)(void *memory, int64_t bytes, void *stream);
+    // 1 while what is launched on `stream` becomes part of a graph.
+    int (*is_capturing)(void *stream);
     // Waits for everything that was launched on the current device.
     int32_t (*synchronize)(void);
     // NULL: the windows between ranks are host memory, and the host waits for flags.

@@ -36,6 +36,12 @@ static void cpu_zero(void *memory, int64_t bytes, void *stream)
     memset(memory, 0, (size_t)bytes);
 }
 
+static int cpu_is_capturing(void *stream)
+{
+    (void)stream;
+    return 0;
+}
+
 static int32_t cpu_synchronize(void)
 {
     return 0;
@@ -74,6 +80,7 @@ const struct device device_cpu = {
     .ordinal = cpu_ordinal,
     .fill = cpu_fill,
     .zero = cpu_zero,
+    .is_capturing = cpu_is_capturing,
     .synchronize = cpu_synchronize,
     .prepare = cpu_prepare,
     .probe = cpu_probe,

@@ -53,6 +53,14 @@ static void cuda_zero(void *memory, int64_t bytes, void *stream)
     (void)cudaMemsetAsync(memory, 0, (size_t)bytes, stream);
 }
 
+static int cuda_is_capturing(void *stream)
+{
+    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+
+    return cudaStreamIsCapturing(stream, &status) == cudaSuccess &&
+           status == cudaStreamCaptureStatusActive;
+}
+
 static int32_t cuda_synchronize(void)
 {
     return (int32_t)cudaDeviceSynchronize();
@@ -258,6 +266,7 @@ const struct device device_cuda = {
     .ordinal = cuda_ordinal,
     .fill = cuda_fill,
     .zero = cuda_zero,
+    .is_capturing = cuda_is_capturing,
     .synchronize = cuda_synchronize,
     .windows = &cuda_windows,
     .prepare = cuda_prepare,

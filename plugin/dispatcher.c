@@ -19,7 +19,7 @@
 
 #define DISPATCHER_BUFFERS                                                                         \
     (1u << BUFFER_SEND_SLOT | 1u << BUFFER_OWN_IDS | 1u << BUFFER_OWN_WEIGHTS |                    \
-     1u << BUFFER_CAPTURE | 1u << BUFFER_CPU_SCRATCH)
+     1u << BUFFER_STAGING | 1u << BUFFER_CAPTURE | 1u << BUFFER_CPU_SCRATCH)
 
 enum slot_state { SLOT_IDLE, SLOT_BEGUN, SLOT_SENT, SLOT_RECEIVED, SLOT_RETURNED };
 
@@ -75,7 +75,23 @@ static struct bootstrap bootstrap_of(const moxie_instance *instance)
                               .ctx = instance->host.ctx,
                               .rank = (int32_t)config_i64(&instance->config, KEY_EP_RANK),
                               .ranks = (int32_t)config_i64(&instance->config, KEY_EP_SIZE),
-                              .device = instance->device};
+                              .device = instance->device,
+                              .timeout_ms = instance->plan.limits.timeout_ms};
+}
+
+// The same on every rank: the key is.
+static void choose_transport(struct exchange_group *group)
+{
+    const moxie_instance *instance = group->instance;
+
+    if (instance->device->windows == NULL)
+        group->ops = instance->plan.limits.ranks > 1 ? &transport_shm : &transport_self;
+    else
+        group->ops = instance->plan.limits.staged ? &transport_nccl : &transport_nvlink;
+    if (group->ops->signal != NULL)
+        group->flags = &exchange_flags_host;
+    else
+        group->flags = instance->plan.limits.staged ? &exchange_flags_nccl : &exchange_flags_device;
 }
 
 static int32_t join_peers(moxie_dispatcher *dispatcher, moxie_error *error)
@@ -87,11 +103,7 @@ static int32_t join_peers(moxie_dispatcher *dispatcher, moxie_error *error)
 
     group->instance = dispatcher->instance;
     group->everywhere = dispatcher->kind == DISPATCHER_ALLGATHER;
-    if (dispatcher->instance->device->windows != NULL)
-        group->ops = &transport_nvlink;
-    else
-        group->ops = limits->ranks > 1 ? &transport_shm : &transport_self;
-    group->flags = group->ops->signal != NULL ? &exchange_flags_host : &exchange_flags_device;
+    choose_transport(group);
     group->active = limits->ranks == 64 ? UINT64_MAX : (UINT64_C(1) << limits->ranks) - 1;
     for (int32_t rank = 0; rank <= limits->ranks; rank++)
         group->expert_first[rank] = experts_first(limits->physical_experts, limits->ranks, rank);
@@ -398,6 +410,15 @@ static int32_t capture_round(moxie_dispatcher *dispatcher, const struct slot *sl
     return capture_record(dispatcher->instance, &rows, error);
 }
 
+// Of any rank in this round, and so of any slab.
+static int32_t rows_most(const moxie_dispatcher *dispatcher, const struct slot *slot, int32_t round)
+{
+    int64_t most = limits_of(dispatcher)->tokens_max;
+    int64_t left = slot->shape.tokens_most - round * most;
+
+    return (int32_t)(left < 0 ? 0 : left < most ? left : most);
+}
+
 int32_t dispatcher_send_round(moxie_dispatcher *dispatcher, const moxie_batch *batch, int32_t round,
                               moxie_error *error)
 {
@@ -415,6 +436,7 @@ int32_t dispatcher_send_round(moxie_dispatcher *dispatcher, const moxie_batch *b
         .earlier = left > 0 ? first : slot->shape.tokens,
         .tokens = (int32_t)(left < limits->tokens_max ? left : limits->tokens_max),
         .slot = batch->slot,
+        .rows_most = rows_most(dispatcher, slot, round),
     };
     if (slot->shape.padding == MOXIE_PADDING_MAX_LEN)
         slot->round.pad_rows = (int32_t)slot->shape.tokens_most;

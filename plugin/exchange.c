@@ -17,6 +17,16 @@ static unsigned char *piece(unsigned char *base, int64_t section, int64_t piece_
     return base + section + (source < destination ? source : source - 1) * piece_bytes;
 }
 
+// The piece of a section that this rank writes for `to`.
+static unsigned char *piece_to(const struct window *window, int64_t section, int64_t piece_bytes,
+                               int32_t me, int32_t to)
+{
+    unsigned char *base = window_to(window, to);
+
+    if (window->staging != NULL) return piece(base, section, piece_bytes, to, me);
+    return piece(base, section, piece_bytes, me, to);
+}
+
 // ---- windows -----------------------------------------------------------------------------------
 
 int32_t exchange_open(struct exchange_group *group, struct exchange *slots, int32_t slots_count,
@@ -50,7 +60,7 @@ static struct push_slab push_to(const struct exchange_group *group, const struct
     const struct window_layout *w = &group->instance->plan.window;
     const struct memory *memory = &group->instance->memory;
     int32_t me = limits_of(group)->rank;
-    unsigned char *base = slot->window->peer[to];
+    const struct window *window = slot->window;
 
     if (to == me)
         return (struct push_slab){
@@ -59,11 +69,11 @@ static struct push_slab push_to(const struct exchange_group *group, const struct
         };
     if (!exchange_is_peer(group, to)) return (struct push_slab){0};
     return (struct push_slab){
-        .rows = piece(base, w->rows, w->rows_slab_bytes, me, to),
-        .scales = piece(base, w->scales, w->scales_slab_bytes, me, to),
-        .ids = (int32_t *)(void *)piece(base, w->ids, w->ids_slab_bytes, me, to),
-        .weights = (float *)(void *)piece(base, w->weights, w->weights_slab_bytes, me, to),
-        .count = (int32_t *)(void *)piece(base, w->counts, 64, me, to),
+        .rows = piece_to(window, w->rows, w->rows_slab_bytes, me, to),
+        .scales = piece_to(window, w->scales, w->scales_slab_bytes, me, to),
+        .ids = (int32_t *)(void *)piece_to(window, w->ids, w->ids_slab_bytes, me, to),
+        .weights = (float *)(void *)piece_to(window, w->weights, w->weights_slab_bytes, me, to),
+        .count = (int32_t *)(void *)piece_to(window, w->counts, FLAG_LINE_BYTES, me, to),
     };
 }
 
@@ -229,10 +239,10 @@ static void describe_peer(const struct exchange_group *group, struct exchange *s
     in->weights = strided(piece(base, w->weights, w->weights_slab_bytes, from, limits->rank),
                           limits->rows_cap, limits->top_k, limits->weight_bytes,
                           1u << MOXIE_FORMAT_F32, dims->weights, dims->weight_strides);
-    out->rows = strided(
-        piece(slot->window->peer[from], w->results, w->results_slab_bytes, limits->rank, from),
-        limits->rows_cap, limits->hidden, limits->result_bytes, 1u << limits->output_format,
-        dims->results, dims->result_strides);
+    out->rows =
+        strided(piece_to(slot->window, w->results, w->results_slab_bytes, limits->rank, from),
+                limits->rows_cap, limits->hidden, limits->result_bytes, 1u << limits->output_format,
+                dims->results, dims->result_strides);
 }
 
 // Windows are mapped for the device that the batch lies on.

@@ -13,6 +13,7 @@
 #include "plugin/transport.h"
 
 struct exchange_flags;
+struct exchange_watch;
 
 // What the slots of a dispatcher share.
 struct exchange_group {
@@ -23,6 +24,7 @@ struct exchange_group {
     struct flag_state *state;                  // where kernels wait: in slot 0's own window
     struct flag_report *report;                // and what they say, pinned
     struct report_link link;                   // for the instance's stats
+    struct exchange_watch *watch;              // where NCCL waits: of its waits
     uint64_t generation;                       // set_active_ranks calls so far
     uint64_t active;                           // bit r: rank r takes part
     struct window *beat_window;                // slot 0's: WORD_BEAT lies there for all slots
@@ -61,7 +63,7 @@ struct exchange_round {
     int32_t tokens;
     int32_t pad_rows; // MAX_LEN: rows that every rank reports, 0: none
     int32_t slot;
-    int32_t reserved;
+    int32_t rows_most; // of any rank to any other, the same on every rank
 };
 
 // How ranks tell each other. The calls of one layer of a slot: begin, send(WORD_DISPATCH),
@@ -88,6 +90,13 @@ struct exchange_flags {
 
 extern const struct exchange_flags exchange_flags_host;   // over host memory, in the call
 extern const struct exchange_flags exchange_flags_device; // by kernels, in stream order
+extern const struct exchange_flags exchange_flags_nccl;   // the same with NCCL in between
+
+// What this rank writes for `rank`: that rank's window, or the own staging where it goes from.
+static inline unsigned char *window_to(const struct window *window, int32_t rank)
+{
+    return window->staging != NULL ? window->staging : window->peer[rank];
+}
 
 // Collective: maps the windows of every slot.
 int32_t exchange_open(struct exchange_group *group, struct exchange *slots, int32_t slots_count,

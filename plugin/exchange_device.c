@@ -37,7 +37,7 @@ static int32_t tell_generation(struct exchange_group *group, struct exchange *sl
                                           .rank = limits->rank};
 
         for (int32_t rank = 0; rank < limits->ranks; rank++)
-            peers[rank] = slots[i].window->peer[rank];
+            peers[rank] = window_to(slots[i].window, rank);
         TRY(instance_launched(instance, kernels_of(group)->regroup(&args, NULL), "regroup", error));
     }
     TRY(instance_launched(instance, instance->device->synchronize(), "regroup", error));
@@ -82,7 +82,10 @@ static int32_t open_device(struct exchange_group *group, struct exchange *slots,
     group->link = (struct report_link){group->report, group->instance->reports};
     group->instance->reports = &group->link;
     group->beat_window = slots[0].window;
-    group->state = (struct flag_state *)(void *)(slots[0].window->base + w->state);
+    // Where NCCL waits, the host ends that, and must be able to say so.
+    group->state = group->instance->plan.limits.staged
+                       ? (struct flag_state *)(group->report + 1)
+                       : (struct flag_state *)(void *)(slots[0].window->base + w->state);
     for (int32_t i = 0; i < slots_count; i++)
         slots[i].counts = (int32_t *)(void *)(slots[i].window->base + w->own_counts);
     TRY(tell_generation(group, slots, slots_count, error));
@@ -116,6 +119,14 @@ static int32_t begin_device(struct exchange_group *group, struct exchange *slot,
     return MOXIE_OK;
 }
 
+// Where a signal or an await counts its runs, for those who watch what is between.
+static uint64_t *mark_of(const struct exchange_group *group, const struct exchange_round *round,
+                         uint64_t (*marks)[KERNEL_SLOTS_MAX])
+{
+    if (!limits_of(group)->staged) return NULL;
+    return &marks[group->instance->device->is_capturing(round->batch->stream)][round->slot];
+}
+
 static int32_t send_device(struct exchange_group *group, struct exchange *slot,
                            const struct exchange_round *round, enum flag_word word,
                            moxie_error *error)
@@ -124,13 +135,14 @@ static int32_t send_device(struct exchange_group *group, struct exchange *slot,
     void *peers[MOXIE_RANKS_MAX];
     const struct signal_args args = {.state = group->state,
                                      .peers = peers,
+                                     .begun = mark_of(group, round, group->report->begun),
                                      .slot = round->slot,
                                      .word = (int32_t)word,
                                      .ranks = limits->ranks,
                                      .rank = limits->rank};
 
     for (int32_t rank = 0; rank < limits->ranks; rank++)
-        peers[rank] = slot->window->peer[rank];
+        peers[rank] = window_to(slot->window, rank);
     return instance_launched(
         group->instance, kernels_of(group)->signal(&args, round->batch->stream), "signal", error);
 }
@@ -149,17 +161,18 @@ static int32_t wait_device(struct exchange_group *group, struct exchange *slot,
         .peer_counts = slot->window->base + group->instance->plan.window.counts,
         .counts = word == WORD_DISPATCH ? slot->counts : NULL,
         .report = group->report,
+        .ended = mark_of(group, round, group->report->ended),
         .timeout_ns = (int64_t)limits->timeout_ms * 1000000,
         .slot = round->slot,
         .word = (int32_t)word,
         .ranks = limits->ranks,
         .rank = limits->rank,
         .tokens = round->tokens,
-        .rows_cap = (int32_t)limits->rows_cap,
+        .rows_cap = limits->staged ? round->rows_most : (int32_t)limits->rows_cap,
     };
 
     for (int32_t rank = 0; rank < limits->ranks; rank++)
-        peer_beats[rank] = group->beat_window->peer[rank];
+        peer_beats[rank] = window_to(group->beat_window, rank);
     return instance_launched(group->instance, kernels_of(group)->await(&args, round->batch->stream),
                              "await", error);
 }

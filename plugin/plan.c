@@ -200,6 +200,8 @@ static void limits_fill(struct limits *limits, const struct config *config,
     limits->expert_load = (int32_t)config_i64(config, KEY_COUNT_EXPERT_LOAD);
     limits->capture_tokens = limits->capture ? bounds->forward_tokens : 0;
     limits->timeout_ms = timeout_ms < INT32_MAX ? (int32_t)timeout_ms : INT32_MAX;
+    limits->staged = kind != DISPATCHER_LOCAL && limits->ranks > 1 &&
+                     config_word(config, KEY_TRANSPORT) == TRANSPORT_NCCL;
     limits_formats(limits, config);
 }
 
@@ -391,12 +393,33 @@ static int window_buffer(const struct planner *planner)
         .columns_key = KEY_HIDDEN_SIZE,
     };
 
+    if (limits->staged)
+        request.why = "rows from and results of every peer (ep_size - 1 slabs each), as NCCL "
+                      "receives them";
     return piece_add(planner, &request,
                      window_fill(window, limits, on_cpu(planner)) ? window->bytes : INT64_MAX);
 }
 
+static int staging_buffer(const struct planner *planner)
+{
+    const struct limits *limits = &planner->plan->limits;
+    const struct request request = {
+        .id = BUFFER_STAGING,
+        .kind = MOXIE_MEMORY_DEVICE,
+        .name = "staging",
+        .why = "rows for and results of every peer, laid out as a window, until NCCL has sent them",
+        .pieces = limits->slots,
+        .rows = limits->rows_max,
+        .row_bytes = limits->row_bytes + limits->result_bytes,
+        .columns_key = KEY_HIDDEN_SIZE,
+    };
+
+    return !limits->staged || piece_add(planner, &request, planner->plan->window.bytes);
+}
+
 static int report_buffer(const struct planner *planner)
 {
+    const int staged = planner->plan->limits.staged;
     const struct request request = {
         .id = BUFFER_REPORT,
         .kind = MOXIE_MEMORY_PINNED,
@@ -404,7 +427,8 @@ static int report_buffer(const struct planner *planner)
         .why = "what waiting kernels tell the host: the first failure, and rows moved",
         .pieces = 1,
         .rows = 1,
-        .row_bytes = (int64_t)sizeof(struct flag_report),
+        .row_bytes =
+            (int64_t)(sizeof(struct flag_report) + (staged ? sizeof(struct flag_state) : 0)),
         .columns_key = KEY_EP_SIZE,
     };
 
@@ -414,7 +438,8 @@ static int report_buffer(const struct planner *planner)
 static int dispatcher_buffers(const struct planner *planner)
 {
     if (planner->plan->limits.dispatcher == DISPATCHER_LOCAL) return 1;
-    return exchange_buffers(planner) && window_buffer(planner) && report_buffer(planner);
+    return exchange_buffers(planner) && window_buffer(planner) && staging_buffer(planner) &&
+           report_buffer(planner);
 }
 
 static int capture_buffer(const struct planner *planner)

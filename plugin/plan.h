@@ -34,7 +34,9 @@ struct limits {
     int32_t wire_format;             // enum format: of pushed rows
     int32_t weight_on_input;         // router weight multiplies the input row
     int32_t capture, expert_load;
-    int32_t timeout_ms;     // clamped to INT32_MAX
+    int32_t timeout_ms; // clamped to INT32_MAX
+    int32_t staged; // 1: peers do not map windows; what goes to them is staged, and NCCL sends it
+    int32_t reserved;
     int64_t capture_tokens; // rows of one DP rank's slice of the capture
     int64_t row_bytes, scale_bytes, id_bytes, weight_bytes; // of one wire row, pitched
     int64_t result_bytes;                                   // of one result row, pitched
@@ -73,8 +75,10 @@ enum buffer_id {
     BUFFER_OWN_IDS, // this rank's ids as physical ids int32 [tokens_max, top_k], and their weights
                     // f32: per slot
     BUFFER_OWN_WEIGHTS,
-    BUFFER_WINDOW, // symmetric, per slot
-    BUFFER_REPORT, // what waiting kernels tell the host: struct flag_report
+    BUFFER_WINDOW,  // symmetric, per slot
+    BUFFER_STAGING, // where rows are staged: laid out as a window, per slot
+    BUFFER_REPORT,  // what waiting kernels tell the host: struct flag_report, and where rows are
+                    // staged struct flag_state
     BUFFER_CAPTURE,
     BUFFER_EXPERT_LOAD,
     BUFFER_COUNT

@@ -14,6 +14,13 @@ int64_t clock_ns(void)
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
+void clock_pause(void)
+{
+    const struct timespec pause = {.tv_nsec = 200000};
+
+    (void)nanosleep(&pause, NULL);
+}
+
 int32_t transport_check_bootstrap(const struct bootstrap *bootstrap, moxie_error *error)
 {
     if (bootstrap->ranks < 1 || bootstrap->ranks > MOXIE_RANKS_MAX)

@@ -24,6 +24,8 @@ struct bootstrap {
     void *ctx;
     int32_t rank, ranks;
     const struct device *device; // whose memory windows are; transports of host memory need none
+    int32_t timeout_ms;          // of create and of every wait, for transports that wait themselves
+    int32_t reserved;
 };
 
 struct transport;
@@ -32,7 +34,11 @@ struct transport;
 struct window {
     unsigned char *base;                  // its own memory
     unsigned char *peer[MOXIE_RANKS_MAX]; // rank r's memory; peer[rank] == base
-    uint64_t bytes, bytes_mapped;         // as asked for, and rounded up to whole pages
+    // Where peers do not map windows (peer[r] is NULL): memory of the own device, laid out as a
+    // window, whose slab of index r < rank ? r : r - 1 holds what is to go to rank r. Set by who
+    // opens the window.
+    unsigned char *staging;
+    uint64_t bytes, bytes_mapped; // as asked for, and rounded up to whole pages
     void *impl;
 };
 
@@ -75,9 +81,12 @@ struct transport_ops {
 extern const struct transport_ops transport_self;   // one rank
 extern const struct transport_ops transport_shm;    // processes or threads of one host
 extern const struct transport_ops transport_nvlink; // the same, whose windows are device memory
+extern const struct transport_ops transport_nccl;   // hosts apart; windows are not mapped by peers
 
 // CLOCK_MONOTONIC in nanoseconds.
 int64_t clock_ns(void);
+// Sleeps for a moment, between two looks at what ends by itself.
+void clock_pause(void);
 
 // For the implementations. The first refuses a bootstrap that nothing collective could be done
 // with; the second gives the bytes of a window in whole pages, or says why there can be none.

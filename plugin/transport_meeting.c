@@ -2,6 +2,8 @@
 
 #include "plugin/transport_meeting.h"
 
+#include "plugin/device.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -10,7 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define STAGE_MAGIC 0x4d580100u // raised with every change of struct meeting_message
+#define STAGE_MAGIC 0x4d580200u // raised with every change of struct meeting_message
 
 void meeting_init(struct meeting *meeting, const struct bootstrap *bootstrap,
                   const struct meeting_identity *identity, uint64_t windows)
@@ -123,9 +125,12 @@ int32_t meeting_same_host(const struct meeting *meeting, moxie_error *error)
         if (memcmp(all[r].identity.boot_id, all[0].identity.boot_id, MEETING_BOOT_ID_BYTES) != 0)
             return fail_rank(error, MOXIE_E_UNAVAILABLE, r,
                              "rank %d is on another host than rank 0, and shared memory joins "
-                             "ranks of one host only; "
-                             "keep the ranks on one host, or choose a transport between hosts",
-                             r);
+                             "ranks of one host only; keep the ranks on one host%s",
+                             r,
+                             meeting->bootstrap->device != NULL &&
+                                     meeting->bootstrap->device->windows != NULL
+                                 ? ", or set transport to nccl"
+                                 : "");
     return MOXIE_OK;
 }
 

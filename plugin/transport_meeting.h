@@ -10,6 +10,7 @@
 #define MEETING_BOOT_ID_BYTES 40 // 36 characters, NUL
 #define MEETING_TEXT_BYTES    200
 #define MEETING_TOKEN_BYTES   16
+#define MEETING_ID_BYTES      128
 
 // OFFER: the size and a random name, before anything exists. MADE: the own part is there. MAPPED:
 // the peers' are mapped.
@@ -33,11 +34,12 @@ struct meeting_message {
     struct meeting_identity identity;
     uint64_t bytes; // from STAGE_OFFER on
     unsigned char token[MEETING_TOKEN_BYTES];
-    uint64_t address;              // from STAGE_MADE on: the sender's, for ranks of its process
-    char text[MEETING_TEXT_BYTES]; // why status is what it is
+    uint64_t address; // from STAGE_MADE on: the sender's, for ranks of its process
+    unsigned char id[MEETING_ID_BYTES]; // of what rank 0 made for all of them to join
+    char text[MEETING_TEXT_BYTES];      // why status is what it is
 };
 
-_Static_assert(sizeof(struct meeting_message) == 120 + MEETING_TEXT_BYTES,
+_Static_assert(sizeof(struct meeting_message) == 120 + MEETING_ID_BYTES + MEETING_TEXT_BYTES,
                "what is sent has no padding");
 
 // One collective call under way.

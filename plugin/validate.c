@@ -45,6 +45,9 @@ void validate_resolve(struct config *config)
         config_resolve(config, KEY_RUNNER, runner->name);
     if (is_auto(config, KEY_DISPATCHER) && dispatcher != NULL)
         config_resolve(config, KEY_DISPATCHER, dispatcher->name);
+    if (is_auto(config, KEY_TRANSPORT))
+        config_resolve(config, KEY_TRANSPORT,
+                       config_word(config, KEY_DEVICE) == DEVICE_WORD_CPU ? "shm" : "nvlink");
     if (!is_auto(config, KEY_ACTIVATION_FORMAT)) return;
     config_word_text(KEY_ACTIVATION_FORMAT,
                      one_format ? backend_operand_format(config_word(config, KEY_WEIGHT_FORMAT))
@@ -228,6 +231,22 @@ static void check_groups(const struct config *config, struct report *report)
     }
 }
 
+// ---- Between ranks -----------------------------------------------------------------------------
+
+static void check_transport(const struct config *config, struct report *report)
+{
+    int on_cpu = config_word(config, KEY_DEVICE) == DEVICE_WORD_CPU;
+    int32_t transport = config_word(config, KEY_TRANSPORT);
+
+    if (!config_ok(config, KEY_TRANSPORT) || !config_ok(config, KEY_DEVICE) ||
+        (transport == TRANSPORT_SHM) == on_cpu)
+        return;
+    report_reason(report, MOXIE_E_UNSUPPORTED, KEY_TRANSPORT,
+                  "transport %s moves rows of %s, and device is %s: set transport to auto",
+                  config_str(config, KEY_TRANSPORT), on_cpu ? "GPUs" : "CPUs",
+                  config_str(config, KEY_DEVICE));
+}
+
 // ---- Capacity ----------------------------------------------------------------------------------
 
 static void check_dispatch_cap(const struct config *config, const struct bounds *bounds,
@@ -325,6 +344,7 @@ void validate_config(const struct config *config, const struct bounds *bounds,
     check_speculative(config, report);
     check_honoured(config, report);
     check_groups(config, report);
+    check_transport(config, report);
     validate_backends(config, backend_find(BACKEND_RUNNER, config_str(config, KEY_RUNNER), device),
                       backend_find(BACKEND_DISPATCHER, config_str(config, KEY_DISPATCHER), device),
                       report);

@@ -6,8 +6,8 @@
 #include "plugin/bounds.h"
 #include "plugin/plan.h"
 
-// What `auto` becomes: runner, dispatcher, activation_format. Unknown names stay, for validate to
-// refuse.
+// What `auto` becomes: runner, dispatcher, transport, activation_format. Unknown names stay, for
+// validate to refuse.
 void validate_resolve(struct config *config);
 // Why a key that was `auto` became what it is, for the log: "dispatcher = local: ep_size is 1".
 // Empty for other keys.

@@ -103,6 +103,7 @@ static void member_configure(struct gpu_member *member)
     if (crew->fp8) mock_set_str(mock, "weight_format", "fp8_channel");
     mock_set_i64(mock, "forward_tokens_max", crew->parts[0]);
     mock_set_str(mock, "dispatcher", crew->dispatcher);
+    mock_set_str(mock, "transport", GPU_TRANSPORT);
     // Memory is the device's own.
     mock->host.allocate = NULL;
     mock->host.release = NULL;
@@ -151,17 +152,21 @@ static void member_open(struct gpu_member *member)
     struct layer_rank *rank = &member->rank;
     moxie_error *error = &rank->mock.error;
     const moxie_plan *plan = NULL;
+    int32_t answer;
 
     gpu_member_accept(member, instance_open(&rank->mock.host, &none, &rank->instance, error));
     gpu_member_accept(member, instance_plan(rank->instance, &plan, error));
     member_weights(member, plan);
     gpu_member_accept(
         member, runner_create(rank->instance, 0, &member->weights.weights, &rank->runner, error));
-    gpu_member_accept(
-        member, dispatcher_create(rank->instance,
-                                  (enum dispatcher_kind)rank->instance->plan.limits.dispatcher,
-                                  &rank->dispatcher, error));
     member_batch(member);
+    answer = dispatcher_create(rank->instance,
+                               (enum dispatcher_kind)rank->instance->plan.limits.dispatcher,
+                               &rank->dispatcher, error);
+    if (member->crew->created != NULL)
+        member->crew->created(member, answer);
+    else
+        gpu_member_accept(member, answer);
 }
 
 static void member_close(struct gpu_member *member)
@@ -191,7 +196,7 @@ static void member_run(void *arg, int32_t index)
     member->y = crew->y + member->first * crew->layer.hidden;
     member_configure(member);
     member_open(member);
-    crew->scenario(member);
+    if (crew->created == NULL) crew->scenario(member);
     member_close(member);
     free(member);
 }

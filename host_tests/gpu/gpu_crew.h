@@ -6,6 +6,10 @@
 
 #include "host_tests/gpu/gpu_layer.h"
 
+#ifndef GPU_TRANSPORT
+#define GPU_TRANSPORT "auto" // the key of every rank
+#endif
+
 struct gpu_crew;
 
 struct gpu_member {
@@ -37,6 +41,8 @@ struct gpu_crew {
     void (*configure)(struct gpu_member *member);
     // What each rank does.
     void (*scenario)(struct gpu_member *member);
+    // Set: what dispatcher_create answers is for this to judge, and no scenario is run.
+    void (*created)(struct gpu_member *member, int32_t answer);
     void *arg;
 
     struct layer layer;

@@ -68,7 +68,7 @@ void gpu_forward(struct gpu_layer *gpu);
 void gpu_poison(struct gpu_layer *gpu);
 void gpu_fetch(struct gpu_layer *gpu);
 
-// Runs a suite, each test in a process of its own; 77 where there is no device.
-int gpu_suite(const char *name, void (*add)(TCase *tests));
+// Runs a suite, each test in a process of its own; 77 where there are fewer devices than that.
+int gpu_suite(const char *name, int devices_least, void (*add)(TCase *tests));
 
 #endif

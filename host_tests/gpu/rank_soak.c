@@ -327,5 +327,5 @@ int main(int argc, char **argv)
                       SOAK_RANKS_MAX);
         return EXIT_FAILURE;
     }
-    return gpu_suite("rank_soak", add);
+    return gpu_suite("rank_soak", 1, add);
 }

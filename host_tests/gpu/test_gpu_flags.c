@@ -373,5 +373,5 @@ static void tests(TCase *cases)
 
 int main(void)
 {
-    return gpu_suite("gpu_flags", tests);
+    return gpu_suite("gpu_flags", 1, tests);
 }

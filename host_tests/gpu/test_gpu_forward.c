@@ -321,5 +321,5 @@ static void add(TCase *tests)
 
 int main(void)
 {
-    return gpu_suite("gpu_forward", add);
+    return gpu_suite("gpu_forward", 1, add);
 }

@@ -189,5 +189,5 @@ static void add(TCase *tests)
 
 int main(void)
 {
-    return gpu_suite("gpu_layouts", add);
+    return gpu_suite("gpu_layouts", 1, add);
 }

@@ -1,10 +1,11 @@
-// Several ranks, each with a GPU: both push dispatchers, any number of tokens, rounds, fp8 on the
-// way, what is counted.
+// Several ranks, each with a GPU, over windows that all map or, built with GPU_TRANSPORT, over
+// NCCL: both push dispatchers, any number of tokens, rounds, fp8 on the way, what is counted.
 
 #include "host_tests/crew.h"
 #include "host_tests/gpu/gpu_crew.h"
 #include "host_tests/suite.h"
 #include "plugin/tensor.h"
+#include "plugin/transport_meeting.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -323,6 +324,51 @@ START_TEST(expert_load_is_counted)
 }
 END_TEST
 
+// ---- hosts apart -------------------------------------------------------------------------------
+
+static int32_t (*gather)(void *ctx, const void *send, void *recv, uint64_t bytes);
+
+// Rank 2 says that it is on another host.
+static int32_t gather_from_afar(void *ctx, const void *send, void *recv, uint64_t bytes)
+{
+    struct meeting_message message;
+
+    if (bytes != sizeof message) return gather(ctx, send, recv, bytes);
+    memcpy(&message, send, sizeof message);
+    if (message.rank == 2) message.identity.boot_id[0] ^= 1;
+    return gather(ctx, &message, recv, bytes);
+}
+
+static void go_afar(struct gpu_member *member)
+{
+    gather = member->rank.mock.host.all_gather;
+    member->rank.mock.host.all_gather = gather_from_afar;
+}
+
+static void expect_advice(struct gpu_member *member, int32_t answer)
+{
+    ck_assert_int_eq(answer, MOXIE_E_UNAVAILABLE);
+    ck_assert_int_eq(member->rank.mock.error.rank, 2);
+    ck_assert_ptr_nonnull(strstr(member->rank.mock.text, "rank 2 is on another host than rank 0"));
+    ck_assert_ptr_nonnull(strstr(member->rank.mock.text, "or set transport to nccl"));
+}
+
+// Windows cannot be mapped there, and the answer says what can be done; NCCL does not mind.
+START_TEST(ranks_of_another_host)
+{
+    struct gpu_crew crew = {.layer_name = "mixtral_a",
+                            .ranks = 3,
+                            .dispatcher = "alltoall",
+                            .configure = go_afar,
+                            .scenario = gpu_member_forward};
+
+    if (strcmp(GPU_TRANSPORT, "nccl") != 0) crew.created = expect_advice;
+    gpu_crew_run(&crew);
+    if (crew.created == NULL) gpu_crew_expect_golden(&crew, 5e-3);
+    gpu_crew_fini(&crew);
+}
+END_TEST
+
 static void tests(TCase *cases)
 {
     tcase_add_loop_test(cases, golden_layers, 0, GPU_LAYERS);
@@ -334,9 +380,10 @@ static void tests(TCase *cases)
     tcase_add_test(cases, rounds);
     tcase_add_test(cases, rows_and_bytes_are_counted);
     tcase_add_test(cases, expert_load_is_counted);
+    tcase_add_test(cases, ranks_of_another_host);
 }
 
 int main(void)
 {
-    return gpu_suite("gpu_ranks", tests);
+    return gpu_suite("gpu_ranks", strcmp(GPU_TRANSPORT, "nccl") == 0 ? 4 : 1, tests);
 }

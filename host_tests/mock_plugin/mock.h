@@ -121,6 +121,7 @@ enum key {
     KEY_RUNNER,
     KEY_DISPATCHER,
     KEY_DEVICE,
+    KEY_TRANSPORT,
     KEY_CPU_THREADS,
     KEY_DP_SIZE,
     KEY_TP_SIZE,

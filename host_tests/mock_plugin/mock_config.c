@@ -71,6 +71,7 @@ static const struct key_row keys[KEY_COUNT] = {
     [KEY_RUNNER] = TEXT("runner", "auto"),
     [KEY_DISPATCHER] = TEXT("dispatcher", "auto"),
     [KEY_DEVICE] = WORD("device", "cpu sm_90", 0),
+    [KEY_TRANSPORT] = WORD("transport", "auto shm nvlink nccl", 0),
     [KEY_CPU_THREADS] = OF_A_RANK("cpu_threads", 1, ANY, 4),
     [KEY_DP_SIZE] = NUMBER("dp_size", 1, ANY, 1),
     [KEY_TP_SIZE] = NUMBER("tp_size", 1, ANY, 1),

@@ -210,6 +210,10 @@ static void judge_kernels(struct instance *instance)
     int64_t format = number(instance, KEY_WEIGHT_FORMAT);
     int64_t group = format == 8 ? 16 : format == 6 || format == 7 ? 32 : 1;
 
+    if (number(instance, KEY_TRANSPORT) > 1)
+        verdict_add(verdict, MOXIE_E_UNSUPPORTED, KEY_TRANSPORT,
+                    "transport is %s, and the ranks here are CPUs: set transport to auto",
+                    instance->values[KEY_TRANSPORT].text);
     if (number(instance, KEY_DEVICE) != 0)
         verdict_add(verdict, MOXIE_E_UNSUPPORTED, KEY_DEVICE,
                     "no kernels for device %s: set device to cpu",
@@ -277,6 +281,8 @@ static void judge_backends(struct instance *instance)
                     "no runner is named '%s': set runner to %s", runner, runner_info.name);
     if (strcmp(dispatcher, "auto") == 0)
         (void)snprintf(dispatcher, TEXT_BYTES, "%s", ep_size > 1 ? "alltoall" : "local");
+    if (number(instance, KEY_TRANSPORT) == 0)
+        (void)snprintf(instance->values[KEY_TRANSPORT].text, TEXT_BYTES, "shm");
     instance->limits.dispatcher = -1;
     for (int32_t i = 0; i < 3; i++) {
         if (strcmp(dispatcher, names[i]) == 0) instance->limits.dispatcher = i;

@@ -69,6 +69,7 @@ __global__ void __launch_bounds__(kThreads) signal_kernel(const __grid_constant_
     failed = has_failed(a.state);
     epoch = a.state->epochs[a.slot] + (a.word == WORD_DISPATCH ? 1 : 0);
     __syncthreads();
+    if (rank == 0 && a.begun != nullptr) *a.begun += 1;
     if (failed) return;
     if (rank == 0) a.state->epochs[a.slot] = epoch;
     if (rank >= a.ranks || !is_peer(a.state->active, rank, a.rank)) return;
@@ -230,6 +231,7 @@ __global__ void __launch_bounds__(kThreads) await_kernel(const __grid_constant__
     if (rank == 0) settle(a, judge(a, w, all));
     __syncthreads();
     if (a.counts != nullptr) take_counts(a, w.active, rank);
+    if (rank == 0 && a.ended != nullptr) *a.ended += 1;
 }
 
 // ---- regroup -----------------------------------------------------------------------------------
