@@ -35,6 +35,9 @@ struct device {
     int (*is_capturing)(void *stream);
     // Waits for everything that was launched on the current device.
     int32_t (*synchronize)(void);
+    // Waits for what was launched without a stream, and not for what ranks that share the device
+    // wait for.
+    int32_t (*finish)(void);
     // NULL: the windows between ranks are host memory, and the host waits for flags.
     const struct device_windows *windows;
     // Loads every kernel, so that no launch has to. MOXIE_E_UNAVAILABLE when the machine's device

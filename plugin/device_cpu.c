@@ -82,6 +82,7 @@ const struct device device_cpu = {
     .zero = cpu_zero,
     .is_capturing = cpu_is_capturing,
     .synchronize = cpu_synchronize,
+    .finish = cpu_synchronize,
     .prepare = cpu_prepare,
     .probe = cpu_probe,
     .error_text = cpu_error_text,

@@ -66,6 +66,11 @@ static int32_t cuda_synchronize(void)
     return (int32_t)cudaDeviceSynchronize();
 }
 
+static int32_t cuda_finish(void)
+{
+    return (int32_t)cudaStreamSynchronize(NULL);
+}
+
 // ---- Windows: the driver's virtual memory ------------------------------------------------------
 
 #define GRANULE_BYTES (2 << 20)
@@ -268,6 +273,7 @@ const struct device device_cuda = {
     .zero = cuda_zero,
     .is_capturing = cuda_is_capturing,
     .synchronize = cuda_synchronize,
+    .finish = cuda_finish,
     .windows = &cuda_windows,
     .prepare = cuda_prepare,
     .probe = cuda_probe,

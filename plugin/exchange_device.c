@@ -40,7 +40,7 @@ static int32_t tell_generation(struct exchange_group *group, struct exchange *sl
             peers[rank] = window_to(slots[i].window, rank);
         TRY(instance_launched(instance, kernels_of(group)->regroup(&args, NULL), "regroup", error));
     }
-    TRY(instance_launched(instance, instance->device->synchronize(), "regroup", error));
+    TRY(instance_launched(instance, instance->device->finish(), "regroup", error));
 out:
     return st;
 }
@@ -51,9 +51,8 @@ static int32_t regroup_device(struct exchange_group *group, struct exchange *slo
     uint64_t before = group->active;
     int32_t st = MOXIE_OK;
 
-    // Waits that are still under way end now, at the latest at their deadlines, and tell.
-    TRY(instance_launched(group->instance, group->instance->device->synchronize(), "regroup",
-                          error));
+    // Before anything is told: a device that cannot, says so here.
+    TRY(instance_launched(group->instance, group->instance->device->finish(), "regroup", error));
     group->active = active;
     group->generation++;
     st = tell_generation(group, slots, slots_count, error);

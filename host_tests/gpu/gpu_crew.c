@@ -196,7 +196,14 @@ static void member_run(void *arg, int32_t index)
     member->y = crew->y + member->first * crew->layer.hidden;
     member_configure(member);
     member_open(member);
-    if (crew->created == NULL) crew->scenario(member);
+    // Memory that one rank takes or gives back waits for the device, and so for ranks that share
+    // it.
+    if (crew->created == NULL) {
+        gpu_member_meet(member);
+        crew->scenario(member);
+        must(cudaStreamSynchronize(member->stream));
+        gpu_member_meet(member);
+    }
     member_close(member);
     free(member);
 }

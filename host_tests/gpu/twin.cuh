@@ -73,6 +73,17 @@ struct twin {
         }
         CHECK(cudaMemcpy(gpu, got.data(), got.size(), cudaMemcpyHostToDevice));
     }
+    // Of f32: processors make NaNs of their own.
+    void one_nan()
+    {
+        std::vector<unsigned char> got(cpu.size());
+
+        CHECK(cudaMemcpy(got.data(), gpu, got.size(), cudaMemcpyDeviceToHost));
+        for (unsigned char *side : {got.data(), cpu.data()})
+            for (size_t i = 0; i < cpu.size() / 4; i++)
+                if (uint32_t *bits = (uint32_t *)side + i; (*bits & 0x7fffffff) > 0x7f800000) *bits = 0x7fc00000;
+        CHECK(cudaMemcpy(gpu, got.data(), got.size(), cudaMemcpyHostToDevice));
+    }
     // 1 when both sides hold the same bytes, or the first so many.
     int same(const char *what, size_t bytes = SIZE_MAX)
     {
