@@ -35,9 +35,11 @@ struct device {
     int (*is_capturing)(void *stream);
     // Waits for everything that was launched on the current device.
     int32_t (*synchronize)(void);
-    // Waits for what was launched without a stream, and not for what ranks that share the device
-    // wait for.
-    int32_t (*finish)(void);
+    // A stream that no other waits for, or is waited for by; waits for what was launched on it.
+    // Neither while a stream is captured. `stream_close` of NULL is a no-op.
+    int32_t (*stream_open)(void **stream);
+    int32_t (*stream_finish)(void *stream);
+    void (*stream_close)(void *stream);
     // NULL: the windows between ranks are host memory, and the host waits for flags.
     const struct device_windows *windows;
     // Loads every kernel, so that no launch has to. MOXIE_E_UNAVAILABLE when the machine's device

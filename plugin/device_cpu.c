@@ -42,6 +42,23 @@ static int cpu_is_capturing(void *stream)
     return 0;
 }
 
+static int32_t cpu_stream_open(void **stream)
+{
+    *stream = NULL;
+    return 0;
+}
+
+static int32_t cpu_stream_finish(void *stream)
+{
+    (void)stream;
+    return 0;
+}
+
+static void cpu_stream_close(void *stream)
+{
+    (void)stream;
+}
+
 static int32_t cpu_synchronize(void)
 {
     return 0;
@@ -82,7 +99,9 @@ const struct device device_cpu = {
     .zero = cpu_zero,
     .is_capturing = cpu_is_capturing,
     .synchronize = cpu_synchronize,
-    .finish = cpu_synchronize,
+    .stream_open = cpu_stream_open,
+    .stream_finish = cpu_stream_finish,
+    .stream_close = cpu_stream_close,
     .prepare = cpu_prepare,
     .probe = cpu_probe,
     .error_text = cpu_error_text,

@@ -66,9 +66,19 @@ static int32_t cuda_synchronize(void)
     return (int32_t)cudaDeviceSynchronize();
 }
 
-static int32_t cuda_finish(void)
+static int32_t cuda_stream_open(void **stream)
 {
-    return (int32_t)cudaStreamSynchronize(NULL);
+    return (int32_t)cudaStreamCreateWithFlags((cudaStream_t *)stream, cudaStreamNonBlocking);
+}
+
+static int32_t cuda_stream_finish(void *stream)
+{
+    return (int32_t)cudaStreamSynchronize(stream);
+}
+
+static void cuda_stream_close(void *stream)
+{
+    if (stream != NULL) (void)cudaStreamDestroy(stream);
 }
 
 // ---- Windows: the driver's virtual memory ------------------------------------------------------
@@ -273,7 +283,9 @@ const struct device device_cuda = {
     .zero = cuda_zero,
     .is_capturing = cuda_is_capturing,
     .synchronize = cuda_synchronize,
-    .finish = cuda_finish,
+    .stream_open = cuda_stream_open,
+    .stream_finish = cuda_stream_finish,
+    .stream_close = cuda_stream_close,
     .windows = &cuda_windows,
     .prepare = cuda_prepare,
     .probe = cuda_probe,

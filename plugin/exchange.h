@@ -24,6 +24,7 @@ struct exchange_group {
     struct flag_state *state;                  // where kernels wait: in slot 0's own window
     struct flag_report *report;                // and what they say, pinned
     struct report_link link;                   // for the instance's stats
+    void *stream;                              // of its own: generations are told there
     struct exchange_watch *watch;              // where NCCL waits: of its waits
     uint64_t generation;                       // set_active_ranks calls so far
     uint64_t active;                           // bit r: rank r takes part

@@ -38,9 +38,11 @@ static int32_t tell_generation(struct exchange_group *group, struct exchange *sl
 
         for (int32_t rank = 0; rank < limits->ranks; rank++)
             peers[rank] = window_to(slots[i].window, rank);
-        TRY(instance_launched(instance, kernels_of(group)->regroup(&args, NULL), "regroup", error));
+        TRY(instance_launched(instance, kernels_of(group)->regroup(&args, group->stream), "regroup",
+                              error));
     }
-    TRY(instance_launched(instance, instance->device->finish(), "regroup", error));
+    TRY(instance_launched(instance, instance->device->stream_finish(group->stream), "regroup",
+                          error));
 out:
     return st;
 }
@@ -52,7 +54,8 @@ static int32_t regroup_device(struct exchange_group *group, struct exchange *slo
     int32_t st = MOXIE_OK;
 
     // Before anything is told: a device that cannot, says so here.
-    TRY(instance_launched(group->instance, group->instance->device->finish(), "regroup", error));
+    TRY(instance_launched(group->instance, group->instance->device->stream_finish(group->stream),
+                          "regroup", error));
     group->active = active;
     group->generation++;
     st = tell_generation(group, slots, slots_count, error);
@@ -75,6 +78,8 @@ static int32_t open_device(struct exchange_group *group, struct exchange *slots,
     void *report = NULL;
     int32_t st = MOXIE_OK;
 
+    TRY(instance_launched(group->instance, group->instance->device->stream_open(&group->stream),
+                          "regroup", error));
     TRY(memory_make(&group->instance->memory, BUFFER_REPORT, &report, error));
     group->report = report;
     memset(report, 0, sizeof *group->report);
@@ -96,6 +101,8 @@ static void close_device(struct exchange_group *group)
 {
     struct report_link **link = &group->instance->reports;
 
+    group->instance->device->stream_close(group->stream);
+    group->stream = NULL;
     if (group->report == NULL) return;
     // What still waits reads the windows and writes the report.
     (void)group->instance->device->synchronize();

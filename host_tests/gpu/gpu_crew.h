@@ -1,5 +1,5 @@
-// Ranks as threads over one golden layer, each with a GPU of its own or, where there are fewer, one
-// that it shares: opens them all, runs a scenario on each, closes them.
+// Ranks as threads over one golden layer, each with a GPU of its own: opens them all, runs a
+// scenario on each, closes them.
 
 #ifndef MOXIE_HOST_TESTS_GPU_CREW_H
 #define MOXIE_HOST_TESTS_GPU_CREW_H
