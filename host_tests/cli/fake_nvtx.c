@@ -40,9 +40,12 @@ void fake_nvtx_reset(void)
 // What no longer fits is not written down, but counted in the depth.
 static void write_down(char what, const char *name)
 {
+    char *event = state.events[state.events_count % EVENTS_MAX];
+
     if (state.events_count == EVENTS_MAX) return;
-    (void)snprintf(state.events[state.events_count], NAME_BYTES, "%c%.*s", what, NAME_BYTES - 2,
-                   name);
+    event[0] = what;
+    event[NAME_BYTES - 1] = '\0';
+    strncpy(event + 1, name, NAME_BYTES - 2);
     state.events_count++;
 }
 

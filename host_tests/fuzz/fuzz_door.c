@@ -157,8 +157,9 @@ static int32_t try_probe(struct attempt *attempt)
 {
     struct fuzz_input *input = attempt->input;
     uint32_t stride = fuzz_u8(input) + (uint32_t)sizeof(moxie_probe) - 32;
-    uint64_t capacity = fuzz_u8(input) & 7, count = 99;
-    uint64_t filled = capacity < backends_count ? capacity : backends_count;
+    const uint64_t drawn = fuzz_u8(input) & 7, capacity = drawn == 7 ? UINT64_MAX : drawn;
+    const uint64_t filled = capacity < backends_count ? capacity : backends_count;
+    uint64_t count = 99;
     unsigned char *entries = fuzz_place(filled * stride, 0);
     int32_t st;
 
@@ -170,7 +171,6 @@ static int32_t try_probe(struct attempt *attempt)
         memcpy(entries + i * stride, &declared, sizeof declared);
         if ((form & 2) != 0) entries[i * stride + stride - 1] = fuzz_u8(input);
     }
-    if ((capacity & 7) == 7) capacity = UINT64_MAX;
     st = table()->probe((moxie_probe *)(void *)entries, stride, capacity, &count, attempt->error);
     PROPERTY(count == (st == MOXIE_OK ? backends_count : 0));
     for (uint64_t i = 0; st == MOXIE_OK && i < filled; i++) {
