@@ -1,5 +1,6 @@
 // One MoE layer on the GPU and on its CPU twin, same args structs, same random data: sizes, orders, activations, skew.
-// With --time, the layer's time in a replayed graph instead; with --random SEED COUNT, random layers.
+// With --time, the layer's time in a replayed graph instead, of many layers or of the one that --time TOKENS HIDDEN INTERMEDIATE
+// EXPERTS TOP_K names; with --random SEED COUNT, random layers.
 
 #include "host_tests/gpu/layer_case.cuh"
 
@@ -201,6 +202,11 @@ int main(int argc, char **argv)
     int failed = 0, devices = 0;
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) return 77;
     CHECK(kernels_cuda_load());
+    if (argc > 6 && strcmp(argv[1], "--time") == 0) {
+        time_layer({atoi(argv[2]), atoi(argv[3]), atoi(argv[4]), atoi(argv[5]), atoi(argv[6]), ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0,
+                    FORMAT_BF16});
+        return 0;
+    }
     if (argc > 1 && strcmp(argv[1], "--time") == 0) {
         const int tokens[] = {1, 16, 64, 256, 1024, 4096, 16384};
         for (int t : tokens)

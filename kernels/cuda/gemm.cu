@@ -4,9 +4,8 @@
 // grid   one block an SM, persistent; tiles in the order expert, weight rows, tokens, so that the tiles which share a
 //        piece of the weights run beside each other and read it from HBM once
 // block  3 warpgroups: one loads, two multiply 64 weight rows each
-// smem   4 stages of 128 weight rows and 256 token rows of 128 bytes (64 inputs, e4m3 128), swizzled
-// N      8, 16, 32, 64, 128 or 256 (e4m3: 128), chosen for each tile from the expert's real count: a captured graph
-//        replays with any
+// smem   4 to 8 stages of 128 weight rows and 256, 128 or 64 token rows of 128 bytes (64 inputs, e4m3 128), swizzled
+// N      8 to 256 (e4m3: 128), chosen for each tile from the expert's real count: a captured graph replays with any
 //
 // Gate and up of eight units alternate in the weight tile (a 5-D tensor map; nothing is repacked), so a thread's
 // accumulator rows r and r + 8 are gate and up of the same unit and the activation needs no exchange. Token rows are
@@ -24,10 +23,15 @@
 #include "kernels/cuda/tensor_map.cuh"
 
 #include <cuda_runtime.h>
+#include <math.h>
 
 namespace {
 
 enum { kProducer, kConsumer0, kConsumer1 };
+
+// Registers of a thread. A block is launched with 168 for each, and warpgroups that ask for more than others gave back wait for ever.
+constexpr int kLoading = 72, kMultiplying = 216;
+static_assert(kLoading + 2 * kMultiplying <= 3 * 168);
 
 // A thread's sums of what its warpgroup multiplies. Where weight rows lie along K, that is one block of 64 rows and all
 // tokens; rows_in, both blocks and half of the tokens: gate and up of a unit, in two blocks then, still meet in one thread.
@@ -38,19 +42,19 @@ template <int N, class P> struct sums {
 };
 
 template <int N, class P>
-__device__ __forceinline__ void multiply(const gemm_args &args, gemm_smem &smem, int32_t warpgroup, uint32_t &step, sums<N, P> &to)
+__device__ __forceinline__ void multiply(const gemm_args &args, gemm_smem &smem, int32_t warpgroup, stage_ring &ring, sums<N, P> &to)
 {
     constexpr bool rows_in = P::rows_in;
     constexpr int tokens = to.tokens;
     const bool elected = threadIdx.x % 128 == 0;
-    uint32_t first = step;
+    uint64_t *multiplied = nullptr; // the stage before
 
-    for (int32_t k = 0; k < args.depth; k += P::depth, step++) {
-        uint32_t stage = step % kStages;
-        uint64_t a = wgmma_descriptor(smem.weights[stage] + (rows_in ? 0 : warpgroup * kBlockBytes));
-        uint64_t b = wgmma_descriptor(smem.tokens[stage] + (rows_in ? warpgroup * tokens * kRowBytes : 0));
+    for (int32_t k = 0; k < args.depth; k += P::depth, ring.advance()) {
+        uint64_t a = wgmma_descriptor(ring.weights(smem) + (rows_in ? 0 : warpgroup * kBlockBytes));
+        uint64_t b = wgmma_descriptor(ring.tokens(smem) + (rows_in ? warpgroup * tokens * kRowBytes : 0));
 
-        mbarrier_wait(&smem.full[stage], step / kStages & 1);
+        mbarrier_wait(&smem.full[ring.stage], ring.round_odd);
+        if (P::is_gate_up) fence_proxy_async(); // copies of threads brought the tokens
         wgmma_fence();
 #pragma unroll
         for (int32_t part = 0; part < 4; part++)
@@ -60,18 +64,18 @@ __device__ __forceinline__ void multiply(const gemm_args &args, gemm_smem &smem,
                                                         a + block * (kBlockBytes >> 4) + part * wgmma_next_inputs<rows_in>,
                                                         b + part * wgmma_next_inputs<false>);
         wgmma_commit();
-        if (step == first) continue;
         wgmma_wait<1>();
-        if (elected) mbarrier_arrive(&smem.empty[(step - 1) % kStages]);
+        if (elected && multiplied != nullptr) mbarrier_arrive(multiplied);
+        multiplied = &smem.empty[ring.stage];
     }
     wgmma_wait<0>();
-    if (elected) mbarrier_arrive(&smem.empty[(step - 1) % kStages]);
+    if (elected) mbarrier_arrive(multiplied);
 }
 
 // e4m3: 128 inputs in the tensor core, then fp32 with the scales of both.
 template <int N, class P>
 __device__ __forceinline__ void multiply_scaled(const gemm_args &args, gemm_smem &smem, const row_scales &rows, int32_t warpgroup,
-                                                uint32_t &step, sums<N, P> &to)
+                                                stage_ring &ring, sums<N, P> &to)
 {
     const int32_t lane = threadIdx.x % 32;
     float part_sums[N / 2];
@@ -79,13 +83,13 @@ __device__ __forceinline__ void multiply_scaled(const gemm_args &args, gemm_smem
 #pragma unroll
     for (int32_t i = 0; i < N / 2; i++)
         part_sums[i] = 0.0f;
-    for (int32_t k = 0; k < args.depth; k += P::depth, step++) {
-        uint32_t stage = step % kStages;
-        uint64_t a = wgmma_descriptor(smem.weights[stage] + warpgroup * kBlockBytes);
-        uint64_t b = wgmma_descriptor(smem.tokens[stage]);
+    for (int32_t k = 0; k < args.depth; k += P::depth, ring.advance()) {
+        uint64_t a = wgmma_descriptor(ring.weights(smem) + warpgroup * kBlockBytes);
+        uint64_t b = wgmma_descriptor(ring.tokens(smem));
         float2 weight = rows.of_block(k / P::depth);
 
-        mbarrier_wait(&smem.full[stage], step / kStages & 1);
+        mbarrier_wait(&smem.full[ring.stage], ring.round_odd);
+        if (P::is_gate_up) fence_proxy_async();
         wgmma_fence();
 #pragma unroll
         for (int32_t part = 0; part < 4; part++)
@@ -94,7 +98,7 @@ __device__ __forceinline__ void multiply_scaled(const gemm_args &args, gemm_smem
         wgmma_wait<0>();
 #pragma unroll
         for (int32_t block = 0; block < N / 8; block++) {
-            float2 token = *reinterpret_cast<const float2 *>(&smem.token_scale[stage][block * 8 + lane % 4 * 2]);
+            float2 token = *reinterpret_cast<const float2 *>(&smem.token_scale[ring.stage][block * 8 + lane % 4 * 2]);
 
             to.c[0][block * 4] += part_sums[block * 4] * (token.x * weight.x);
             to.c[0][block * 4 + 1] += part_sums[block * 4 + 1] * (token.y * weight.x);
@@ -103,7 +107,7 @@ __device__ __forceinline__ void multiply_scaled(const gemm_args &args, gemm_smem
         }
         // Every warp has read the scales.
         __syncwarp();
-        if (lane == 0) mbarrier_arrive(&smem.empty[stage]);
+        if (lane == 0) mbarrier_arrive(&smem.empty[ring.stage]);
     }
 #pragma unroll
     for (int32_t i = 0; i < N / 2; i++)
@@ -111,33 +115,39 @@ __device__ __forceinline__ void multiply_scaled(const gemm_args &args, gemm_smem
 }
 
 template <int N, class P>
-__device__ __forceinline__ void finish(const gemm_args &args, const tile &t, int32_t warpgroup, const sums<N, P> &from)
+__device__ __forceinline__ void finish(const gemm_args &args, gemm_smem &smem, const tile &t, int32_t warpgroup, sums<N, P> &from)
 {
     constexpr int blocks = from.blocks, tokens = from.tokens;
     constexpr bool rows_in = P::rows_in, is_bf16 = P::is_bf16;
     const bool gated = P::is_gate_up && args.order != ORDER_PLAIN;
-    int32_t warp = threadIdx.x / 32 % 4;
-    int32_t token = rows_in ? warpgroup * tokens : 0;
+    const int32_t first_token = rows_in ? warpgroup * tokens : 0;
+    turning to = {smem.turned[warpgroup], warpgroup, first_token, min(first_token + tokens, t.tokens), t.row_tile * kBlockRows};
 
+    if (P::is_gate_up && args.pair_weight != nullptr) {
+#pragma unroll
+        for (int32_t block = 0; block < blocks; block++)
+            weigh<tokens>(args, t, first_token, from.c[block]);
+    }
     if (rows_in && gated && args.order != ORDER_INTERLEAVED) {
-        finish_blocks<tokens, is_bf16>(args, t, t.row_tile * kBlockRows + warp * 16, token, from.c[0], from.c[blocks - 1]);
+        finish_blocks<tokens, is_bf16>(args, t, to, from.c[0], from.c[blocks - 1]);
         return;
     }
 #pragma unroll
     for (int32_t block = 0; block < blocks; block++) {
-        int32_t row = t.row_tile * kRows + (rows_in ? block : warpgroup) * kBlockRows + warp * 16;
+        int32_t row = t.row_tile * kRows + (rows_in ? block : warpgroup) * kBlockRows;
 
+        to.first_output = gated ? row / 2 : row;
         if (!gated)
-            finish_plain<tokens, is_bf16, P::is_gate_up>(args, t, row, token, from.c[block]);
+            finish_plain<tokens, is_bf16, P::is_gate_up>(args, t, to, from.c[block]);
         else if (rows_in)
-            finish_neighbours<tokens, is_bf16>(args, t, row / 2, token, from.c[block]);
+            finish_neighbours<tokens, is_bf16>(args, t, to, from.c[block]);
         else
-            finish_turns<tokens, is_bf16>(args, t, row / 2, token, from.c[block]);
+            finish_turns<tokens, is_bf16>(args, t, to, from.c[block]);
     }
 }
 
 template <int N, class P>
-__device__ __forceinline__ void consume(const gemm_args &args, gemm_smem &smem, const tile &t, int32_t warpgroup, uint32_t &step)
+__device__ __forceinline__ void consume(const gemm_args &args, gemm_smem &smem, const tile &t, int32_t warpgroup, stage_ring &ring)
 {
     sums<N, P> own;
 
@@ -148,40 +158,30 @@ __device__ __forceinline__ void consume(const gemm_args &args, gemm_smem &smem, 
         for (int32_t i = 0; i < own.tokens / 2; i++)
             own.c[block][i] = 0.0f;
     if constexpr (P::is_scaled)
-        multiply_scaled<N, P>(args, smem, find_row_scales<P>(args, t, warpgroup), warpgroup, step, own);
+        multiply_scaled<N, P>(args, smem, find_row_scales<P>(args, t, warpgroup), warpgroup, ring, own);
     else
-        multiply<N, P>(args, smem, warpgroup, step, own);
-    finish<N, P>(args, t, warpgroup, own);
+        multiply<N, P>(args, smem, warpgroup, ring, own);
+    finish<N, P>(args, smem, t, warpgroup, own);
+}
+
+// By the tile's N, of all that columns_for gives.
+template <int N, class P>
+__device__ __forceinline__ void consume_columns(const gemm_args &args, gemm_smem &smem, const tile &t, int32_t warpgroup, stage_ring &ring)
+{
+    constexpr int next = N == 8 || P::rows_in ? N * 2 : N + 16;
+
+    if (t.columns == N)
+        consume<N, P>(args, smem, t, warpgroup, ring);
+    else if constexpr (next <= P::columns)
+        consume_columns<next, P>(args, smem, t, warpgroup, ring);
 }
 
 template <class P> __device__ __forceinline__ void consumer_loop(const gemm_args &args, gemm_smem &smem, int32_t warpgroup)
 {
-    uint32_t step = 0;
+    stage_ring ring(smem);
 
-    for (int32_t index = blockIdx.x; index < smem.tile_first[args.experts]; index += gridDim.x) {
-        tile t = find_tile<P>(args, smem, index);
-
-        switch (tile_columns(t.tokens)) {
-        case 8:
-            consume<8, P>(args, smem, t, warpgroup, step);
-            break;
-        case 16:
-            consume<16, P>(args, smem, t, warpgroup, step);
-            break;
-        case 32:
-            consume<32, P>(args, smem, t, warpgroup, step);
-            break;
-        case 64:
-            consume<64, P>(args, smem, t, warpgroup, step);
-            break;
-        case 128:
-            consume<128, P>(args, smem, t, warpgroup, step);
-            break;
-        default:
-            if constexpr (P::columns == 256) consume<256, P>(args, smem, t, warpgroup, step);
-            break;
-        }
-    }
+    for (int32_t index = blockIdx.x; index < smem.tile_first[args.experts]; index += gridDim.x)
+        consume_columns<8, P>(args, smem, find_tile<P>(args, smem, index), warpgroup, ring);
 }
 
 template <int type, bool is_gate_up, bool rows_in>
@@ -189,24 +189,27 @@ __global__ void __launch_bounds__(kThreads, 1) gemm_kernel(const __grid_constant
 {
     using P = product<static_cast<operand>(type), is_gate_up, rows_in>;
     gemm_smem &smem = *dynamic_smem<gemm_smem>();
-    int32_t warpgroup = threadIdx.x / 128;
+    int32_t warpgroup = threadIdx.x / 128, ahead = 0;
 
     if (threadIdx.x == 0) {
         prefetch_tensormap(&args.weights);
-        for (int32_t stage = 0; stage < kStages; stage++) {
+        for (int32_t stage = 0; stage < kStagesMax; stage++) {
             mbarrier_init(&smem.full[stage], P::copies ? 1 + 128 : 1);
             mbarrier_init(&smem.empty[stage], P::is_scaled ? 8 : 2); // a warp, or a warpgroup, releases a stage
         }
         fence_mbarrier_init();
     }
-    griddepcontrol_wait();
+    // down's launch begins after gate_up has waited for route, so the offsets are there before gate_up's rows are.
+    if (is_gate_up) griddepcontrol_wait();
     make_tables<P>(args, smem);
+    if (warpgroup == kProducer) ahead = load_ahead<P>(args, smem);
+    if (!is_gate_up) griddepcontrol_wait();
     griddepcontrol_launch_dependents();
     if (warpgroup == kProducer) {
-        setmaxnreg_dec<56>();
-        producer_loop<P>(args, smem);
+        setmaxnreg_dec<kLoading>();
+        producer_loop<P>(args, smem, ahead);
     } else {
-        setmaxnreg_inc<224>();
+        setmaxnreg_inc<kMultiplying>();
         consumer_loop<P>(args, smem, warpgroup - kConsumer0);
     }
 }
@@ -303,6 +306,25 @@ void take_weights(gemm_args &to, const weight_view &view)
     to.scales.halves = view.global_stride;
 }
 
+// Of gelu's: logit(Phi(x)) = x p(x^2), fitted so that x Phi(x) is at most 2.6e-5 off, a bf16's half step at 0.013. Past |x| = 6 the
+// sigmoid is 0 or 1.
+activation_terms terms_of(const gate_up_args &from)
+{
+    const float to_power = -1.4426950408889634f; // -1 / ln 2
+    const float tanh_slope = 1.5957691216057308f; // 2 sqrt(2 / pi)
+
+    switch (from.activation) {
+    case ACTIVATION_GELU:
+        return {{to_power * 1.59501575f, to_power * 0.0740113034f, to_power * -0.000703035284f}, 36.0f, 0.0f, INFINITY};
+    case ACTIVATION_GELU_TANH:
+        return {{to_power * tanh_slope, to_power * tanh_slope * 0.044715f, 0.0f}, 36.0f, 0.0f, INFINITY};
+    case ACTIVATION_SWIGLUOAI:
+        return {{to_power * from.alpha, 0.0f, 0.0f}, 36.0f, from.beta, from.limit > 0.0f ? from.limit : INFINITY};
+    default:
+        return {{to_power, 0.0f, 0.0f}, 36.0f, 0.0f, INFINITY};
+    }
+}
+
 // What the tensor maps and 16-byte copies need.
 bool fits(const weight_view &view)
 {
@@ -345,7 +367,8 @@ extern "C" int32_t gate_up_cuda(const struct gate_up_args *args, void *stream)
     gemm_args to = {};
     cudaError_t st;
 
-    if (!fits(args->w1) || args->experts > kExpertsMax || !formats_meet(args->w1, args->operand_format, args->mid_format))
+    if (!fits(args->w1) || args->experts > kExpertsMax || !formats_meet(args->w1, args->operand_format, args->mid_format) ||
+        (args->w1.order == ORDER_PLAIN) != (args->activation == ACTIVATION_RELU2))
         return cudaErrorInvalidValue;
     take_weights(to, args->w1);
     for (int32_t i = 0; i < args->slabs_count; i++) {
@@ -364,10 +387,7 @@ extern "C" int32_t gate_up_cuda(const struct gate_up_args *args, void *stream)
     to.outputs = args->intermediate;
     to.row_tiles = args->w1.order == ORDER_PLAIN ? (args->intermediate + kRows - 1) / kRows : (args->intermediate + 63) / 64;
     to.rows_cap = args->rows_cap;
-    to.activation = args->activation;
-    to.alpha = args->alpha;
-    to.beta = args->beta;
-    to.limit = args->limit;
+    to.activation = terms_of(*args);
     st = tensor_map_make(&to.weights, args->w1.values, numbers_of(args->w1.format), weights_shape(args->w1, args->experts));
     return st != cudaSuccess ? st : launch_gemm<true>(to, args->w1, stream);
 }

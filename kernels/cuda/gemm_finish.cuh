@@ -9,33 +9,23 @@
 
 namespace {
 
-// erf to 1.5e-7 (Abramowitz and Stegun 7.1.26): far below 16-bit outputs, and short enough to inline everywhere.
-__device__ __forceinline__ float erf_short(float x)
-{
-    float t = __fdividef(1.0f, 1.0f + 0.3275911f * fabsf(x));
-    float poly = t * (0.254829592f + t * (-0.284496736f + t * (1.421413741f + t * (-1.453152027f + t * 1.061405429f))));
-
-    return copysignf(1.0f - poly * __expf(-x * x), x);
-}
-
-// gate * slope(gate) * up, where the slope is what tells the functions apart.
+// gate * sigmoid(gate * p(gate^2)) * (up + beta): every function with a gate, as straight code, which 64 copies of in a row must be.
 __device__ __forceinline__ float activate(const gemm_args &args, float gate, float up)
 {
-    float slope, argument = gate;
+    const activation_terms &by = args.activation;
+    float square, power;
 
-    if (args.activation == ACTIVATION_RELU2) return gate > 0.0f ? gate * gate : 0.0f;
-    if (args.activation == ACTIVATION_GELU) return gate * (0.5f + 0.5f * erf_short(gate * 0.70710678118654752f)) * up;
-    if (args.activation == ACTIVATION_GELU_TANH) argument = 1.5957691216057308f * (gate + 0.044715f * gate * gate * gate);
-    if (args.activation == ACTIVATION_SWIGLUOAI) {
-        if (args.limit > 0.0f) {
-            gate = fminf(gate, args.limit);
-            up = fminf(fmaxf(up, -args.limit), args.limit);
-        }
-        argument = args.alpha * gate;
-        up += args.beta;
-    }
-    slope = __fdividef(1.0f, 1.0f + __expf(-argument));
-    return gate * slope * up;
+    gate = min_nan(gate, by.limit);
+    up = max_nan(min_nan(up, by.limit), -by.limit) + by.beta;
+    square = fminf(gate * gate, by.square_max);
+    power = exp2_approx(gate * (by.terms[0] + square * (by.terms[1] + square * by.terms[2])));
+    return gate * reciprocal_approx(1.0f + power) * up;
+}
+
+// relu2, which has no gate.
+__device__ __forceinline__ float activate_plain(float x)
+{
+    return x > 0.0f ? x * x : 0.0f * x; // NaN stays
 }
 
 __device__ __forceinline__ float bias_at(const gemm_args &args, int32_t expert, int64_t row)
@@ -61,131 +51,192 @@ __device__ __forceinline__ float2 gate_up_bias(const gemm_args &args, int32_t ex
     return {bias_at(args, expert, gate), bias_at(args, expert, up)};
 }
 
-// The router's weight of a token's input; 1 where combine applies it.
-__device__ __forceinline__ float weight_of(const gemm_args &args, const tile &t, int32_t n)
+// Where a warpgroup's outputs become pieces of out's rows: kTurn tokens at a time, in two buffers that take turns.
+struct turning {
+    unsigned char (*buffers)[kTurn * kTurnPitch];
+    int32_t warpgroup;
+    int32_t first_token;  // of the tile, where the sums begin
+    int32_t end_token;    // of the tile, where they or its tokens end
+    int32_t first_output; // of the warpgroup
+};
+
+// Where this lane's row of a block goes: 8 tokens from n on, a token's 8 outputs from `output` of the warpgroup on.
+__device__ __forceinline__ unsigned char *turned_at(const turning &to, int32_t n, int32_t output)
 {
-    return args.pair_weight != nullptr && n < t.tokens ? args.pair_weight[t.pair + n] : 1.0f;
+    return to.buffers[n / kTurn % 2] + n % kTurn * kTurnPitch + output * 2;
 }
 
-// Four lanes hold eight outputs of one token: 16 bytes of its row.
-__device__ __forceinline__ void store_block(const gemm_args &args, const tile &t, int32_t n, int32_t output, uint32_t packed)
+__device__ __forceinline__ void warpgroup_sync(int32_t warpgroup)
 {
-    int32_t lane = threadIdx.x % 32;
-
-    n += lane / 4;
-    if (n < t.tokens && output < args.outputs)
-        *reinterpret_cast<uint32_t *>(args.out + (t.pair + n) * args.out_stride_bytes + (output + lane % 4 * 2) * 2) = packed;
+    if (warpgroup == 0)
+        bar_sync<2, 128>();
+    else
+        bar_sync<3, 128>();
 }
 
-// One unit of tokens n and n + 1.
-template <bool is_bf16>
-__device__ __forceinline__ uint32_t activate_pair(const gemm_args &args, const tile &t, int32_t n, float2 gate, float2 up, float2 bias)
+// Tokens n to n + kTurn of the sums leave, `width` outputs of each, 16 bytes a thread. The buffer may be written again after the
+// next call.
+template <int width>
+__device__ __forceinline__ void store_turned(const gemm_args &args, const tile &t, const turning &to, int32_t n)
 {
-    float weight = weight_of(args, t, n), next = weight_of(args, t, n + 1);
+    const int32_t pieces = width / 8;
 
-    return number_pack<is_bf16>(activate(args, gate.x * weight + bias.x, up.x * weight + bias.y),
-                                activate(args, gate.y * next + bias.x, up.y * next + bias.y));
+    warpgroup_sync(to.warpgroup);
+#pragma unroll
+    for (int32_t i = 0; i < kTurn * pieces / 128; i++) {
+        int32_t item = i * 128 + threadIdx.x % 128;
+        int32_t token = to.first_token + n + item / pieces, output = to.first_output + item % pieces * 8;
+
+        if (token < to.end_token && output < args.outputs)
+            *reinterpret_cast<uint4 *>(args.out + (t.pair + token) * args.out_stride_bytes + output * 2) =
+                *reinterpret_cast<const uint4 *>(turned_at(to, n + item / pieces, item % pieces * 8));
+    }
+}
+
+// One unit of two tokens.
+template <bool is_bf16> __device__ __forceinline__ uint32_t activate_pair(const gemm_args &args, float2 gate, float2 up, float2 bias)
+{
+    return number_pack<is_bf16>(activate(args, gate.x + bias.x, up.x + bias.y), activate(args, gate.y + bias.x, up.y + bias.y));
+}
+
+// The router's weight of each token's input.
+template <int N> __device__ __forceinline__ void weigh(const gemm_args &args, const tile &t, int32_t first_token, float (&c)[N / 2])
+{
+#pragma unroll
+    for (int32_t n = 0; n < N; n += 8) {
+        int32_t token = first_token + n + threadIdx.x % 4 * 2;
+        float weight = token < t.tokens ? args.pair_weight[t.pair + token] : 0.0f;
+        float next = token + 1 < t.tokens ? args.pair_weight[t.pair + token + 1] : 0.0f;
+
+        c[n / 2] *= weight;
+        c[n / 2 + 1] *= next;
+        c[n / 2 + 2] *= weight;
+        c[n / 2 + 3] *= next;
+    }
 }
 
 // A warp's sums of eight tokens are 16 weight rows: a lane has rows r = lane / 4 and r + 8 of tokens lane % 4 * 2 and the next,
-// in the order (r, n), (r, n + 1), (r + 8, n), (r + 8, n + 1). Each finish_ makes eight outputs of eight tokens at a time and
-// turns them into pieces of out's rows. `first_token` is the tile's token that the sums begin with.
+// in the order (r, n), (r, n + 1), (r + 8, n), (r + 8, n + 1). Each finish_ makes outputs of the warp's tokens, kTurn at a time.
 
-// Gate and up take turns by eight rows: `first_unit` is the first of the warp's eight.
+// Gate and up take turns by eight rows: a warp has eight units.
 template <int N, bool is_bf16>
-__device__ __forceinline__ void finish_turns(const gemm_args &args, const tile &t, int32_t first_unit, int32_t first_token,
-                                             const float (&c)[N / 2])
+__device__ __forceinline__ void finish_turns(const gemm_args &args, const tile &t, const turning &to, const float (&c)[N / 2])
 {
-    const int32_t lane = threadIdx.x % 32;
-    const float2 bias = gate_up_bias(args, t.expert, first_unit + lane / 4);
+    const int32_t lane = threadIdx.x % 32, unit = threadIdx.x / 32 % 4 * 8;
+    const float2 bias = gate_up_bias(args, t.expert, to.first_output + unit + lane / 4);
     const bool swapped = args.order == ORDER_UP_GATE;
 
+    warpgroup_sync(to.warpgroup); // the buffers have been read
 #pragma unroll
-    for (int32_t block = 0; block < N / 8; block++) {
-        int32_t n = first_token + block * 8;
-        float2 low = {c[block * 4], c[block * 4 + 1]}, high = {c[block * 4 + 2], c[block * 4 + 3]};
-        uint32_t packed = activate_pair<is_bf16>(args, t, n + lane % 4 * 2, swapped ? high : low, swapped ? low : high, bias);
-
-        store_block(args, t, n, first_unit, movmatrix_trans(packed));
-    }
-}
-
-// Gate and up are the same rows of two blocks: `first_unit` is the first of the warp's sixteen.
-template <int N, bool is_bf16>
-__device__ __forceinline__ void finish_blocks(const gemm_args &args, const tile &t, int32_t first_unit, int32_t first_token,
-                                              const float (&gate)[N / 2], const float (&up)[N / 2])
-{
-    const int32_t lane = threadIdx.x % 32;
+    for (int32_t first = 0; first < N; first += kTurn) {
+        if (first >= to.end_token) continue;
+#pragma unroll
+        for (int32_t n = first; n < first + kTurn && n < N; n += 16) {
+            uint32_t packed[2];
 
 #pragma unroll
-    for (int32_t half = 0; half < 2; half++) {
-        int32_t unit = first_unit + half * 8;
-        float2 bias = gate_up_bias(args, t.expert, unit + lane / 4);
+            for (int32_t i = 0; i < 2; i++) {
+                int32_t at = min(n + i * 8, N - 8) / 2; // N 8: twice the same
+                float2 low = {c[at], c[at + 1]}, high = {c[at + 2], c[at + 3]};
 
-#pragma unroll
-        for (int32_t block = 0; block < N / 8; block++) {
-            int32_t n = first_token + block * 8, i = block * 4 + half * 2;
-            uint32_t packed =
-                activate_pair<is_bf16>(args, t, n + lane % 4 * 2, {gate[i], gate[i + 1]}, {up[i], up[i + 1]}, bias);
-
-            store_block(args, t, n, unit, movmatrix_trans(packed));
-        }
-    }
-}
-
-// Gate and up are neighbouring rows: `first_unit` is the first of the warp's eight. Lanes of row r and r ^ 1 exchange, so that
-// the even one gets unit r / 2 and the odd one the unit four further; after the turn a lane has units j and j + 4 of a token,
-// and the four lanes exchange once more.
-template <int N, bool is_bf16>
-__device__ __forceinline__ void finish_neighbours(const gemm_args &args, const tile &t, int32_t first_unit, int32_t first_token,
-                                                  const float (&c)[N / 2])
-{
-    const int32_t lane = threadIdx.x % 32;
-    const bool odd = lane / 4 % 2 != 0;
-    const float2 bias = gate_up_bias(args, t.expert, first_unit + lane / 8 + odd * 4);
-
-#pragma unroll
-    for (int32_t block = 0; block < N / 8; block++) {
-        int32_t n = first_token + block * 8;
-        float2 low = {c[block * 4], c[block * 4 + 1]}, high = {c[block * 4 + 2], c[block * 4 + 3]}, got;
-        uint32_t packed, left, right;
-
-        got.x = __shfl_xor_sync(~0u, odd ? low.x : high.x, 4);
-        got.y = __shfl_xor_sync(~0u, odd ? low.y : high.y, 4);
-        packed = movmatrix_trans(activate_pair<is_bf16>(args, t, n + lane % 4 * 2, odd ? got : low, odd ? high : got, bias));
-        left = __shfl_sync(~0u, packed, lane / 4 * 4 + lane * 2 % 4);
-        right = __shfl_sync(~0u, packed, lane / 4 * 4 + lane * 2 % 4 + 1);
-        packed = lane % 4 < 2 ? (left & 0xffff) | right << 16 : left >> 16 | (right & 0xffff0000);
-        store_block(args, t, n, first_unit, packed);
-    }
-}
-
-// Rows are outputs: `first_output` is the first of the warp's sixteen.
-template <int N, bool is_bf16, bool activates>
-__device__ __forceinline__ void finish_plain(const gemm_args &args, const tile &t, int32_t first_output, int32_t first_token,
-                                             const float (&c)[N / 2])
-{
-    const int32_t lane = threadIdx.x % 32;
-
-#pragma unroll
-    for (int32_t half = 0; half < 2; half++) {
-        int32_t output = first_output + half * 8;
-        int32_t row = output + lane / 4;
-        float bias = args.bias != nullptr && row < args.outputs ? bias_at(args, t.expert, row) : 0.0f;
-
-#pragma unroll
-        for (int32_t block = 0; block < N / 8; block++) {
-            int32_t n = first_token + block * 8;
-            float2 out = {c[block * 4 + half * 2], c[block * 4 + half * 2 + 1]};
-
-            if (activates) {
-                out.x = activate(args, out.x * weight_of(args, t, n + lane % 4 * 2) + bias, 1.0f);
-                out.y = activate(args, out.y * weight_of(args, t, n + lane % 4 * 2 + 1) + bias, 1.0f);
-            } else {
-                out = {out.x + bias, out.y + bias};
+                packed[i] = activate_pair<is_bf16>(args, swapped ? high : low, swapped ? low : high, bias);
             }
-            store_block(args, t, n, output, movmatrix_trans(number_pack<is_bf16>(out.x, out.y)));
+            stmatrix_trans(smem_address(turned_at(to, n + lane % 16, unit)), packed[0], packed[1]);
         }
+        store_turned<32>(args, t, to, first);
+    }
+}
+
+// Gate and up are the same rows of two blocks: a warp has sixteen units.
+template <int N, bool is_bf16>
+__device__ __forceinline__ void finish_blocks(const gemm_args &args, const tile &t, const turning &to, const float (&gate)[N / 2],
+                                              const float (&up)[N / 2])
+{
+    const int32_t lane = threadIdx.x % 32, unit = threadIdx.x / 32 % 4 * 16;
+    const float2 bias[2] = {gate_up_bias(args, t.expert, to.first_output + unit + lane / 4),
+                            gate_up_bias(args, t.expert, to.first_output + unit + 8 + lane / 4)};
+
+    warpgroup_sync(to.warpgroup); // the buffers have been read
+#pragma unroll
+    for (int32_t first = 0; first < N; first += kTurn) {
+        if (to.first_token + first >= to.end_token) continue;
+#pragma unroll
+        for (int32_t n = first; n < first + kTurn && n < N; n += 8) {
+            uint32_t packed[2];
+
+#pragma unroll
+            for (int32_t half = 0; half < 2; half++) {
+                int32_t at = n / 2 + half * 2;
+
+                packed[half] = activate_pair<is_bf16>(args, {gate[at], gate[at + 1]}, {up[at], up[at + 1]}, bias[half]);
+            }
+            stmatrix_trans(smem_address(turned_at(to, n + lane % 8, unit + lane / 8 % 2 * 8)), packed[0], packed[1]);
+        }
+        store_turned<64>(args, t, to, first);
+    }
+}
+
+// Gate and up are neighbouring rows: a warp has eight units. Lanes of row r and r ^ 1 exchange, so that the even one gets unit
+// r / 2 and the odd one the unit four further; after the turn a lane has units j and j + 4 of a token, which go to their places
+// one by one.
+template <int N, bool is_bf16>
+__device__ __forceinline__ void finish_neighbours(const gemm_args &args, const tile &t, const turning &to, const float (&c)[N / 2])
+{
+    const int32_t lane = threadIdx.x % 32, unit = threadIdx.x / 32 % 4 * 8;
+    const bool odd = lane / 4 % 2 != 0;
+    const float2 bias = gate_up_bias(args, t.expert, to.first_output + unit + lane / 8 + odd * 4);
+
+    warpgroup_sync(to.warpgroup); // the buffers have been read
+#pragma unroll
+    for (int32_t first = 0; first < N; first += kTurn) {
+        if (to.first_token + first >= to.end_token) continue;
+#pragma unroll
+        for (int32_t n = first; n < first + kTurn && n < N; n += 8) {
+            float2 low = {c[n / 2], c[n / 2 + 1]}, high = {c[n / 2 + 2], c[n / 2 + 3]}, got;
+            uint16_t *row = reinterpret_cast<uint16_t *>(turned_at(to, n + lane / 4, unit));
+            uint32_t packed;
+
+            got.x = __shfl_xor_sync(~0u, odd ? low.x : high.x, 4);
+            got.y = __shfl_xor_sync(~0u, odd ? low.y : high.y, 4);
+            packed = movmatrix_trans(activate_pair<is_bf16>(args, odd ? got : low, odd ? high : got, bias));
+            row[lane % 4] = static_cast<uint16_t>(packed);
+            row[lane % 4 + 4] = static_cast<uint16_t>(packed >> 16);
+        }
+        store_turned<32>(args, t, to, first);
+    }
+}
+
+// Rows are outputs: a warp has sixteen.
+template <int N, bool is_bf16, bool activates>
+__device__ __forceinline__ void finish_plain(const gemm_args &args, const tile &t, const turning &to, const float (&c)[N / 2])
+{
+    const int32_t lane = threadIdx.x % 32, output = threadIdx.x / 32 % 4 * 16;
+    float bias[2];
+
+#pragma unroll
+    for (int32_t half = 0; half < 2; half++) {
+        int32_t row = to.first_output + output + half * 8 + lane / 4;
+
+        bias[half] = args.bias != nullptr && row < args.outputs ? bias_at(args, t.expert, row) : 0.0f;
+    }
+    warpgroup_sync(to.warpgroup); // the buffers have been read
+#pragma unroll
+    for (int32_t first = 0; first < N; first += kTurn) {
+        if (to.first_token + first >= to.end_token) continue;
+#pragma unroll
+        for (int32_t n = first; n < first + kTurn && n < N; n += 8) {
+            uint32_t packed[2];
+
+#pragma unroll
+            for (int32_t half = 0; half < 2; half++) {
+                float2 out = {c[n / 2 + half * 2] + bias[half], c[n / 2 + half * 2 + 1] + bias[half]};
+
+                if (activates) out = {activate_plain(out.x), activate_plain(out.y)};
+                packed[half] = number_pack<is_bf16>(out.x, out.y);
+            }
+            stmatrix_trans(smem_address(turned_at(to, n + lane % 8, output + lane / 8 % 2 * 8)), packed[0], packed[1]);
+        }
+        store_turned<64>(args, t, to, first);
     }
 }
 

@@ -8,64 +8,69 @@
 
 namespace {
 
-// Where a tile's rows and scales lie, one address a token.
-template <class P> __device__ __forceinline__ void find_rows(const gemm_args &args, gemm_smem &smem, const tile &t, int32_t thread)
+// A loading thread's share of the gather: the same 16 bytes of every 128 of each sixteenth token row, and a token's scales.
+// Tokens past the tile's own are its last one: nothing is stored for them.
+template <class P> struct gathered {
+    static constexpr int rows = P::columns / 16;
+    static constexpr int looked_up = (P::columns + 127) / 128;
+    const unsigned char *row[rows];
+    const float *scales; // one per 128 inputs
+};
+
+// The flat rows whose addresses this thread finds for all; asked for a tile ahead, so that nobody waits for them.
+template <class P>
+__device__ __forceinline__ void look_up(const gemm_args &args, const tile &t, int32_t thread, int32_t (&flat)[gathered<P>::looked_up])
 {
-    bar_sync<1, 128>(); // the copies of the tile before have read their addresses
-    for (int32_t n = thread; n < P::columns; n += 128) {
-        const unsigned char *row = nullptr, *scales = nullptr;
+#pragma unroll
+    for (int32_t i = 0; i < gathered<P>::looked_up; i++) {
+        int32_t pair = t.pair + min(thread + i * 128, t.tokens - 1);
 
-        if (n < t.tokens && P::is_gate_up) {
-            int32_t flat = args.pair_row != nullptr ? args.pair_row[t.pair + n] : t.pair + n;
-            const gemm_slab &slab = args.slabs[flat / args.rows_cap];
+        flat[i] = P::is_gate_up && args.pair_row != nullptr ? args.pair_row[pair] : pair;
+    }
+}
 
-            row = slab.rows + flat % args.rows_cap * slab.row_stride_bytes;
-            scales = slab.scales + flat % args.rows_cap * slab.scale_stride_bytes;
-        } else if (n < t.tokens) {
-            scales = args.slabs[0].scales + (t.pair + n) * args.slabs[0].scale_stride_bytes;
-        }
-        if (P::is_gate_up) smem.token_row[n] = row;
-        if (P::is_scaled) smem.scale_row[n] = reinterpret_cast<const float *>(scales);
+template <class P>
+__device__ __forceinline__ void find_rows(const gemm_args &args, gemm_smem &smem, const int32_t (&flat)[gathered<P>::looked_up],
+                                          int32_t thread, gathered<P> &to)
+{
+    if (!P::is_gate_up) {
+        to.scales = reinterpret_cast<const float *>(args.slabs[0].scales + flat[0] * args.slabs[0].scale_stride_bytes);
+        return;
+    }
+    bar_sync<1, 128>(); // the addresses of the tile before have been read
+#pragma unroll
+    for (int32_t i = 0; i < gathered<P>::looked_up; i++) {
+        int32_t index = flat[i] / args.rows_cap, row = flat[i] % args.rows_cap;
+        const gemm_slab &slab = args.slabs[index];
+
+        smem.token_row[thread + i * 128] = slab.rows + row * slab.row_stride_bytes;
+        to.scales = reinterpret_cast<const float *>(slab.scales + row * slab.scale_stride_bytes);
     }
     bar_sync<1, 128>();
+#pragma unroll
+    for (int32_t i = 0; i < gathered<P>::rows; i++)
+        to.row[i] = smem.token_row[thread / 8 + i * 16] + thread % 8 * 16;
 }
 
-// A stage's inputs of every token row of the tile, from byte `at` of the rows on, swizzled as the copy engine would.
-__device__ __forceinline__ void gather(const gemm_args &args, gemm_smem &smem, int32_t stage, int32_t left, int32_t at,
-                                       int32_t columns, int32_t thread)
+// A stage's inputs of the tile's token rows, from byte `at` of the rows on, swizzled as the copy engine would. Past the end of
+// the rows, `left` bytes from there, zeros.
+template <class P>
+__device__ __forceinline__ void gather(const gathered<P> &from, unsigned char *tokens, int32_t left, int32_t at, int32_t columns, int32_t thread)
 {
-    int32_t chunk = thread % 8;
-    uint32_t base = smem_address(smem.tokens[stage]);
+    int32_t n = thread / 8, chunk = thread % 8;
+    uint32_t to = smem_address(tokens) + n * kRowBytes + (chunk ^ (n & 7)) * 16;
+    uint32_t bytes = chunk * 16 < left ? 16 : 0;
 
-    left -= chunk * 16;
-    for (int32_t n = thread / 8; n < columns; n += 16) {
-        const unsigned char *row = smem.token_row[n];
-        uint32_t bytes = row != nullptr && left > 0 ? 16 : 0;
-        const unsigned char *from = bytes != 0 ? row + at + chunk * 16 : args.slabs[0].rows;
-
-        cp_async<16>(base + n * kRowBytes + ((chunk ^ (n & 7)) * 16), from, bytes);
-    }
-}
-
-__device__ __forceinline__ void gather_scales(const gemm_args &args, gemm_smem &smem, int32_t stage, int32_t block, int32_t columns,
-                                              int32_t thread)
-{
-    for (int32_t n = thread; n < columns; n += 128) {
-        const float *scales = smem.scale_row[n];
-
-        cp_async<4>(smem_address(&smem.token_scale[stage][n]), scales != nullptr ? scales + block : args.scales.scales,
-                    scales != nullptr ? 4 : 0);
-    }
+#pragma unroll
+    for (int32_t i = 0; i < gathered<P>::rows; i++)
+        if (i * 16 < columns) cp_async<16>(to + i * 16 * kRowBytes, from.row[i] + at, bytes);
 }
 
 // Two blocks of 64 rows, [64 rows][64 inputs], or rows_in [64 inputs][64 rows]: gate and up of 64 units, or rows in their order.
 // Where rows lie along K a tensor map can put gate and up of eight units in turns, so both blocks hold both.
 template <class P>
-__device__ __forceinline__ void load_weights(const gemm_args &args, gemm_smem &smem, int32_t stage, const tile &t, int32_t k)
+__device__ __forceinline__ void load_weights(const gemm_args &args, unsigned char *to, uint64_t *full, const tile &t, int32_t k)
 {
-    unsigned char *to = smem.weights[stage];
-    uint64_t *full = &smem.full[stage];
-
     if (!P::rows_in && args.order != ORDER_PLAIN) {
         cp_async_bulk_tensor_5d(to, &args.weights, full, k, 0, 0, t.row_tile * 8, t.expert);
     } else if (!P::rows_in) {
@@ -85,51 +90,77 @@ __device__ __forceinline__ void load_weights(const gemm_args &args, gemm_smem &s
 }
 
 // As many token rows as the tile's wgmma reads. Rows past the tile's own belong to the next expert, or are zeros.
-__device__ __forceinline__ void load_tokens(const gemm_args &args, gemm_smem &smem, int32_t stage, const tile &t, int32_t k,
-                                            int32_t columns)
+__device__ __forceinline__ void load_tokens(const gemm_args &args, unsigned char *to, uint64_t *full, const tile &t, int32_t k)
 {
-    const CUtensorMap *map = columns < kManyTokens ? &args.tokens : &args.many_tokens;
-    int32_t box = columns < kManyTokens ? 8 : kManyTokens;
+    int32_t n = 0;
 
-    for (int32_t n = 0; n < columns; n += box)
-        cp_async_bulk_tensor_3d(smem.tokens[stage] + n * kRowBytes, map, &smem.full[stage], k, t.pair + n, 0);
+    for (; n + kManyTokens <= t.columns; n += kManyTokens)
+        cp_async_bulk_tensor_3d(to + n * kRowBytes, &args.many_tokens, full, k, t.pair + n, 0);
+    for (; n < t.columns; n += 8)
+        cp_async_bulk_tensor_3d(to + n * kRowBytes, &args.tokens, full, k, t.pair + n, 0);
 }
 
-template <class P> __device__ __forceinline__ void producer_loop(const gemm_args &args, gemm_smem &smem)
+// Bytes that the copy engine brings for a stage.
+template <class P> __device__ __forceinline__ uint32_t stage_bytes_of(const tile &t)
 {
-    constexpr int32_t element_bytes = kRowBytes / P::depth;
-    const int32_t thread = threadIdx.x % 128;
-    uint32_t step = 0; // of all tiles
+    return (kRows + (P::is_gate_up ? 0 : t.columns)) * kRowBytes;
+}
 
-    for (int32_t index = blockIdx.x; index < smem.tile_first[args.experts]; index += gridDim.x) {
-        tile t = find_tile<P>(args, smem, index);
-        int32_t columns = tile_columns(t.tokens);
+// The weights of the block's first steps, which need nothing but the tables; how many steps those are.
+template <class P> __device__ __forceinline__ int32_t load_ahead(const gemm_args &args, gemm_smem &smem)
+{
+    stage_ring ring(smem);
+    int32_t steps = min((args.depth + P::depth - 1) / P::depth, ring.count);
 
-        if (P::copies) find_rows<P>(args, smem, t, thread);
-        for (int32_t k = 0; k < args.depth; k += P::depth, step++) {
-            uint32_t stage = step % kStages, round = step / kStages;
+    if (static_cast<int32_t>(blockIdx.x) >= smem.tile_first[args.experts]) return 0;
+    if (threadIdx.x % 128 == 0) {
+        tile t = find_tile<P>(args, smem, blockIdx.x);
 
-            mbarrier_wait(&smem.empty[stage], (round & 1) ^ 1);
-            if (thread == 0) {
-                mbarrier_arrive_expect_tx(&smem.full[stage], (kRows + (P::is_gate_up ? 0 : columns)) * kRowBytes);
-                load_weights<P>(args, smem, stage, t, k);
-                if (!P::is_gate_up) load_tokens(args, smem, stage, t, k, columns);
-            }
-            if (!P::copies) continue;
-            if (P::is_gate_up) gather(args, smem, stage, (args.depth - k) * element_bytes, k * element_bytes, columns, thread);
-            if (P::is_scaled) gather_scales(args, smem, stage, k / P::depth, columns, thread);
-            cp_async_commit();
-            if (step < kLag) continue;
-            cp_async_wait<kLag>();
-            fence_proxy_async();
-            mbarrier_arrive(&smem.full[(step - kLag) % kStages]);
+        for (int32_t step = 0; step < steps; step++, ring.advance()) {
+            mbarrier_arrive_expect_tx(&smem.full[ring.stage], stage_bytes_of<P>(t));
+            load_weights<P>(args, ring.weights(smem), &smem.full[ring.stage], t, step * P::depth);
         }
     }
-    if (!P::copies) return;
-    cp_async_wait<0>();
-    fence_proxy_async();
-    for (uint32_t late = step < kLag ? 0 : step - kLag; late < step; late++)
-        mbarrier_arrive(&smem.full[late % kStages]);
+    return steps;
+}
+
+// A thread's copies arrive at the stage's barrier by themselves, so that the loads run ahead as far as there are stages. The
+// weights of the first `ahead` steps are under way.
+template <class P> __device__ __forceinline__ void producer_loop(const gemm_args &args, gemm_smem &smem, int32_t ahead)
+{
+    constexpr int32_t element_bytes = kRowBytes / P::depth;
+    const int32_t thread = threadIdx.x % 128, tiles = smem.tile_first[args.experts];
+    int32_t flat[gathered<P>::looked_up];
+    gathered<P> from;
+    stage_ring ring(smem);
+    tile next;
+
+    if (static_cast<int32_t>(blockIdx.x) >= tiles) return;
+    next = find_tile<P>(args, smem, blockIdx.x);
+    look_up<P>(args, next, thread, flat);
+    for (int32_t index = blockIdx.x; index < tiles; index += gridDim.x) {
+        tile t = next;
+
+        if (P::copies) find_rows<P>(args, smem, flat, thread, from);
+        next = find_tile<P>(args, smem, min(index + static_cast<int32_t>(gridDim.x), tiles - 1));
+        look_up<P>(args, next, thread, flat);
+        for (int32_t k = 0; k < args.depth; k += P::depth, ring.advance()) {
+            unsigned char *tokens = ring.tokens(smem);
+            uint64_t *full = &smem.full[ring.stage];
+
+            mbarrier_wait(&smem.empty[ring.stage], ring.round_odd ^ 1);
+            if (thread == 0 && ahead <= 0) {
+                mbarrier_arrive_expect_tx(full, stage_bytes_of<P>(t));
+                load_weights<P>(args, ring.weights(smem), full, t, k);
+            }
+            if (thread == 0 && !P::is_gate_up) load_tokens(args, tokens, full, t, k);
+            ahead--;
+            if (P::is_gate_up) gather<P>(from, tokens, (args.depth - k) * element_bytes, k * element_bytes, t.columns, thread);
+            if (P::is_scaled && thread < t.columns)
+                cp_async<4>(smem_address(&smem.token_scale[ring.stage][thread]), from.scales + k / P::depth, 4);
+            if (P::copies) cp_async_mbarrier_arrive_noinc(full);
+        }
+    }
 }
 
 } // namespace

@@ -17,9 +17,11 @@ constexpr int kBlockBytes = kBlockRows * 128; // of a stage
 constexpr int kColumns = 256;   // tokens of the largest tile
 constexpr int kScaled = 128;    // of the largest fp8 one, which keeps its sums twice
 constexpr int kRowBytes = 128;  // of a stage, for each weight row and token
-constexpr int kStages = 4;
+constexpr int kStagesMax = 8;
+constexpr int kStageBytes = 4 * (kRows + kColumns) * kRowBytes; // of all stages
 constexpr int kManyTokens = 64; // token rows of the larger box
-constexpr int kLag = 2;         // stages between a gather's issue and its arrival
+constexpr int kTurn = 32;       // tokens whose outputs a warpgroup turns into rows at once
+constexpr int kTurnPitch = 144; // bytes between their rows: up to 64 outputs, and 16 so that banks differ
 constexpr int kThreads = 384;
 constexpr int kExpertsMax = 1024;
 
@@ -37,14 +39,44 @@ template <operand type, bool is_gate_up_, bool rows_in_> struct product {
 };
 
 struct alignas(1024) gemm_smem {
-    unsigned char weights[kStages][kRows * kRowBytes];
-    unsigned char tokens[kStages][kColumns * kRowBytes];
-    float token_scale[kStages][kScaled];
-    uint64_t full[kStages], empty[kStages];
-    const unsigned char *token_row[kColumns]; // of the tile being loaded; NULL: zeros
-    const float *scale_row[kScaled];          // and their scales, one per 128 inputs
+    unsigned char stages[kStageBytes]; // each kRows weight rows, then columns_max token rows
+    float token_scale[kStagesMax][kScaled];
+    unsigned char turned[2][2][kTurn * kTurnPitch]; // of each warpgroup, outputs on their way out
+    uint64_t full[kStagesMax], empty[kStagesMax];
+    const unsigned char *token_row[kColumns]; // of the tile being loaded
     int32_t tile_first[kExpertsMax + 1];      // prefix sums
     int32_t expert_first[kExpertsMax + 1];    // pairs
+    int32_t columns_max;                      // of a tile in this launch
+};
+
+// The stages that a thread goes through, over all its tiles. The fewer tokens the largest tile has, the more stages there are,
+// and the more bytes under way.
+struct stage_ring {
+    int32_t count, bytes;
+    int32_t stage;
+    uint32_t round_odd;
+
+    __device__ __forceinline__ explicit stage_ring(const gemm_smem &smem)
+        : count(kStageBytes / ((kRows + smem.columns_max) * kRowBytes)), bytes((kRows + smem.columns_max) * kRowBytes), stage(0), round_odd(0)
+    {
+    }
+
+    __device__ __forceinline__ void advance()
+    {
+        if (++stage < count) return;
+        stage = 0;
+        round_odd ^= 1;
+    }
+
+    __device__ __forceinline__ unsigned char *weights(gemm_smem &smem) const
+    {
+        return smem.stages + stage * bytes;
+    }
+
+    __device__ __forceinline__ unsigned char *tokens(gemm_smem &smem) const
+    {
+        return weights(smem) + kRows * kRowBytes;
+    }
 };
 
 struct gemm_slab {
@@ -59,6 +91,12 @@ struct weight_scales {
     int32_t format;
     int32_t second_block; // block row of the half that lies second in w1
     int32_t halves;       // scales an expert, FORMAT_FP8_TENSOR
+};
+
+// gate * sigmoid(gate * p(min(gate^2, square_max))) * (up + beta), after gate <= limit and |up| <= limit; terms are those of -p / ln 2.
+struct activation_terms {
+    float terms[3];
+    float square_max, beta, limit;
 };
 
 // What both products need on the device.
@@ -82,8 +120,7 @@ struct gemm_args {
     int32_t row_tiles;  // weight tiles of an expert
     int32_t rows_cap;
     int32_t order;      // enum row_order of w1
-    int32_t activation;
-    float alpha, beta, limit;
+    activation_terms activation;
 };
 
 struct tile {
@@ -91,59 +128,78 @@ struct tile {
     int32_t row_tile;
     int32_t pair;   // first
     int32_t tokens; // 1..columns of the product
+    int32_t columns; // N of the wgmma that it takes
 };
 
-template <class P> __device__ __forceinline__ int32_t token_tiles(int32_t pairs)
+__device__ __forceinline__ int32_t token_tiles(const gemm_smem &smem, int32_t pairs)
 {
-    return (pairs + P::columns - 1) / P::columns;
+    return (pairs + smem.columns_max - 1) / smem.columns_max;
 }
 
-// Every block makes the same two tables. Ends with a block barrier.
+// Tokens of the largest tile where no expert has more pairs.
+template <class P> __device__ __forceinline__ int32_t columns_max_for(int32_t pairs)
+{
+    return pairs <= 64 ? 64 : pairs <= 128 ? 128 : P::columns;
+}
+
+// Every block makes the same tables. Ends with a block barrier.
 template <class P> __device__ __forceinline__ void make_tables(const gemm_args &args, gemm_smem &smem)
 {
+    const int32_t lane = threadIdx.x;
+
     for (int32_t e = threadIdx.x; e <= args.experts; e += kThreads)
-        smem.expert_first[e] = args.expert_offset[e];
+        smem.expert_first[e] = __ldcg(&args.expert_offset[e]); // past the L1, which may be older than the launch that wrote them
     __syncthreads();
     if (threadIdx.x < 32) {
-        int32_t sum = 0;
+        int32_t sum = 0, most = 0;
 
+        for (int32_t e = lane; e < args.experts; e += 32)
+            most = max(most, smem.expert_first[e + 1] - smem.expert_first[e]);
+        for (int32_t step = 16; step > 0; step /= 2)
+            most = max(most, __shfl_xor_sync(~0u, most, step));
+        if (lane == 0) smem.columns_max = columns_max_for<P>(most);
+        __syncwarp();
         for (int32_t base = 0; base < args.experts; base += 32) {
-            int32_t e = base + threadIdx.x;
+            int32_t e = base + lane;
             int32_t tiles = 0;
 
-            if (e < args.experts)
-                tiles = token_tiles<P>(smem.expert_first[e + 1] - smem.expert_first[e]) * args.row_tiles;
+            if (e < args.experts) tiles = token_tiles(smem, smem.expert_first[e + 1] - smem.expert_first[e]) * args.row_tiles;
             for (int32_t step = 1; step < 32; step *= 2) {
                 int32_t before = __shfl_up_sync(~0u, tiles, step);
 
-                if (static_cast<int32_t>(threadIdx.x) >= step) tiles += before;
+                if (lane >= step) tiles += before;
             }
             if (e < args.experts) smem.tile_first[e + 1] = sum + tiles;
             sum += __shfl_sync(~0u, tiles, 31);
         }
-        if (threadIdx.x == 0) smem.tile_first[0] = 0;
+        if (lane == 0) smem.tile_first[0] = 0;
     }
     __syncthreads();
 }
 
+// N of the wgmma for so many tokens: 8, or a multiple of 16; where a warpgroup takes half of them, a power of two.
+template <class P> __device__ __forceinline__ int32_t columns_for(int32_t tokens)
+{
+    if (tokens <= 8) return 8;
+    if (!P::rows_in) return (tokens + 15) / 16 * 16;
+    return tokens <= 16 ? 16 : tokens <= 32 ? 32 : tokens <= 64 ? 64 : tokens <= 128 ? 128 : 256;
+}
+
+// The tiles of an expert share its pairs evenly: a small last one would read the weights again for few tokens.
 template <class P> __device__ __forceinline__ tile find_tile(const gemm_args &args, const gemm_smem &smem, int32_t index)
 {
     int32_t expert = last_at_most(smem.tile_first, args.experts, index);
-    int32_t columns = token_tiles<P>(smem.expert_first[expert + 1] - smem.expert_first[expert]);
+    int32_t first = smem.expert_first[expert], pairs = smem.expert_first[expert + 1] - first;
+    int32_t tiles = token_tiles(smem, pairs), share = columns_for<P>((pairs + tiles - 1) / tiles);
     int32_t within = index - smem.tile_first[expert];
     tile found;
 
     found.expert = expert;
-    found.row_tile = within / columns;
-    found.pair = smem.expert_first[expert] + within % columns * P::columns;
-    found.tokens = min(P::columns, smem.expert_first[expert + 1] - found.pair);
+    found.row_tile = within / tiles;
+    found.pair = first + within % tiles * share;
+    found.tokens = min(share, first + pairs - found.pair);
+    found.columns = columns_for<P>(found.tokens);
     return found;
-}
-
-// N of the wgmma that a tile takes.
-__device__ __forceinline__ int32_t tile_columns(int32_t tokens)
-{
-    return tokens <= 8 ? 8 : tokens <= 16 ? 16 : tokens <= 32 ? 32 : tokens <= 64 ? 64 : tokens <= 128 ? 128 : 256;
 }
 
 } // namespace

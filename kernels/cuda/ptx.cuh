@@ -114,7 +114,14 @@ template <int pending> __device__ __forceinline__ void cp_async_wait()
     asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 
-// Ordinary writes to shared memory become visible to wgmma and the copy engine.
+// An arrival of this thread, which the barrier was initialised to expect, once its copies so far have landed.
+__device__ __forceinline__ void cp_async_mbarrier_arrive_noinc(uint64_t *barrier)
+{
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(smem_address(barrier)) : "memory");
+}
+
+// Ordinary writes to shared memory become visible to wgmma and the copy engine: by the threads that wrote, once they have,
+// or by those that read.
 __device__ __forceinline__ void fence_proxy_async()
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -198,6 +205,52 @@ __device__ __forceinline__ uint32_t movmatrix_trans(uint32_t packed)
     return turned;
 }
 
+// Two 8 x 8 blocks of 16-bit numbers, as movmatrix takes them, become the transposed blocks in shared memory: lanes 0 to 7 say
+// where the rows of the first go, 8 to 15 those of the second, at multiples of 16 bytes.
+__device__ __forceinline__ void stmatrix_trans(uint32_t row, uint32_t first, uint32_t second)
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared::cta.b16 [%0], {%1, %2};" ::"r"(row), "r"(first), "r"(second) : "memory");
+}
+
+// ---- Numbers -----------------------------------------------------------------------------------
+
+// NaN if one is.
+__device__ __forceinline__ float min_nan(float x, float y)
+{
+    float least;
+
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(x), "f"(y));
+    return least;
+}
+
+__device__ __forceinline__ float max_nan(float x, float y)
+{
+    float most;
+
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(x), "f"(y));
+    return most;
+}
+
+// 2^x, with two units of the last place.
+__device__ __forceinline__ float exp2_approx(float x)
+{
+    float power;
+
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+    return power;
+}
+
+// 1 / x, with one.
+__device__ __forceinline__ float reciprocal_approx(float x)
+{
+    float inverse;
+
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(x));
+    return inverse;
+}
+
+// ---- Barriers of a block -----------------------------------------------------------------------
+
 // A barrier of `threads` threads of a block; 0 is __syncthreads.
 template <uint32_t barrier, uint32_t threads> __device__ __forceinline__ void bar_sync()
 {
@@ -239,26 +292,39 @@ template <int N, bool is_bf16, bool a_rows_in> struct wgmma;
 
 // The operands' numbers in an instruction's text, and its registers.
 #define WGMMA_R4 "%0, %1, %2, %3"
-#define WGMMA_R8 WGMMA_R4 \
-    ", %4, %5, %6, %7"
-#define WGMMA_R16 WGMMA_R8 \
-    ", %8, %9, %10, %11, %12, %13, %14, %15"
-#define WGMMA_R32 WGMMA_R16 \
-    ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define WGMMA_R64 WGMMA_R32 \
-    ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
-    ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define WGMMA_R128 WGMMA_R64 \
-    ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79" \
-    ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95" \
-    ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" \
-    ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define WGMMA_R8 WGMMA_R4 ", %4, %5, %6, %7"
+#define WGMMA_R16 WGMMA_R8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define WGMMA_R24 WGMMA_R16 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define WGMMA_R32 WGMMA_R24 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define WGMMA_R40 WGMMA_R32 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define WGMMA_R48 WGMMA_R40 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define WGMMA_R56 WGMMA_R48 ", %48, %49, %50, %51, %52, %53, %54, %55"
+#define WGMMA_R64 WGMMA_R56 ", %56, %57, %58, %59, %60, %61, %62, %63"
+#define WGMMA_R72 WGMMA_R64 ", %64, %65, %66, %67, %68, %69, %70, %71"
+#define WGMMA_R80 WGMMA_R72 ", %72, %73, %74, %75, %76, %77, %78, %79"
+#define WGMMA_R88 WGMMA_R80 ", %80, %81, %82, %83, %84, %85, %86, %87"
+#define WGMMA_R96 WGMMA_R88 ", %88, %89, %90, %91, %92, %93, %94, %95"
+#define WGMMA_R104 WGMMA_R96 ", %96, %97, %98, %99, %100, %101, %102, %103"
+#define WGMMA_R112 WGMMA_R104 ", %104, %105, %106, %107, %108, %109, %110, %111"
+#define WGMMA_R120 WGMMA_R112 ", %112, %113, %114, %115, %116, %117, %118, %119"
+#define WGMMA_R128 WGMMA_R120 ", %120, %121, %122, %123, %124, %125, %126, %127"
 #define WGMMA_C4(i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3])
 #define WGMMA_C8(i) WGMMA_C4(i), WGMMA_C4(i + 4)
 #define WGMMA_C16(i) WGMMA_C8(i), WGMMA_C8(i + 8)
-#define WGMMA_C32(i) WGMMA_C16(i), WGMMA_C16(i + 16)
-#define WGMMA_C64(i) WGMMA_C32(i), WGMMA_C32(i + 32)
-#define WGMMA_C128(i) WGMMA_C64(i), WGMMA_C64(i + 64)
+#define WGMMA_C24(i) WGMMA_C16(i), WGMMA_C8(i + 16)
+#define WGMMA_C32(i) WGMMA_C24(i), WGMMA_C8(i + 24)
+#define WGMMA_C40(i) WGMMA_C32(i), WGMMA_C8(i + 32)
+#define WGMMA_C48(i) WGMMA_C40(i), WGMMA_C8(i + 40)
+#define WGMMA_C56(i) WGMMA_C48(i), WGMMA_C8(i + 48)
+#define WGMMA_C64(i) WGMMA_C56(i), WGMMA_C8(i + 56)
+#define WGMMA_C72(i) WGMMA_C64(i), WGMMA_C8(i + 64)
+#define WGMMA_C80(i) WGMMA_C72(i), WGMMA_C8(i + 72)
+#define WGMMA_C88(i) WGMMA_C80(i), WGMMA_C8(i + 80)
+#define WGMMA_C96(i) WGMMA_C88(i), WGMMA_C8(i + 88)
+#define WGMMA_C104(i) WGMMA_C96(i), WGMMA_C8(i + 96)
+#define WGMMA_C112(i) WGMMA_C104(i), WGMMA_C8(i + 104)
+#define WGMMA_C120(i) WGMMA_C112(i), WGMMA_C8(i + 112)
+#define WGMMA_C128(i) WGMMA_C120(i), WGMMA_C8(i + 120)
 
 #define WGMMA_TEXT(n, type, sums, a, b, trans) \
     "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" sums "}, %" #a ", %" #b ", 1, 1, 1, %" #trans ", 0;"
@@ -297,13 +363,28 @@ template <int N> struct wgmma_e4m3;
 WGMMA(8, 4, 4, 5, 6);
 WGMMA(16, 8, 8, 9, 10);
 WGMMA(32, 16, 16, 17, 18);
+WGMMA(48, 24, 24, 25, 26);
 WGMMA(64, 32, 32, 33, 34);
+WGMMA(80, 40, 40, 41, 42);
+WGMMA(96, 48, 48, 49, 50);
+WGMMA(112, 56, 56, 57, 58);
 WGMMA(128, 64, 64, 65, 66);
+WGMMA(144, 72, 72, 73, 74);
+WGMMA(160, 80, 80, 81, 82);
+WGMMA(176, 88, 88, 89, 90);
+WGMMA(192, 96, 96, 97, 98);
+WGMMA(208, 104, 104, 105, 106);
+WGMMA(224, 112, 112, 113, 114);
+WGMMA(240, 120, 120, 121, 122);
 WGMMA(256, 128, 128, 129, 130);
 WGMMA_E4M3(8, 4, 4, 5, 6);
 WGMMA_E4M3(16, 8, 8, 9, 10);
 WGMMA_E4M3(32, 16, 16, 17, 18);
+WGMMA_E4M3(48, 24, 24, 25, 26);
 WGMMA_E4M3(64, 32, 32, 33, 34);
+WGMMA_E4M3(80, 40, 40, 41, 42);
+WGMMA_E4M3(96, 48, 48, 49, 50);
+WGMMA_E4M3(112, 56, 56, 57, 58);
 WGMMA_E4M3(128, 64, 64, 65, 66);
 
 #endif

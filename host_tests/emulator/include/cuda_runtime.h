@@ -39,12 +39,10 @@ static inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w)
 using std::max;
 using std::min;
 
-static inline float __fdividef(float a, float b)
+template <class T> T __ldcg(const T *at)
 {
-    return a / b;
+    return *at;
 }
-// The C library has functions of its own by that name.
-#define __expf(x) std::exp(x)
 static inline int __ffs(uint32_t bits)
 {
     return __builtin_ffs(static_cast<int>(bits));

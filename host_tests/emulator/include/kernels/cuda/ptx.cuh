@@ -72,6 +72,11 @@ template <int pending> void cp_async_wait()
     emulator::copy_wait(pending);
 }
 
+static inline void cp_async_mbarrier_arrive_noinc(uint64_t *barrier)
+{
+    emulator::copy_arrive_noinc(barrier);
+}
+
 static inline void fence_proxy_async()
 {
     emulator::fence_proxy_async();
@@ -127,6 +132,39 @@ static inline uint32_t movmatrix_trans(uint32_t packed)
     for (uint32_t i = 0; i < 2; i++)
         turned |= static_cast<uint32_t>(rows[(column + i) * 4 + row / 2] >> (row % 2 * 16) & 0xffff) << i * 16;
     return turned;
+}
+
+static inline void stmatrix_trans(uint32_t row, uint32_t first, uint32_t second)
+{
+    const uint32_t turned[2] = {movmatrix_trans(first), movmatrix_trans(second)};
+    const uint64_t *rows = emulator::warp_exchange("stmatrix", row);
+
+    for (uint32_t i = 0; i < 2; i++) {
+        uint32_t to = static_cast<uint32_t>(rows[i * 8 + emulator::lane() / 4]);
+
+        if (to % 16 != 0) emulator::die("stmatrix to an address that is no multiple of 16");
+        memcpy(emulator::smem_pointer(to, 16) + emulator::lane() % 4 * 4, &turned[i], 4);
+    }
+}
+
+static inline float min_nan(float x, float y)
+{
+    return x < y || x != x ? x : y;
+}
+
+static inline float max_nan(float x, float y)
+{
+    return x > y || x != x ? x : y;
+}
+
+static inline float exp2_approx(float x)
+{
+    return exp2f(x);
+}
+
+static inline float reciprocal_approx(float x)
+{
+    return 1.0f / x;
 }
 
 template <uint32_t barrier, uint32_t threads> void bar_sync()
