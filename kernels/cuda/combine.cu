@@ -1,6 +1,6 @@
 // combine on CUDA: a row's pairs, weighted and summed in fp32 in slot order, into one result row.
 //
-// grid   a warp a row and 256 columns, 16 bytes a lane and pair
+// grid   a warp a row and 256 columns, 16 bytes a lane and pair; a lane looks up the pair of its own slot
 // bytes  every pair's row once, every result row once: bound by memory
 
 #include "kernels/cuda/cuda.h"
@@ -14,6 +14,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kColumns = 256; // of a warp: 8 a lane
+constexpr int kBatch = 2;     // pairs under way at once
 
 struct args {
     out_slab slabs[KERNEL_RANKS_MAX];
@@ -25,16 +26,34 @@ struct args {
     float scale;
 };
 
+// Adds the pairs of the lanes in `left`, in their order.
 template <int32_t format>
-__device__ __forceinline__ void add_pair(const args &a, int32_t pair, int32_t column, float (&sum)[8])
+__device__ __forceinline__ void add_pairs(const args &a, uint32_t left, int32_t own_pair, int32_t column, float (&sum)[8])
 {
-    float weight = a.pair_weight == nullptr ? 1.0f : a.pair_weight[pair];
-    float values[8];
+    float own_weight = a.pair_weight == nullptr || (left >> threadIdx.x % 32 & 1) == 0 ? 1.0f : a.pair_weight[own_pair];
 
-    unpack_8(load_8<format>(a.pair_out + pair * a.pair_stride_bytes, column), values);
+    while (left != 0) {
+        eight<format> rows[kBatch] = {};
+        uint32_t loaded = left;
+
 #pragma unroll
-    for (int32_t i = 0; i < 8; i++)
-        sum[i] += weight * values[i];
+        for (int32_t i = 0; i < kBatch; i++) {
+            int32_t pair = __shfl_sync(~0u, own_pair, __ffs(static_cast<int>(loaded)) - 1);
+
+            if (loaded != 0 && column < a.hidden) rows[i] = load_8<format>(a.pair_out + pair * a.pair_stride_bytes, column);
+            loaded &= loaded - 1;
+        }
+#pragma unroll
+        for (int32_t i = 0; i < kBatch; i++) {
+            float weight = __shfl_sync(~0u, own_weight, __ffs(static_cast<int>(left)) - 1);
+            float values[8];
+
+            unpack_8(rows[i], values);
+            for (int32_t j = 0; left != 0 && j < 8; j++)
+                sum[j] += weight * values[j];
+            left &= left - 1;
+        }
+    }
 }
 
 __device__ void store_row(const out_slab &to, int32_t row, int32_t column, float (&sum)[8], float scale)
@@ -49,6 +68,7 @@ template <int32_t format> __global__ void __launch_bounds__(kThreads) combine_ke
 {
     int64_t pieces = (a.hidden + kColumns - 1) / kColumns;
     int64_t warps = static_cast<int64_t>(gridDim.x) * (kThreads / 32);
+    int32_t lane = threadIdx.x % 32;
     int64_t rows;
 
     griddepcontrol_wait();
@@ -57,26 +77,18 @@ template <int32_t format> __global__ void __launch_bounds__(kThreads) combine_ke
                                  : static_cast<int64_t>(a.slabs_count) * a.rows_cap;
     for (int64_t item = static_cast<int64_t>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32; item < rows * pieces; item += warps) {
         int64_t flat = item / pieces;
-        int32_t column = static_cast<int32_t>(item % pieces) * kColumns + threadIdx.x % 32 * 8;
-        int32_t index = 0, row = 0;
+        int32_t column = static_cast<int32_t>(item % pieces) * kColumns + lane * 8;
+        int32_t index = a.row_pair == nullptr ? 0 : static_cast<int32_t>(flat / a.rows_cap);
+        int32_t row = a.row_pair == nullptr ? a.pair_row[flat] : static_cast<int32_t>(flat % a.rows_cap);
+        const out_slab &to = a.slabs[index];
+        bool wanted = to.rows != nullptr && row >= 0 && row < to.cap && (a.row_pair == nullptr || to.count == nullptr || row < *to.count);
+        int32_t pair = -1;
         float sum[8] = {};
 
-        if (column >= a.hidden) continue;
-        if (a.row_pair == nullptr) {
-            row = a.pair_row[flat];
-            if (a.slabs[0].rows == nullptr || row < 0 || row >= a.slabs[0].cap) continue;
-            add_pair<format>(a, static_cast<int32_t>(flat), column, sum);
-        } else {
-            index = static_cast<int32_t>(flat / a.rows_cap);
-            row = static_cast<int32_t>(flat % a.rows_cap);
-            if (a.slabs[index].rows == nullptr || row >= a.slabs[index].cap || (a.slabs[index].count != nullptr && row >= *a.slabs[index].count)) continue;
-            for (int32_t t = 0; t < a.top_k; t++) {
-                int32_t pair = a.row_pair[flat * a.top_k + t];
-
-                if (pair >= 0 && pair < a.pairs) add_pair<format>(a, pair, column, sum);
-            }
-        }
-        store_row(a.slabs[index], row, column, sum, a.scale);
+        if (wanted && a.row_pair == nullptr && lane == 0) pair = static_cast<int32_t>(flat);
+        if (wanted && a.row_pair != nullptr && lane < a.top_k) pair = a.row_pair[flat * a.top_k + lane];
+        add_pairs<format>(a, __ballot_sync(~0u, pair >= 0 && pair < a.pairs), pair, column, sum);
+        if (wanted && column < a.hidden) store_row(to, row, column, sum, a.scale);
     }
 }
 
