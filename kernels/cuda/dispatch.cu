@@ -66,7 +66,7 @@ __device__ bool goes(const args &a, int64_t valid, int32_t token, int32_t rank)
     bool found = false;
 
     if (a.everywhere) return true;
-#pragma unroll 4
+#pragma unroll 8
     for (int32_t t = 0; t < a.top_k; t++) {
         int32_t id = physical_id(a, valid, token, t);
 
@@ -135,14 +135,17 @@ __device__ uint64_t owners(const args &a, int64_t valid, int32_t token)
 __device__ void add_rows_sent(const args &a, int64_t valid)
 {
     __shared__ int32_t sent[kSlotWarps][KERNEL_RANKS_MAX];
-    int32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    uint64_t all = 0;
+    __shared__ unsigned long long all;
+    int32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, thread = threadIdx.x;
+    // Over the bus to the host, and long under way.
+    uint64_t before = thread == 0 ? *static_cast<const volatile uint64_t *>(a.rows_sent) : 0;
 
+    if (thread == 0) all = 0;
     for (int32_t rank = lane; rank < a.ranks; rank += 32)
         sent[warp][rank] = 0;
     __syncwarp();
     for (int32_t base = 0; base < a.tokens; base += kSlotThreads) {
-        int32_t token = base + static_cast<int32_t>(threadIdx.x);
+        int32_t token = base + thread;
         uint64_t ranks = token >= a.tokens ? 0 : a.everywhere ? ~static_cast<uint64_t>(0) : owners(a, valid, token);
 
         for (int32_t rank = 0; rank < a.ranks; rank++) {
@@ -152,15 +155,15 @@ __device__ void add_rows_sent(const args &a, int64_t valid)
         }
     }
     __syncthreads();
-    for (int32_t rank = 0; threadIdx.x == 0 && rank < a.ranks; rank++) {
+    if (thread < a.ranks && thread != a.rank && a.to[thread].rows != nullptr) {
         int32_t rows = 0;
 
-        if (rank == a.rank || a.to[rank].rows == nullptr) continue;
         for (int32_t w = 0; w < kSlotWarps; w++)
-            rows += sent[w][rank];
-        all += max(min(rows, a.rows_cap), padded(a));
+            rows += sent[w][thread];
+        atomicAdd(&all, static_cast<unsigned long long>(max(min(rows, a.rows_cap), padded(a))));
     }
-    if (threadIdx.x == 0) *a.rows_sent += all;
+    __syncthreads();
+    if (thread == 0) *a.rows_sent = before + all;
 }
 
 __global__ void __launch_bounds__(kSlotThreads) slots_kernel(const __grid_constant__ args a)

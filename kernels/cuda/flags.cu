@@ -199,7 +199,8 @@ __device__ int32_t rows_from(const await_args &a, uint64_t active, int32_t rank)
     return min(max(rows, 0), a.rows_cap);
 }
 
-__device__ void take_counts(const await_args &a, uint64_t active, int32_t rank)
+// `received_before`: of thread 0, what the report said.
+__device__ void take_counts(const await_args &a, uint64_t active, int32_t rank, uint64_t received_before)
 {
     bool failed = has_failed(a.state);
     uint64_t received = 0;
@@ -209,7 +210,7 @@ __device__ void take_counts(const await_args &a, uint64_t active, int32_t rank)
     if (rank != 0 || failed) return;
     for (int32_t r = 0; r < a.ranks; r++)
         received += r != a.rank ? a.counts[r] : 0;
-    a.report->rows_received[a.slot] += received;
+    a.report->rows_received[a.slot] = received_before + received;
 }
 
 __global__ void __launch_bounds__(kThreads) await_kernel(const __grid_constant__ await_kernel_args args)
@@ -218,10 +219,13 @@ __global__ void __launch_bounds__(kThreads) await_kernel(const __grid_constant__
     __shared__ uint32_t ended;
     const await_args &a = args.a;
     int32_t rank = threadIdx.x;
+    uint64_t received = 0;
     watch w;
 
     griddepcontrol_wait();
     w = watch_start(a);
+    // Over the bus to the host, and back before the peers' rows are here.
+    if (rank == 0 && a.counts != nullptr) received = *static_cast<const volatile uint64_t *>(&a.report->rows_received[a.slot]);
     if (rank == 0) ended = 0;
     __syncthreads();
     all[rank] = {ARRIVED, 0, 0};
@@ -230,7 +234,7 @@ __global__ void __launch_bounds__(kThreads) await_kernel(const __grid_constant__
     __syncthreads();
     if (rank == 0) settle(a, judge(a, w, all));
     __syncthreads();
-    if (a.counts != nullptr) take_counts(a, w.active, rank);
+    if (a.counts != nullptr) take_counts(a, w.active, rank, received);
     if (rank == 0 && a.ended != nullptr) *a.ended += 1;
 }
 
