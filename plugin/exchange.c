@@ -5,11 +5,6 @@
 #include "plugin/exchange_flags.h"
 #include "plugin/tensor.h"
 
-static const struct limits *limits_of(const struct exchange_group *group)
-{
-    return &group->instance->plan.limits;
-}
-
 // The piece of `source` in a section of `destination`'s window.
 static unsigned char *piece(unsigned char *base, int64_t section, int64_t piece_bytes,
                             int32_t source, int32_t destination)
@@ -59,7 +54,7 @@ static struct push_slab push_to(const struct exchange_group *group, const struct
 {
     const struct window_layout *w = &group->instance->plan.window;
     const struct memory *memory = &group->instance->memory;
-    int32_t me = limits_of(group)->rank;
+    int32_t me = exchange_limits(group)->rank;
     const struct window *window = slot->window;
 
     if (to == me)
@@ -87,7 +82,7 @@ static const unsigned char *at_token(const moxie_tensor *tensor, int64_t token)
 static struct dispatch_args dispatch_stage(const struct exchange_group *group,
                                            const struct exchange_round *round)
 {
-    const struct limits *limits = limits_of(group);
+    const struct limits *limits = exchange_limits(group);
     const moxie_batch *batch = round->batch;
 
     return (struct dispatch_args){
@@ -132,7 +127,7 @@ int32_t exchange_dispatch_send(struct exchange_group *group, struct exchange *sl
     int32_t st = MOXIE_OK;
 
     TRY(group->flags->begin(group, slot, error));
-    for (int32_t rank = 0; rank < limits_of(group)->ranks; rank++)
+    for (int32_t rank = 0; rank < exchange_limits(group)->ranks; rank++)
         to[rank] = push_to(group, slot, round, rank);
     args.to = to;
     TRY(instance_launched(
@@ -178,7 +173,7 @@ static moxie_tensor part(const moxie_tensor *whole, const struct exchange_round 
 static void describe_own(const struct exchange_group *group, struct exchange *slot,
                          const struct exchange_round *round)
 {
-    const struct limits *limits = limits_of(group);
+    const struct limits *limits = exchange_limits(group);
     const struct memory *memory = &group->instance->memory;
     struct exchange_dims *dims = &slot->dims[limits->rank];
     moxie_slab *in = &slot->in_slabs[limits->rank], *out = &slot->out_slabs[limits->rank];
@@ -225,7 +220,7 @@ static void describe_payload(const struct limits *limits, const struct window_la
 
 static void describe_peer(const struct exchange_group *group, struct exchange *slot, int32_t from)
 {
-    const struct limits *limits = limits_of(group);
+    const struct limits *limits = exchange_limits(group);
     const struct window_layout *w = &group->instance->plan.window;
     struct exchange_dims *dims = &slot->dims[from];
     moxie_slab *in = &slot->in_slabs[from], *out = &slot->out_slabs[from];
@@ -267,7 +262,7 @@ static moxie_rows describe_rows(const struct limits *limits, moxie_slab *slabs)
 int32_t exchange_dispatch_recv(struct exchange_group *group, struct exchange *slot,
                                const struct exchange_round *round, moxie_error *error)
 {
-    const struct limits *limits = limits_of(group);
+    const struct limits *limits = exchange_limits(group);
     int32_t st = MOXIE_OK;
 
     TRY(group->flags->wait(group, slot, round, WORD_DISPATCH, error));
@@ -300,7 +295,7 @@ int32_t exchange_combine_send(struct exchange_group *group, struct exchange *slo
 int32_t exchange_combine_recv(struct exchange_group *group, struct exchange *slot,
                               const struct exchange_round *round, moxie_error *error)
 {
-    const struct limits *limits = limits_of(group);
+    const struct limits *limits = exchange_limits(group);
     const struct window_layout *w = &group->instance->plan.window;
     moxie_instance *instance = group->instance;
     const void *parts[MOXIE_RANKS_MAX] = {NULL};

@@ -93,6 +93,11 @@ extern const struct exchange_flags exchange_flags_host;   // over host memory, i
 extern const struct exchange_flags exchange_flags_device; // by kernels, in stream order
 extern const struct exchange_flags exchange_flags_nccl;   // the same with NCCL in between
 
+static inline const struct limits *exchange_limits(const struct exchange_group *group)
+{
+    return &group->instance->plan.limits;
+}
+
 // What this rank writes for `rank`: that rank's window, or the own staging where it goes from.
 static inline unsigned char *window_to(const struct window *window, int32_t rank)
 {

@@ -6,11 +6,6 @@
 
 #include <string.h>
 
-static const struct limits *limits_of(const struct exchange_group *group)
-{
-    return &group->instance->plan.limits;
-}
-
 static const struct kernels *kernels_of(const struct exchange_group *group)
 {
     return group->instance->device->kernels;
@@ -22,7 +17,7 @@ static const struct kernels *kernels_of(const struct exchange_group *group)
 static int32_t tell_generation(struct exchange_group *group, struct exchange *slots,
                                int32_t slots_count, moxie_error *error)
 {
-    const struct limits *limits = limits_of(group);
+    const struct limits *limits = exchange_limits(group);
     moxie_instance *instance = group->instance;
     void *peers[MOXIE_RANKS_MAX];
     int32_t st = MOXIE_OK;
@@ -129,7 +124,7 @@ static int32_t begin_device(struct exchange_group *group, struct exchange *slot,
 static uint64_t *mark_of(const struct exchange_group *group, const struct exchange_round *round,
                          uint64_t (*marks)[KERNEL_SLOTS_MAX])
 {
-    if (!limits_of(group)->staged) return NULL;
+    if (!exchange_limits(group)->staged) return NULL;
     return &marks[group->instance->device->is_capturing(round->batch->stream)][round->slot];
 }
 
@@ -137,7 +132,7 @@ static int32_t send_device(struct exchange_group *group, struct exchange *slot,
                            const struct exchange_round *round, enum flag_word word,
                            moxie_error *error)
 {
-    const struct limits *limits = limits_of(group);
+    const struct limits *limits = exchange_limits(group);
     void *peers[MOXIE_RANKS_MAX];
     const struct signal_args args = {.state = group->state,
                                      .peers = peers,
@@ -157,7 +152,7 @@ static int32_t wait_device(struct exchange_group *group, struct exchange *slot,
                            const struct exchange_round *round, enum flag_word word,
                            moxie_error *error)
 {
-    const struct limits *limits = limits_of(group);
+    const struct limits *limits = exchange_limits(group);
     void *peer_beats[MOXIE_RANKS_MAX];
     const struct await_args args = {
         .state = group->state,

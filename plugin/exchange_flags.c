@@ -11,19 +11,14 @@ static uint64_t stamp(const struct exchange_group *group, const struct exchange 
     return group->generation << FLAG_EPOCH_BITS | slot->epoch;
 }
 
-static const struct limits *limits_of(const struct exchange_group *group)
-{
-    return &group->instance->plan.limits;
-}
-
 int exchange_is_peer(const struct exchange_group *group, int32_t rank)
 {
-    return rank != limits_of(group)->rank && (group->active >> rank & 1) != 0;
+    return rank != exchange_limits(group)->rank && (group->active >> rank & 1) != 0;
 }
 
 void exchange_signal(struct exchange_group *group, struct exchange *slot, enum flag_word word)
 {
-    for (int32_t rank = 0; rank < limits_of(group)->ranks; rank++) {
+    for (int32_t rank = 0; rank < exchange_limits(group)->ranks; rank++) {
         if (exchange_is_peer(group, rank))
             group->ops->signal(group->transport, slot->window, rank, word, stamp(group, slot));
     }
@@ -38,8 +33,8 @@ void exchange_regroup(struct exchange_group *group, struct exchange *slots, int3
     group->generation++;
     for (int32_t i = 0; i < slots_count; i++) {
         slots[i].epoch = 0;
-        for (int32_t rank = 0; rank < limits_of(group)->ranks; rank++) {
-            if (rank == limits_of(group)->rank) continue;
+        for (int32_t rank = 0; rank < exchange_limits(group)->ranks; rank++) {
+            if (rank == exchange_limits(group)->rank) continue;
             group->ops->signal(group->transport, slots[i].window, rank, WORD_ACTIVE, active);
             group->ops->signal(group->transport, slots[i].window, rank, WORD_GENERATION,
                                group->generation);
@@ -50,7 +45,7 @@ void exchange_regroup(struct exchange_group *group, struct exchange *slots, int3
 int32_t exchange_check_peers(struct exchange_group *group, struct exchange *slot,
                              moxie_error *error)
 {
-    for (int32_t rank = 0; rank < limits_of(group)->ranks; rank++) {
+    for (int32_t rank = 0; rank < exchange_limits(group)->ranks; rank++) {
         uint64_t generation, active;
         uint32_t kind;
 
@@ -59,7 +54,7 @@ int32_t exchange_check_peers(struct exchange_group *group, struct exchange *slot
         // Told before the generation, so at least as new.
         active = group->ops->read(group->transport, slot->window, rank, WORD_ACTIVE);
         // No mask grows, so one without this rank is final in whatever generation; 0 is none yet.
-        if (active != 0 && (active >> limits_of(group)->rank & 1) == 0)
+        if (active != 0 && (active >> exchange_limits(group)->rank & 1) == 0)
             kind = VERDICT_LEFT_OUT;
         else if (generation > group->generation)
             kind = VERDICT_MOVED_ON;
@@ -87,7 +82,8 @@ struct watch {
 
 static struct watch watch_start(const struct exchange_group *group)
 {
-    const int64_t now_ns = clock_ns(), wait_ns = (int64_t)limits_of(group)->timeout_ms * 1000000;
+    const int64_t wait_ns = (int64_t)exchange_limits(group)->timeout_ms * 1000000;
+    const int64_t now_ns = clock_ns();
 
     return (struct watch){.beat_ns = wait_ns / FLAG_BEATS,
                           .next_ns = now_ns + wait_ns / FLAG_BEATS,
@@ -105,13 +101,13 @@ static uint64_t beat_of(const struct exchange_group *group, int32_t rank)
 static void watch_beat(struct exchange_group *group, struct watch *watch, int64_t now_ns)
 {
     group->beats++;
-    for (int32_t rank = 0; rank < limits_of(group)->ranks; rank++) {
+    for (int32_t rank = 0; rank < exchange_limits(group)->ranks; rank++) {
         if (exchange_is_peer(group, rank))
             group->ops->signal(group->transport, group->beat_window, rank, WORD_BEAT, group->beats);
     }
     watch->next_ns = now_ns + watch->beat_ns;
     if (watch->noted || now_ns < watch->middle_ns) return;
-    for (int32_t rank = 0; rank < limits_of(group)->ranks; rank++)
+    for (int32_t rank = 0; rank < exchange_limits(group)->ranks; rank++)
         watch->beats[rank] = beat_of(group, rank);
     watch->noted = 1;
     if (watch->deadline_ns < now_ns + 2 * watch->beat_ns)
@@ -131,7 +127,7 @@ static int32_t give_up(const struct exchange_group *group, const struct exchange
                                    .generation = group->generation,
                                    .silent = silent};
 
-    for (int32_t rank = 0; rank < limits_of(group)->ranks && verdict.rank < 0; rank++) {
+    for (int32_t rank = 0; rank < exchange_limits(group)->ranks && verdict.rank < 0; rank++) {
         if ((silent >> rank & 1) == 0 || beat_of(group, rank) != watch->beats[rank]) continue;
         verdict.kind = VERDICT_SILENT;
         verdict.rank = rank;
@@ -146,7 +142,7 @@ static uint64_t missing(const struct exchange_group *group, const struct exchang
     const uint64_t want = stamp(group, slot);
     uint64_t silent = 0;
 
-    for (int32_t rank = 0; rank < limits_of(group)->ranks; rank++) {
+    for (int32_t rank = 0; rank < exchange_limits(group)->ranks; rank++) {
         uint64_t seen;
 
         if (!exchange_is_peer(group, rank)) continue;
@@ -220,7 +216,7 @@ static int32_t send_host(struct exchange_group *group, struct exchange *slot,
 static int32_t rows_from(const struct exchange_group *group, const struct exchange *slot,
                          int32_t from)
 {
-    const struct limits *limits = limits_of(group);
+    const struct limits *limits = exchange_limits(group);
     const unsigned char *counts = slot->window->base + group->instance->plan.window.counts;
     int32_t rows;
 
@@ -236,7 +232,7 @@ static int32_t wait_host(struct exchange_group *group, struct exchange *slot,
                          const struct exchange_round *round, enum flag_word word,
                          moxie_error *error)
 {
-    const struct limits *limits = limits_of(group);
+    const struct limits *limits = exchange_limits(group);
     int32_t st = MOXIE_OK;
 
     TRY(exchange_wait(group, slot, word, error));

@@ -37,11 +37,6 @@ struct exchange_watch {
     char failed_text[256];
 };
 
-static const struct limits *limits_of(const struct exchange_group *group)
-{
-    return &group->instance->plan.limits;
-}
-
 static uint64_t mark_read(const uint64_t *mark)
 {
     return __atomic_load_n(mark, __ATOMIC_ACQUIRE);
@@ -53,7 +48,7 @@ static uint64_t ahead(const struct exchange_group *group)
     const struct flag_report *report = group->report;
     uint64_t count = 0;
 
-    for (int32_t i = 0; i < limits_of(group)->slots; i++) {
+    for (int32_t i = 0; i < exchange_limits(group)->slots; i++) {
         uint64_t ended = mark_read(&report->ended[1][i]);
 
         count += mark_read(&report->begun[1][i]) - ended;
@@ -118,12 +113,12 @@ static int is_stuck(const struct exchange_group *group, struct sight *sight, uin
     }
     if (sight->since_ns == 0 || sight->begun != begun)
         *sight = (struct sight){.begun = begun, .since_ns = now_ns};
-    return now_ns - sight->since_ns >= (int64_t)limits_of(group)->timeout_ms * 1000000;
+    return now_ns - sight->since_ns >= (int64_t)exchange_limits(group)->timeout_ms * 1000000;
 }
 
 static int32_t look_at_marks(const struct exchange_group *group, moxie_error *error)
 {
-    for (int32_t slot = 0; slot < limits_of(group)->slots; slot++) {
+    for (int32_t slot = 0; slot < exchange_limits(group)->slots; slot++) {
         for (int32_t kind = 0; kind < 2; kind++) {
             // In this order: an exchange that ends meanwhile is not taken for one under way.
             uint64_t begun = mark_read(&group->report->begun[kind][slot]);
@@ -134,7 +129,7 @@ static int32_t look_at_marks(const struct exchange_group *group, moxie_error *er
                              "the other ranks did not answer within timeout_ms = %d, and NCCL does "
                              "not say which; its communicator was aborted; create the dispatchers "
                              "anew, without the ranks that are gone",
-                             limits_of(group)->timeout_ms);
+                             exchange_limits(group)->timeout_ms);
         }
     }
     return MOXIE_OK;
@@ -176,7 +171,7 @@ static int32_t failure_nccl(const struct exchange_group *group, moxie_error *err
 // timeout_ms.
 static int32_t wait_ahead(const struct exchange_group *group, uint64_t most, moxie_error *error)
 {
-    int64_t deadline_ns = clock_ns() + (int64_t)limits_of(group)->timeout_ms * 1000000;
+    int64_t deadline_ns = clock_ns() + (int64_t)exchange_limits(group)->timeout_ms * 1000000;
     int32_t st = MOXIE_OK;
 
     while (ahead(group) > most && clock_ns() < deadline_ns) {
@@ -224,7 +219,7 @@ static int32_t pieces_of(const struct exchange_group *group, const struct exchan
                          struct nccl_piece pieces[PIECES_MAX])
 {
     const struct window_layout *w = &group->instance->plan.window;
-    const struct limits *limits = limits_of(group);
+    const struct limits *limits = exchange_limits(group);
     const struct window *window = slot->window;
     int32_t i = peer < limits->rank ? peer : peer - 1;
     int32_t count = 0;
@@ -258,8 +253,8 @@ static int32_t exchange_all(struct exchange_group *group, struct exchange *slot,
     int32_t st = MOXIE_OK;
 
     TRY(look(group, error));
-    for (int32_t rank = 0; rank < limits_of(group)->ranks; rank++) {
-        if (rank != limits_of(group)->rank)
+    for (int32_t rank = 0; rank < exchange_limits(group)->ranks; rank++) {
+        if (rank != exchange_limits(group)->rank)
             count += pieces_of(group, slot, word, rank, round->rows_most, &pieces[count]);
     }
     TRY(exchange_flags_device.send(group, slot, round, word, error));
@@ -320,7 +315,7 @@ static int32_t connect_peers(struct exchange_group *group, struct exchange *slot
     if (ahead(group) != 0)
         st = fail_with(error, MOXIE_E_TIMEOUT,
                        "the ranks' first exchange over NCCL did not end within timeout_ms = %d",
-                       limits_of(group)->timeout_ms);
+                       exchange_limits(group)->timeout_ms);
 out:
     return st;
 }
