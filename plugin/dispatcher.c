@@ -204,14 +204,26 @@ moxie_instance *dispatcher_instance(const moxie_dispatcher *dispatcher)
 
 // ---- failure -----------------------------------------------------------------------------------
 
-int32_t dispatcher_poll_error(const moxie_dispatcher *dispatcher, moxie_error *error)
+static int32_t stuck(const moxie_dispatcher *dispatcher, moxie_error *error)
 {
     int32_t failed = atomic_load_explicit(&dispatcher->failed, memory_order_acquire);
 
-    if (failed != MOXIE_OK)
-        return fail_rank(error, failed, dispatcher->failed_rank, "%s", dispatcher->failed_text);
+    if (failed == MOXIE_OK) return MOXIE_OK;
+    return fail_rank(error, failed, dispatcher->failed_rank, "%s", dispatcher->failed_text);
+}
+
+// Of a wait in stream order, which does not stick by itself.
+static int32_t wait_failure(const moxie_dispatcher *dispatcher, moxie_error *error)
+{
     if (dispatcher->group.transport == NULL) return MOXIE_OK;
     return dispatcher->group.flags->failure(&dispatcher->group, error);
+}
+
+int32_t dispatcher_poll_error(const moxie_dispatcher *dispatcher, moxie_error *error)
+{
+    int32_t st = stuck(dispatcher, error);
+
+    return st != MOXIE_OK ? st : wait_failure(dispatcher, error);
 }
 
 static void zero_y(const moxie_dispatcher *dispatcher, const moxie_batch *batch)
@@ -250,21 +262,19 @@ static int32_t settle(moxie_dispatcher *dispatcher, const moxie_batch *batch, in
     if (answer == MOXIE_OK) return MOXIE_OK;
     stick(dispatcher, answer, seen);
     zero_y(dispatcher, batch);
-    return dispatcher_poll_error(dispatcher, error);
+    return stuck(dispatcher, error);
 }
 
 // As dispatcher_poll_error; a wait that has failed in stream order sticks from here on.
 static int32_t notice(moxie_dispatcher *dispatcher, moxie_error *error)
 {
-    int32_t failed = dispatcher_poll_error(dispatcher, NULL);
     moxie_error seen = sticky_error(dispatcher);
+    int32_t st = stuck(dispatcher, error);
 
-    if (failed == MOXIE_OK) return MOXIE_OK;
-    if (atomic_load_explicit(&dispatcher->failed, memory_order_acquire) == MOXIE_OK) {
-        (void)dispatcher_poll_error(dispatcher, &seen);
-        stick(dispatcher, failed, &seen);
-    }
-    return dispatcher_poll_error(dispatcher, error);
+    if (st != MOXIE_OK) return st;
+    st = wait_failure(dispatcher, &seen);
+    if (st != MOXIE_OK) stick(dispatcher, st, &seen);
+    return stuck(dispatcher, error);
 }
 
 // The failure that sticks, before anything else is looked at. A batch that could run, of another
