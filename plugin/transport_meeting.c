@@ -92,7 +92,8 @@ out:
     return st;
 }
 
-int32_t meeting_identify(struct meeting_identity *identity, moxie_error *error)
+// Who this process is.
+static int32_t identify(struct meeting_identity *identity, moxie_error *error)
 {
     int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
     ssize_t length = fd < 0 ? -1 : read(fd, identity->boot_id, MEETING_BOOT_ID_BYTES - 1);
@@ -116,7 +117,8 @@ int32_t meeting_identify(struct meeting_identity *identity, moxie_error *error)
     return MOXIE_OK;
 }
 
-int32_t meeting_same_host(const struct meeting *meeting, moxie_error *error)
+// After STAGE_JOIN: names the first rank that is on another host than rank 0.
+static int32_t same_host(const struct meeting *meeting, moxie_error *error)
 {
     const struct meeting_message *all = meeting->all;
 
@@ -132,6 +134,23 @@ int32_t meeting_same_host(const struct meeting *meeting, moxie_error *error)
                                  ? ", or set transport to nccl"
                                  : "");
     return MOXIE_OK;
+}
+
+int32_t meeting_join(struct meeting *meeting, const struct bootstrap *bootstrap,
+                     const struct transport *transport, moxie_error *error)
+{
+    const struct meeting_identity nobody = {.pid = 0};
+    int32_t st = MOXIE_OK;
+    int32_t step;
+
+    meeting_init(meeting, bootstrap, &nobody, 0);
+    step = identify(&meeting->mine.identity, &meeting->local);
+    if (transport == NULL)
+        step = fail_with(&meeting->local, MOXIE_E_MEMORY, "a transport: out of memory");
+    TRY(meeting_meet(meeting, STAGE_JOIN, step, error));
+    TRY(same_host(meeting, error));
+out:
+    return st;
 }
 
 int32_t meeting_token(unsigned char token[MEETING_TOKEN_BYTES], moxie_error *error)

@@ -61,11 +61,11 @@ void meeting_init(struct meeting *meeting, const struct bootstrap *bootstrap,
 int32_t meeting_meet(struct meeting *meeting, enum meeting_stage stage, int32_t step,
                      moxie_error *error);
 
-// Who this process is.
-int32_t meeting_identify(struct meeting_identity *identity, moxie_error *error);
-
-// After STAGE_JOIN: MOXIE_E_UNAVAILABLE naming the first rank that is on another host than rank 0.
-int32_t meeting_same_host(const struct meeting *meeting, moxie_error *error);
+// The first meeting of a transport whose ranks share one host, MOXIE_E_UNAVAILABLE naming one that
+// is on another. `transport` is NULL where there was no memory for it. Afterwards `meeting` has all
+// ranks' identities.
+int32_t meeting_join(struct meeting *meeting, const struct bootstrap *bootstrap,
+                     const struct transport *transport, moxie_error *error);
 
 // Random bytes for a name.
 int32_t meeting_token(unsigned char token[MEETING_TOKEN_BYTES], moxie_error *error);

@@ -35,23 +35,16 @@ static void destroy(struct transport *transport)
 
 static int32_t create(const struct bootstrap *bootstrap, struct transport **out, moxie_error *error)
 {
-    struct transport blank = {.bootstrap = *bootstrap};
     struct transport *transport = NULL;
     struct meeting meeting;
     int32_t st = MOXIE_OK;
-    int32_t step;
 
     *out = NULL;
     TRY(transport_check_bootstrap(bootstrap, error));
-    meeting_init(&meeting, &blank.bootstrap, &blank.identity, 0);
-    step = meeting_identify(&meeting.mine.identity, &meeting.local);
     transport = calloc(1, sizeof *transport);
-    if (transport == NULL)
-        step = fail_with(&meeting.local, MOXIE_E_MEMORY, "a transport: out of memory");
-    TRY(meeting_meet(&meeting, STAGE_JOIN, step, error));
-    *transport = blank;
+    TRY(meeting_join(&meeting, bootstrap, transport, error));
+    transport->bootstrap = *bootstrap;
     transport->identity = meeting.mine.identity;
-    TRY(meeting_same_host(&meeting, error));
     *out = transport;
     transport = NULL;
 out:
