@@ -48,6 +48,7 @@ START_TEST(it_is_the_cpu)
     ck_assert_int_eq(device_cpu.is_capture_error(900), 0);
     ck_assert_str_ne(device_cpu.error_text(1), "");
     ck_assert_ptr_eq(device_cpu.kernels, &kernels_cpu);
+    ck_assert_ptr_null(device_cpu.windows);
 }
 END_TEST
 

@@ -31,6 +31,9 @@ struct device {
     int32_t (*fill)(void *memory, int32_t byte, int64_t bytes);
     // In stream order.
     void (*zero)(void *memory, int64_t bytes, void *stream);
+    // NULL: the windows between ranks are host memory, and the host waits for flags; the
+    // five ops that follow are NULL, too.
+    const struct device_windows *windows;
     // 1 while what is launched on `stream` becomes part of a graph.
     int (*is_capturing)(void *stream);
     // Waits for everything that was launched on the current device.
@@ -40,8 +43,6 @@ struct device {
     int32_t (*stream_open)(void **stream);
     int32_t (*stream_finish)(void *stream);
     void (*stream_close)(void *stream);
-    // NULL: the windows between ranks are host memory, and the host waits for flags.
-    const struct device_windows *windows;
     // Loads every kernel, so that no launch has to. MOXIE_E_UNAVAILABLE when the machine's device
     // is another.
     int32_t (*prepare)(moxie_error *error);

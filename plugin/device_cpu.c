@@ -36,34 +36,6 @@ static void cpu_zero(void *memory, int64_t bytes, void *stream)
     memset(memory, 0, (size_t)bytes);
 }
 
-static int cpu_is_capturing(void *stream)
-{
-    (void)stream;
-    return 0;
-}
-
-static int32_t cpu_stream_open(void **stream)
-{
-    *stream = NULL;
-    return 0;
-}
-
-static int32_t cpu_stream_finish(void *stream)
-{
-    (void)stream;
-    return 0;
-}
-
-static void cpu_stream_close(void *stream)
-{
-    (void)stream;
-}
-
-static int32_t cpu_synchronize(void)
-{
-    return 0;
-}
-
 static int32_t cpu_prepare(moxie_error *error)
 {
     (void)error;
@@ -97,11 +69,6 @@ const struct device device_cpu = {
     .ordinal = cpu_ordinal,
     .fill = cpu_fill,
     .zero = cpu_zero,
-    .is_capturing = cpu_is_capturing,
-    .synchronize = cpu_synchronize,
-    .stream_open = cpu_stream_open,
-    .stream_finish = cpu_stream_finish,
-    .stream_close = cpu_stream_close,
     .prepare = cpu_prepare,
     .probe = cpu_probe,
     .error_text = cpu_error_text,
