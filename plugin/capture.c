@@ -77,11 +77,10 @@ int32_t capture_clear_load(moxie_instance *instance, int32_t layer, moxie_error 
 
 // The shapes of both tensors are constant, so that handing out the same arrays every time is safe.
 static moxie_tensor kept(const moxie_instance *instance, void *data, int32_t ndim,
-                         const int64_t *shape, const int64_t *strides)
+                         const int64_t *shape, const int64_t *strides, uint32_t type)
 {
     moxie_tensor tensor =
-        tensor_make(data, ndim, (int64_t *)(uintptr_t)shape, (int64_t *)(uintptr_t)strides,
-                    ndim == 3 ? TENSOR_INT32 : TENSOR_INT64);
+        tensor_make(data, ndim, (int64_t *)(uintptr_t)shape, (int64_t *)(uintptr_t)strides, type);
 
     tensor.device.type = instance->device->tensor_device;
     tensor.device.id = instance->device->ordinal();
@@ -102,7 +101,7 @@ static int32_t view_ids(const moxie_instance *instance, int32_t dp_rank, moxie_t
         return fail_with(error, MOXIE_E_INVALID, "captured: dp_rank %d; want 0..%d", dp_rank,
                          limits->dp_size - 1);
     *ids = kept(instance, base + dp_rank * limits->capture_tokens * row_ints, 3,
-                instance->captured_shape, instance->captured_strides);
+                instance->captured_shape, instance->captured_strides, TENSOR_INT32);
     return MOXIE_OK;
 }
 
@@ -120,7 +119,7 @@ int32_t capture_view(const moxie_instance *instance, moxie_captured *captured, m
         TRY(fail_with(error, MOXIE_E_UNAVAILABLE, "captured: no runner has been created yet"));
     if (limits->capture) TRY(view_ids(instance, captured->dp_rank, &ids, error));
     if (limits->expert_load)
-        load = kept(instance, base, 2, instance->load_shape, instance->load_strides);
+        load = kept(instance, base, 2, instance->load_shape, instance->load_strides, TENSOR_INT64);
     captured->ids = ids;
     captured->load = load;
 out:
