@@ -10,8 +10,17 @@
 #include <stdio.h>
 #include <string.h>
 
-#define FORMAT_BITS_16_32                                                                          \
-    (BACKEND_BIT(FORMAT_F32) | BACKEND_BIT(FORMAT_BF16) | BACKEND_BIT(FORMAT_F16))
+#define FORMAT_BITS_16    (BACKEND_BIT(FORMAT_BF16) | BACKEND_BIT(FORMAT_F16))
+#define FORMAT_BITS_16_32 (BACKEND_BIT(FORMAT_F32) | FORMAT_BITS_16)
+#define FORMAT_BITS_FP8                                                                            \
+    (BACKEND_BIT(FORMAT_FP8_TENSOR) | BACKEND_BIT(FORMAT_FP8_CHANNEL) |                            \
+     BACKEND_BIT(FORMAT_FP8_BLOCK128))
+#define WIRE_BITS_GPU (FORMAT_BITS_16 | BACKEND_BIT(FORMAT_FP8_BLOCK128))
+#define WIRE_BITS     (BACKEND_BIT(FORMAT_F32) | WIRE_BITS_GPU | BACKEND_BIT(FORMAT_NVFP4))
+#define ACTIVATION_BITS                                                                            \
+    (BACKEND_BIT(ACTIVATION_SILU) | BACKEND_BIT(ACTIVATION_GELU) |                                 \
+     BACKEND_BIT(ACTIVATION_GELU_TANH) | BACKEND_BIT(ACTIVATION_SWIGLUOAI) |                       \
+     BACKEND_BIT(ACTIVATION_RELU2))
 
 const moxie_traits traits_runner_cpu = {
     .struct_size = sizeof(moxie_traits),
@@ -22,7 +31,7 @@ const moxie_traits traits_runner_cpu = {
     .no_expert_id = -1,
     .weights_applied_by = MOXIE_BY_RUNNER,
     .scaling_applied_by = MOXIE_BY_RUNNER,
-    .formats = FORMAT_BITS_16_32 | 1u << MOXIE_FORMAT_FP8_BLOCK128 | 1u << MOXIE_FORMAT_NVFP4,
+    .formats = WIRE_BITS,
     .graph = MOXIE_GRAPH_EAGER_ONLY,
     .row_align_bytes = 1,
 };
@@ -40,15 +49,6 @@ const moxie_traits traits_local = {
     .row_align_bytes = 1,
 };
 
-#define FORMAT_BITS_FP8                                                                            \
-    (BACKEND_BIT(FORMAT_FP8_TENSOR) | BACKEND_BIT(FORMAT_FP8_CHANNEL) |                            \
-     BACKEND_BIT(FORMAT_FP8_BLOCK128))
-#define FORMAT_BITS_16 (BACKEND_BIT(FORMAT_BF16) | BACKEND_BIT(FORMAT_F16))
-#define ACTIVATION_BITS                                                                            \
-    (BACKEND_BIT(ACTIVATION_SILU) | BACKEND_BIT(ACTIVATION_GELU) |                                 \
-     BACKEND_BIT(ACTIVATION_GELU_TANH) | BACKEND_BIT(ACTIVATION_SWIGLUOAI) |                       \
-     BACKEND_BIT(ACTIVATION_RELU2))
-
 const moxie_traits traits_runner_cuda = {
     .struct_size = sizeof(moxie_traits),
     .layouts = MOXIE_LAYOUT_BIT(MOXIE_LAYOUT_STANDARD) | MOXIE_LAYOUT_BIT(MOXIE_LAYOUT_RANK_MAJOR) |
@@ -58,7 +58,7 @@ const moxie_traits traits_runner_cuda = {
     .no_expert_id = -1,
     .weights_applied_by = MOXIE_BY_RUNNER,
     .scaling_applied_by = MOXIE_BY_RUNNER,
-    .formats = FORMAT_BITS_16 | 1u << MOXIE_FORMAT_FP8_BLOCK128,
+    .formats = WIRE_BITS_GPU,
     .graph = MOXIE_GRAPH_CAPTURABLE,
     .row_align_bytes = 16,
 };
@@ -83,7 +83,7 @@ const moxie_traits traits_push = {
     .weights_applied_by = MOXIE_BY_RUNNER,
     .scaling_applied_by = MOXIE_BY_RUNNER,
     .output_is_reduced = 1,
-    .formats = FORMAT_BITS_16_32 | 1u << MOXIE_FORMAT_FP8_BLOCK128 | 1u << MOXIE_FORMAT_NVFP4,
+    .formats = WIRE_BITS,
     .graph = MOXIE_GRAPH_EAGER_ONLY,
     .row_align_bytes = 128,
 };
@@ -96,12 +96,10 @@ const moxie_traits traits_push_cuda = {
     .weights_applied_by = MOXIE_BY_RUNNER,
     .scaling_applied_by = MOXIE_BY_RUNNER,
     .output_is_reduced = 1,
-    .formats = FORMAT_BITS_16 | 1u << MOXIE_FORMAT_FP8_BLOCK128,
+    .formats = WIRE_BITS_GPU,
     .graph = MOXIE_GRAPH_CAPTURABLE,
     .row_align_bytes = 128,
 };
-
-#define WIRE_BITS (FORMAT_BITS_16_32 | BACKEND_BIT(FORMAT_FP8_BLOCK128) | BACKEND_BIT(FORMAT_NVFP4))
 
 const struct backend backends[] = {
     {
@@ -127,7 +125,7 @@ const struct backend backends[] = {
         .activation_formats = FORMAT_BITS_16 | BACKEND_BIT(FORMAT_FP8),
         .input_formats = FORMAT_BITS_16,
         .output_formats = FORMAT_BITS_16_32,
-        .wire_formats = FORMAT_BITS_16 | BACKEND_BIT(FORMAT_FP8_BLOCK128),
+        .wire_formats = WIRE_BITS_GPU,
         .activations = ACTIVATION_BITS,
         .row_multiple_bytes = 16,
         .experts_max = 1024,
@@ -172,7 +170,7 @@ const struct backend backends[] = {
      .id = DISPATCHER_ALLGATHER,
      .input_formats = FORMAT_BITS_16,
      .output_formats = FORMAT_BITS_16_32,
-     .wire_formats = FORMAT_BITS_16 | BACKEND_BIT(FORMAT_FP8_BLOCK128)},
+     .wire_formats = WIRE_BITS_GPU},
     {.name = "alltoall",
      .device = "sm_90",
      .traits = &traits_push_cuda,
@@ -180,7 +178,7 @@ const struct backend backends[] = {
      .id = DISPATCHER_ALLTOALL,
      .input_formats = FORMAT_BITS_16,
      .output_formats = FORMAT_BITS_16_32,
-     .wire_formats = FORMAT_BITS_16 | BACKEND_BIT(FORMAT_FP8_BLOCK128)},
+     .wire_formats = WIRE_BITS_GPU},
 };
 
 const uint32_t backends_count = sizeof backends / sizeof backends[0];
