@@ -7,51 +7,19 @@
 #include <stddef.h>
 #include <sys/resource.h>
 
-#define RANKS      3
-#define CALLS_MAX  64
-#define WINDOW     ((uint64_t)TRANSPORT_CONTROL_BYTES(RANKS) + 8192)
-#define TEXT_BYTES 256
+#define WINDOW ((uint64_t)TRANSPORT_CONTROL_BYTES(RANKS) + 8192)
 
 static const struct transport_ops *const shm = &transport_shm;
 
-struct outcome {
-    int32_t code, rank, failed;
-    char text[TEXT_BYTES];
-};
-
-// What every rank of a test shares; arguments first.
-struct trial {
-    uint64_t bytes[RANKS];
-    int32_t victim;       // the rank that something happens to
-    int32_t call;         // its system call that fails, or NEVER
-    int32_t offset, flip; // of what it sends
-    int64_t pid;          // rank 0's
-    int32_t at_call;      // the all_gather tampered with, or died at; NEVER: all
-    struct outcome outcomes[RANKS];
-};
-
-// Opens one transport and two windows, keeps the first failure, closes what there is.
 static void attempt(const struct rank *rank, struct outcome *outcome, uint64_t bytes)
 {
-    struct transport *transport = NULL;
-    struct window *windows[2] = {NULL, NULL};
-    moxie_error error = {
-        .struct_size = sizeof error, .text = outcome->text, .text_bytes = TEXT_BYTES, .rank = -9};
+    struct trial_windows opened;
 
-    outcome->text[0] = '\0';
-    outcome->code = shm->create(&rank->bootstrap, &transport, &error);
-    for (int i = 0; i < 2 && outcome->code == MOXIE_OK; i++) {
-        outcome->code = shm->window_open(transport, i == 0 ? WINDOW : bytes, &windows[i], &error);
-        ck_assert_int_eq(windows[i] == NULL, outcome->code != MOXIE_OK);
-    }
+    trial_open(shm, rank, (const uint64_t[]){WINDOW, bytes}, outcome, &opened);
     if (outcome->code == MOXIE_OK)
         for (int32_t peer = 0; peer < rank->bootstrap.ranks; peer++)
-            shm->signal(transport, windows[1], peer, WORD_DISPATCH, 1);
-    outcome->rank = error.rank;
-    if (transport == NULL) return;
-    shm->window_close(transport, windows[1]);
-    shm->window_close(transport, windows[0]);
-    shm->destroy(transport);
+            shm->signal(opened.transport, opened.windows[1], peer, WORD_DISPATCH, 1);
+    trial_close(shm, &opened);
 }
 
 static void take_part(struct rank *rank)
@@ -61,20 +29,7 @@ static void take_part(struct rank *rank)
 
     if (mine == trial->victim) calls_left = trial->call;
     attempt(rank, &trial->outcomes[mine], trial->bytes[mine]);
-    trial->outcomes[mine].failed = call_failed;
-    calls_left = NEVER;
-    call_failed = 0;
-}
-
-static struct trial *trial_create(void)
-{
-    struct trial *trial = shared_memory(sizeof *trial);
-
-    for (int32_t r = 0; r < RANKS; r++)
-        trial->bytes[r] = WINDOW;
-    trial->victim = 1;
-    trial->call = trial->at_call = NEVER;
-    return trial;
+    trial->outcomes[mine].failed = calls_end();
 }
 
 static void nothing_is_left(int32_t files)
@@ -84,35 +39,19 @@ static void nothing_is_left(int32_t files)
     ck_assert_int_eq(files_open(), files);
 }
 
-// Every rank answers the same code, naming the same rank in the same words.
-static void all_alike(const struct trial *trial, int32_t code, int32_t rank)
-{
-    for (int32_t r = 0; r < RANKS; r++) {
-        const struct outcome *outcome = &trial->outcomes[r];
-
-        ck_assert_msg(outcome->code == code, "rank %d: %d %s", r, outcome->code, outcome->text);
-        ck_assert_int_eq(outcome->rank, rank);
-        ck_assert_str_eq(outcome->text, trial->outcomes[0].text);
-        ck_assert_uint_gt(strlen(outcome->text), 20);
-    }
-}
-
 START_TEST(every_failing_system_call_fails_all_ranks)
 {
-    struct trial *trial = trial_create();
+    struct trial *trial = trial_create(WINDOW);
     int32_t files = files_open();
-    struct rank all[HUB_RANKS_MAX];
 
     traces_start();
     trial->victim = _i;
     for (trial->call = 0; trial->call < CALLS_MAX; trial->call++) {
-        ranks_init(all, RANKS, take_part, trial);
-        ranks_as_threads(all, RANKS);
-        ranks_fini(all);
+        trial_run(trial, take_part);
         nothing_is_left(files);
         if (!trial->outcomes[_i].failed) break;
         ck_assert_int_ne(trial->outcomes[_i].code, MOXIE_OK);
-        all_alike(trial, trial->outcomes[_i].code, trial->outcomes[_i].rank);
+        trial_alike(trial, trial->outcomes[_i].code, trial->outcomes[_i].rank);
     }
     ck_assert_int_gt(trial->call, 20);
     ck_assert_int_lt(trial->call, CALLS_MAX);
@@ -123,7 +62,7 @@ END_TEST
 // Before: nobody hears of the rank any more. After: all the others do, and may well go on.
 START_TEST(every_failing_all_gather_leaves_nothing)
 {
-    struct trial *trial = trial_create();
+    struct trial *trial = trial_create(WINDOW);
     int32_t files = files_open();
     int32_t call, codes;
     struct rank all[HUB_RANKS_MAX];
@@ -139,9 +78,7 @@ START_TEST(every_failing_all_gather_leaves_nothing)
             ck_assert_int_eq(ranks_as_processes(all, RANKS, 1), 0);
         ranks_fini(all);
         nothing_is_left(files);
-        codes = 0;
-        for (int32_t r = 0; r < RANKS; r++)
-            codes += trial->outcomes[r].code != MOXIE_OK;
+        codes = trial_failures(trial);
         if (codes == 0) break;
         ck_assert_int_eq(trial->outcomes[1].code, MOXIE_E_PEER);
         ck_assert((_i & 1) != 0 || codes == RANKS);
@@ -150,11 +87,7 @@ START_TEST(every_failing_all_gather_leaves_nothing)
 }
 END_TEST
 
-static const struct {
-    uint64_t bytes;
-    int32_t code;
-    int32_t alone; // only the victim asks for it
-} sizes[] = {
+static const struct trial_size sizes[] = {
     {UINT64_MAX, MOXIE_E_MEMORY, 0},
     {UINT64_MAX, MOXIE_E_MEMORY, 1},
     {(uint64_t)1 << 63, MOXIE_E_MEMORY, 1},
@@ -168,26 +101,19 @@ static const struct {
 
 START_TEST(sizes_are_refused_in_words)
 {
-    struct trial *trial = trial_create();
+    struct trial *trial = trial_create(WINDOW);
     int32_t files = files_open();
-    struct rank all[HUB_RANKS_MAX];
 
     traces_start();
-    for (int32_t r = 0; r < RANKS; r++)
-        if (r == 1 || !sizes[_i].alone) trial->bytes[r] = sizes[_i].bytes;
-    ranks_init(all, RANKS, take_part, trial);
-    ranks_as_threads(all, RANKS);
-    all_alike(trial, sizes[_i].code, sizes[_i].alone ? 1 : 0);
+    trial_refuses(trial, &sizes[_i], take_part);
     nothing_is_left(files);
-    ranks_fini(all);
 }
 END_TEST
 
 START_TEST(a_file_size_limit_is_no_signal)
 {
-    struct trial *trial = trial_create();
+    struct trial *trial = trial_create(WINDOW);
     struct rlimit limit = {65536, RLIM_INFINITY};
-    struct rank all[HUB_RANKS_MAX];
 
     traces_start();
     ck_assert_int_eq(getrlimit(RLIMIT_FSIZE, &limit), 0);
@@ -195,11 +121,9 @@ START_TEST(a_file_size_limit_is_no_signal)
     ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);
     for (int32_t r = 0; r < RANKS; r++)
         trial->bytes[r] = 65537;
-    ranks_init(all, RANKS, take_part, trial);
-    ranks_as_threads(all, RANKS);
-    all_alike(trial, MOXIE_E_MEMORY, 0);
+    trial_run(trial, take_part);
+    trial_alike(trial, MOXIE_E_MEMORY, 0);
     ck_assert_ptr_nonnull(strstr(trial->outcomes[2].text, "ulimit -f"));
-    ranks_fini(all);
 }
 END_TEST
 
@@ -235,7 +159,7 @@ static void take_part_repeatedly(struct rank *rank)
 
 START_TEST(a_lying_peer_crashes_nobody)
 {
-    struct trial *trial = trial_create();
+    struct trial *trial = trial_create(WINDOW);
     struct rank all[HUB_RANKS_MAX];
 
     traces_start();
@@ -253,7 +177,7 @@ END_TEST
 // The identity follows 24 bytes of head: the boot id at 24.
 START_TEST(ranks_of_another_host_are_named)
 {
-    struct trial *trial = trial_create();
+    struct trial *trial = trial_create(WINDOW);
     struct rank all[HUB_RANKS_MAX];
 
     traces_start();
@@ -262,7 +186,7 @@ START_TEST(ranks_of_another_host_are_named)
     ranks_init(all, RANKS, take_part, trial);
     all[2].tamper = flip;
     ranks_as_threads(all, RANKS);
-    all_alike(trial, MOXIE_E_UNAVAILABLE, 2);
+    trial_alike(trial, MOXIE_E_UNAVAILABLE, 2);
     ck_assert_ptr_nonnull(strstr(trial->outcomes[0].text, "another host"));
     ranks_fini(all);
 }
@@ -271,7 +195,7 @@ END_TEST
 // The token, at 96, is where the name comes from: another /dev/shm looks the same.
 START_TEST(ranks_that_do_not_see_the_memory_say_so)
 {
-    struct trial *trial = trial_create();
+    struct trial *trial = trial_create(WINDOW);
     int32_t files = files_open();
     struct rank all[HUB_RANKS_MAX];
 
@@ -281,7 +205,7 @@ START_TEST(ranks_that_do_not_see_the_memory_say_so)
     ranks_init(all, RANKS, take_part, trial);
     all[2].tamper = flip;
     ranks_as_threads(all, RANKS);
-    all_alike(trial, MOXIE_E_UNAVAILABLE, 2);
+    trial_alike(trial, MOXIE_E_UNAVAILABLE, 2);
     ck_assert_ptr_nonnull(strstr(trial->outcomes[2].text, "--ipc=host"));
     nothing_is_left(files);
     ranks_fini(all);
@@ -308,14 +232,14 @@ static void take_part_posing(struct rank *rank)
 
 START_TEST(a_process_that_poses_as_a_thread_is_found_out)
 {
-    struct trial *trial = trial_create();
+    struct trial *trial = trial_create(WINDOW);
     struct rank all[HUB_RANKS_MAX];
 
     traces_start();
     ranks_init(all, RANKS, take_part_posing, trial);
     all[1].tamper = pose_as_thread;
     ck_assert_int_eq(ranks_as_processes(all, RANKS, 1), 0);
-    all_alike(trial, MOXIE_E_COLLECTIVE_MISMATCH, 1);
+    trial_alike(trial, MOXIE_E_COLLECTIVE_MISMATCH, 1);
     ck_assert_ptr_nonnull(strstr(trial->outcomes[2].text, "not here"));
     ck_assert_int_eq(names_left(), 0);
     ranks_fini(all);
@@ -336,7 +260,7 @@ static void die(struct rank *rank, unsigned char *sent)
 // Its own memory exists already when the rank dies; the others take the name away.
 START_TEST(a_rank_killed_while_opening_leaves_no_name)
 {
-    struct trial *trial = trial_create();
+    struct trial *trial = trial_create(WINDOW);
     struct rank all[HUB_RANKS_MAX];
 
     traces_start();

@@ -2,36 +2,21 @@
 // is written arrives, and whatever fails while windows open, on whichever rank, all ranks fail
 // alike and nothing is left.
 
-#include "host_tests/ranks.h"
+#include "host_tests/trial.h"
 #include "plugin/device.h"
 #include "plugin/transport_mail.h"
 
-#include <dirent.h>
-#include <errno.h>
 #include <stdio.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
-#define RANKS      3
-#define CALLS_MAX  64
-#define GRANULE    8192
-#define WINDOW     ((uint64_t)TRANSPORT_CONTROL_BYTES(RANKS) + 5000)
-#define TEXT_BYTES 256
-#define CAPTURING  900 // what the device answers while a graph is captured
+#define GRANULE   8192
+#define WINDOW    ((uint64_t)TRANSPORT_CONTROL_BYTES(RANKS) + 5000)
+#define CAPTURING 900 // what the device answers while a graph is captured
 
 static const struct transport_ops *const nvlink = &transport_nvlink;
-static _Thread_local int32_t calls_left = NEVER; // calls until the one that fails
-static _Thread_local int32_t call_failed;
 static _Thread_local int32_t capturing;
 static _Atomic int32_t windows_mapped;
-
-static int call_fails(void)
-{
-    if (calls_left < 0 || calls_left-- > 0) return 0;
-    call_failed = 1;
-    errno = EMFILE;
-    return 1;
-}
 
 #define WRAP(type, name, parameters, arguments, failure)                                           \
     type __real_##name parameters;                                                                 \
@@ -96,20 +81,6 @@ static const struct device device = {
 
 // ---- ranks -------------------------------------------------------------------------------------
 
-struct outcome {
-    int32_t code, rank, failed;
-    char text[TEXT_BYTES];
-};
-
-// What every rank of a test shares; arguments first.
-struct trial {
-    uint64_t bytes[RANKS];
-    int32_t victim; // the rank that something happens to
-    int32_t call;   // its call that fails, or NEVER
-    int32_t captures;
-    struct outcome outcomes[RANKS];
-};
-
 // Every rank's byte in everybody's window, at the writer's place.
 static void use(struct rank *rank, struct window *window)
 {
@@ -131,71 +102,26 @@ static void take_part(struct rank *rank)
     struct trial *trial = rank->arg;
     int32_t mine = rank->bootstrap.rank;
     struct outcome *outcome = &trial->outcomes[mine];
-    struct transport *transport = NULL;
-    struct window *opened[2] = {NULL, NULL};
-    moxie_error error = {
-        .struct_size = sizeof error, .text = outcome->text, .text_bytes = TEXT_BYTES, .rank = -9};
+    struct trial_windows opened;
 
     rank->bootstrap.device = &device;
-    outcome->text[0] = '\0';
     if (mine == trial->victim) calls_left = trial->call;
     capturing = mine == trial->victim && trial->captures;
-    outcome->code = nvlink->create(&rank->bootstrap, &transport, &error);
-    for (int i = 0; i < 2 && outcome->code == MOXIE_OK; i++) {
-        outcome->code = nvlink->window_open(transport, i == 0 ? WINDOW : trial->bytes[mine],
-                                            &opened[i], &error);
-        ck_assert_int_eq(opened[i] == NULL, outcome->code != MOXIE_OK);
-    }
-    outcome->rank = error.rank;
-    outcome->failed = call_failed;
-    calls_left = NEVER;
-    call_failed = 0;
-    if (outcome->code == MOXIE_OK) use(rank, opened[1]);
-    if (transport == NULL) return;
-    nvlink->window_close(transport, opened[1]);
-    nvlink->window_close(transport, opened[0]);
-    nvlink->destroy(transport);
+    trial_open(nvlink, rank, (const uint64_t[]){WINDOW, trial->bytes[mine]}, outcome, &opened);
+    outcome->failed = calls_end();
+    if (outcome->code == MOXIE_OK) use(rank, opened.windows[1]);
+    trial_close(nvlink, &opened);
 }
 
-static struct trial *trial_create(void)
+static void nothing_is_left(int32_t files)
 {
-    struct trial *trial = shared_memory(sizeof *trial);
-
-    for (int32_t r = 0; r < RANKS; r++)
-        trial->bytes[r] = WINDOW;
-    trial->victim = 1;
-    trial->call = NEVER;
-    return trial;
-}
-
-static int32_t files_open(void)
-{
-    DIR *directory = opendir("/proc/self/fd");
-    int32_t files = 0;
-
-    ck_assert_ptr_nonnull(directory);
-    while (readdir(directory) != NULL)
-        files++;
-    (void)closedir(directory);
-    return files;
-}
-
-// Every rank answers the same code, naming the same rank in the same words.
-static void all_alike(const struct trial *trial, int32_t code, int32_t rank)
-{
-    for (int32_t r = 0; r < RANKS; r++) {
-        const struct outcome *outcome = &trial->outcomes[r];
-
-        ck_assert_msg(outcome->code == code, "rank %d: %d %s", r, outcome->code, outcome->text);
-        ck_assert_int_eq(outcome->rank, rank);
-        ck_assert_str_eq(outcome->text, trial->outcomes[0].text);
-        ck_assert_uint_gt(strlen(outcome->text), 20);
-    }
+    ck_assert_int_eq(windows_mapped, 0);
+    ck_assert_int_eq(files_open(), files);
 }
 
 START_TEST(windows_are_everybodys)
 {
-    struct trial *trial = trial_create();
+    struct trial *trial = trial_create(WINDOW);
     int32_t files = files_open();
     struct rank all[HUB_RANKS_MAX];
 
@@ -206,29 +132,24 @@ START_TEST(windows_are_everybodys)
         ck_assert_int_eq(ranks_as_processes(all, RANKS, _i), 0);
     for (int32_t r = 0; r < RANKS; r++)
         ck_assert_msg(trial->outcomes[r].code == MOXIE_OK, "%s", trial->outcomes[r].text);
-    ck_assert_int_eq(windows_mapped, 0);
-    ck_assert_int_eq(files_open(), files);
+    nothing_is_left(files);
     ranks_fini(all);
 }
 END_TEST
 
 START_TEST(every_failing_call_fails_all_ranks)
 {
-    struct trial *trial = trial_create();
+    struct trial *trial = trial_create(WINDOW);
     int32_t files = files_open();
-    struct rank all[HUB_RANKS_MAX];
 
     trial->victim = _i;
     for (trial->call = 0; trial->call < CALLS_MAX; trial->call++) {
-        ranks_init(all, RANKS, take_part, trial);
-        ranks_as_threads(all, RANKS);
-        ranks_fini(all);
-        ck_assert_int_eq(windows_mapped, 0);
-        ck_assert_int_eq(files_open(), files);
+        trial_run(trial, take_part);
+        nothing_is_left(files);
         if (!trial->outcomes[_i].failed) break;
         // The accept that fails after the last letter is how the box is found empty.
         if (trial->outcomes[_i].code == MOXIE_OK) continue;
-        all_alike(trial, trial->outcomes[_i].code, trial->outcomes[_i].rank);
+        trial_alike(trial, trial->outcomes[_i].code, trial->outcomes[_i].rank);
     }
     ck_assert_int_gt(trial->call, 30);
     ck_assert_int_lt(trial->call, CALLS_MAX);
@@ -238,10 +159,10 @@ END_TEST
 
 START_TEST(every_failing_all_gather_leaves_nothing)
 {
-    struct trial *trial = trial_create();
+    struct trial *trial = trial_create(WINDOW);
     int32_t files = files_open();
     struct rank all[HUB_RANKS_MAX];
-    int32_t call, codes;
+    int32_t call;
 
     // Join, and three meetings for each window.
     for (call = 0; call < 7; call++) {
@@ -249,22 +170,14 @@ START_TEST(every_failing_all_gather_leaves_nothing)
         all[1].fail_before = call;
         ranks_as_threads(all, RANKS);
         ranks_fini(all);
-        ck_assert_int_eq(windows_mapped, 0);
-        ck_assert_int_eq(files_open(), files);
-        codes = 0;
-        for (int32_t r = 0; r < RANKS; r++)
-            codes += trial->outcomes[r].code != MOXIE_OK;
-        ck_assert_int_eq(codes, RANKS);
+        nothing_is_left(files);
+        ck_assert_int_eq(trial_failures(trial), RANKS);
         ck_assert_int_eq(trial->outcomes[1].code, MOXIE_E_PEER);
     }
 }
 END_TEST
 
-static const struct {
-    uint64_t bytes;
-    int32_t code;
-    int32_t alone; // only the victim asks for it
-} sizes[] = {
+static const struct trial_size sizes[] = {
     {UINT64_MAX, MOXIE_E_INVALID, 0},
     {UINT64_MAX, MOXIE_E_INVALID, 1},
     {INT64_MAX, MOXIE_E_INVALID, 1},
@@ -275,32 +188,22 @@ static const struct {
 
 START_TEST(sizes_are_refused_in_words)
 {
-    struct trial *trial = trial_create();
+    struct trial *trial = trial_create(WINDOW);
     int32_t files = files_open();
-    struct rank all[HUB_RANKS_MAX];
 
-    for (int32_t r = 0; r < RANKS; r++)
-        if (r == 1 || !sizes[_i].alone) trial->bytes[r] = sizes[_i].bytes;
-    ranks_init(all, RANKS, take_part, trial);
-    ranks_as_threads(all, RANKS);
-    all_alike(trial, sizes[_i].code, sizes[_i].alone ? 1 : 0);
-    ck_assert_int_eq(windows_mapped, 0);
-    ck_assert_int_eq(files_open(), files);
-    ranks_fini(all);
+    trial_refuses(trial, &sizes[_i], take_part);
+    nothing_is_left(files);
 }
 END_TEST
 
 START_TEST(no_window_while_a_graph_is_captured)
 {
-    struct trial *trial = trial_create();
-    struct rank all[HUB_RANKS_MAX];
+    struct trial *trial = trial_create(WINDOW);
 
     trial->captures = 1;
-    ranks_init(all, RANKS, take_part, trial);
-    ranks_as_threads(all, RANKS);
-    all_alike(trial, MOXIE_E_CAPTURING, 1);
+    trial_run(trial, take_part);
+    trial_alike(trial, MOXIE_E_CAPTURING, 1);
     ck_assert_int_eq(windows_mapped, 0);
-    ranks_fini(all);
 }
 END_TEST
 

@@ -5,10 +5,8 @@
 #ifndef MOXIE_HOST_TESTS_TRACES_H
 #define MOXIE_HOST_TESTS_TRACES_H
 
-#include "host_tests/ranks.h"
+#include "host_tests/trial.h"
 
-#include <dirent.h>
-#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -22,16 +20,7 @@ struct trace_names {
     char names[TRACE_NAMES_MAX][64];
 };
 
-static struct trace_names *trace_names;       // shared by the processes of a test
-static _Thread_local int32_t calls_left = -1; // calls until the one that fails; negative: none does
-static _Thread_local int32_t call_failed;     // it has
-
-static int call_fails(void)
-{
-    if (calls_left < 0 || calls_left-- > 0) return 0;
-    call_failed = 1;
-    return 1;
-}
+static struct trace_names *trace_names; // shared by the processes of a test
 
 int __real_shm_open(const char *name, int flags, mode_t mode);
 int __wrap_shm_open(const char *name, int flags, mode_t mode);
@@ -54,10 +43,7 @@ int __wrap_shm_open(const char *name, int flags, mode_t mode)
 {
     uint32_t index;
 
-    if (call_fails()) {
-        errno = EMFILE;
-        return -1;
-    }
+    if (call_fails()) return -1;
     if (trace_names != NULL && (flags & O_CREAT) != 0) {
         index = atomic_fetch_add(&trace_names->count, 1);
         ck_assert_uint_lt(index, TRACE_NAMES_MAX);
@@ -126,18 +112,6 @@ static int32_t names_left(void)
     for (uint32_t i = 0; i < atomic_load(&trace_names->count); i++)
         left += access(trace_names->names[i], F_OK) == 0;
     return left;
-}
-
-static int32_t files_open(void)
-{
-    DIR *directory = opendir("/proc/self/fd");
-    int32_t files = 0;
-
-    ck_assert_ptr_nonnull(directory);
-    while (readdir(directory) != NULL)
-        files++;
-    (void)closedir(directory);
-    return files;
 }
 
 // Windows in this process's address space.
