@@ -39,15 +39,9 @@ static void member_run(void *arg, int32_t index)
 
 void crew_run(struct crew *crew)
 {
-    size_t bytes;
-
     layer_open(&crew->layer, crew->layer_name);
-    for (int32_t rank = 0; rank < crew->ranks; rank++)
-        crew->parts[rank] = layer_part(crew->layer.tokens, crew->ranks, rank);
-    bytes = (size_t)(crew->layer.tokens * crew->layer.hidden) * sizeof(float);
-    crew->y = malloc(bytes);
-    ck_assert_ptr_nonnull(crew->y);
-    memset(crew->y, 0xff, bytes);
+    layer_parts(&crew->layer, crew->ranks, crew->parts);
+    crew->y = layer_poisoned(&crew->layer);
     crew->group = mock_group_create(crew->ranks, GROUP_TIMEOUT_MS);
     mock_ranks_run(crew->ranks, member_run, crew);
     mock_group_destroy(crew->group);

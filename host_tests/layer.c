@@ -9,6 +9,7 @@
 
 #include <check.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static void optional(const struct golden *golden, const char *name, struct golden_tensor *tensor)
@@ -127,6 +128,22 @@ int64_t layer_part_first(int64_t tokens, int64_t ranks, int64_t rank)
     int64_t extra = tokens % ranks;
 
     return tokens / ranks * rank + (rank < extra ? rank : extra);
+}
+
+void layer_parts(const struct layer *layer, int32_t ranks, int64_t parts[MOXIE_RANKS_MAX])
+{
+    for (int32_t rank = 0; rank < ranks; rank++)
+        parts[rank] = layer_part(layer->tokens, ranks, rank);
+}
+
+float *layer_poisoned(const struct layer *layer)
+{
+    size_t bytes = (size_t)(layer->tokens * layer->hidden) * sizeof(float);
+    float *y = malloc(bytes);
+
+    ck_assert_ptr_nonnull(y);
+    memset(y, 0xff, bytes);
+    return y;
 }
 
 void layer_rank_init(struct layer_rank *rank, const struct layer *layer, struct mock_group *group,

@@ -41,6 +41,10 @@ void layer_batch_of(const struct layer *layer, int64_t first, int64_t tokens, fl
 // token longer.
 int64_t layer_part(int64_t tokens, int64_t ranks, int64_t rank);
 int64_t layer_part_first(int64_t tokens, int64_t ranks, int64_t rank);
+// Every rank's part of the layer's tokens.
+void layer_parts(const struct layer *layer, int32_t ranks, int64_t parts[MOXIE_RANKS_MAX]);
+// f32 [tokens, hidden], poisoned with NaN; the caller frees it.
+float *layer_poisoned(const struct layer *layer);
 
 // One rank: instance, runner and dispatcher, created or failing the test. Between init and open,
 // further keys may be set on `mock`.

@@ -55,8 +55,7 @@ void life_join(struct life *life, struct mock_group *group, int32_t ranks, int32
     const struct layer *layer = life->layer;
 
     if (group != NULL) mock_host_join(&life->host.mock, group, index);
-    for (int32_t rank = 0; rank < ranks; rank++)
-        life->parts[rank] = layer_part(layer->tokens, ranks, rank);
+    layer_parts(layer, ranks, life->parts);
     mock_set_i64(&life->host.mock, "forward_tokens_max", life->parts[0]);
     life->ranks = ranks;
     life->index = index;

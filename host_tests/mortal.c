@@ -498,8 +498,7 @@ void mortal_live(const struct world *world, int32_t index)
     life->layer = &world->layer;
     life->index = index;
     life->first = layer_part_first(world->layer.tokens, world->ordeal.ranks, index);
-    for (int32_t rank = 0; rank < world->ordeal.ranks; rank++)
-        life->parts[rank] = layer_part(world->layer.tokens, world->ordeal.ranks, rank);
+    layer_parts(&world->layer, world->ordeal.ranks, life->parts);
     life->y = malloc((size_t)(life->parts[index] * world->layer.hidden) * sizeof *life->y);
     REQUIRE(life, life->y != NULL, "out of memory");
     self = life;

@@ -101,14 +101,9 @@ static void run_rank(void *arg, int32_t index)
 // Runs the parts over poisoned outputs. The layer and y stay open.
 static void run_parts(struct run *run, const char *name)
 {
-    size_t bytes;
-
     layer_open(&run->layer, name);
     if (run->cap == 0) split(run);
-    bytes = (size_t)(run->layer.tokens * run->layer.hidden) * sizeof(float);
-    run->y = malloc(bytes);
-    ck_assert_ptr_nonnull(run->y);
-    memset(run->y, 0xff, bytes);
+    run->y = layer_poisoned(&run->layer);
     run->steps = run->steps > 0 ? run->steps : 2;
     run->group = mock_group_create(run->ranks, GROUP_TIMEOUT_MS);
     mock_ranks_run(run->ranks, run_rank, run);

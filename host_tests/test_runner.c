@@ -37,17 +37,12 @@ static int64_t tokens_max_of(const struct bench *bench)
 
 static void bench_open(struct bench *bench, const char *name)
 {
-    size_t bytes;
-
     memset(bench, 0, sizeof *bench);
     layer_open(&bench->layer, name);
     layer_rank_init(&bench->rank, &bench->layer, NULL, 0);
     mock_set_i64(&bench->rank.mock, "forward_tokens_max", tokens_max_of(bench));
     layer_rank_open(&bench->rank, &bench->layer);
-    bytes = (size_t)(bench->layer.tokens * bench->layer.hidden) * sizeof(float);
-    bench->y = malloc(bytes);
-    ck_assert_ptr_nonnull(bench->y);
-    memset(bench->y, 0xff, bytes);
+    bench->y = layer_poisoned(&bench->layer);
     bench->call = (moxie_call){.struct_size = sizeof bench->call};
     layer_batch_of(&bench->layer, 0, bench->layer.tokens, bench->y, &bench->batch);
     bench->in = (moxie_rows){.struct_size = sizeof(moxie_rows),
