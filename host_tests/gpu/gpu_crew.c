@@ -1,5 +1,7 @@
 #include "host_tests/gpu/gpu_crew.h"
 
+#include "plugin/transport.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,14 +12,30 @@ void gpu_member_accept(const struct gpu_member *member, int32_t answer)
     ck_assert_msg(answer == MOXIE_OK, "rank %d: %s", member->index, member->rank.mock.text);
 }
 
+int32_t gpu_member_begin(struct gpu_member *member)
+{
+    return dispatcher_begin_forward(member->rank.dispatcher, &member->step,
+                                    &member->rank.mock.error);
+}
+
+int32_t gpu_member_run(struct gpu_member *member)
+{
+    return forward_run(member->rank.dispatcher, member->rank.runner, &member->batch.batch,
+                       &member->rank.mock.error);
+}
+
+int32_t gpu_member_poll(struct gpu_member *member)
+{
+    return dispatcher_poll_error(member->rank.dispatcher, &member->rank.mock.error);
+}
+
 void gpu_member_launch(struct gpu_member *member)
 {
     size_t bytes =
         (size_t)(member->crew->layer.tokens * member->crew->layer.hidden) * sizeof(float);
 
     must(cudaMemsetAsync(member->batch.batch.y.data, 0xff, bytes, member->stream));
-    gpu_member_accept(member, forward_run(member->rank.dispatcher, member->rank.runner,
-                                          &member->batch.batch, &member->rank.mock.error));
+    gpu_member_accept(member, gpu_member_run(member));
 }
 
 void gpu_member_fetch(struct gpu_member *member)
@@ -31,8 +49,7 @@ void gpu_member_fetch(struct gpu_member *member)
 
 void gpu_member_forward(struct gpu_member *member)
 {
-    gpu_member_accept(member, dispatcher_begin_forward(member->rank.dispatcher, &member->step,
-                                                       &member->rank.mock.error));
+    gpu_member_accept(member, gpu_member_begin(member));
     gpu_member_launch(member);
     gpu_member_fetch(member);
 }
@@ -63,8 +80,7 @@ void gpu_member_take(struct gpu_member *member, int64_t first, int64_t tokens)
 
 void gpu_member_capture(struct gpu_member *member, struct gpu_graph *graph)
 {
-    gpu_member_accept(member, dispatcher_begin_forward(member->rank.dispatcher, &member->step,
-                                                       &member->rank.mock.error));
+    gpu_member_accept(member, gpu_member_begin(member));
     must(cudaStreamBeginCapture(member->stream, cudaStreamCaptureModeThreadLocal));
     gpu_member_launch(member);
     must(cudaStreamEndCapture(member->stream, &graph->graph));
@@ -80,6 +96,28 @@ void gpu_graph_free(struct gpu_graph *graph)
 void gpu_member_all_tokens(struct gpu_member *member)
 {
     mock_set_i64(&member->rank.mock, "forward_tokens_max", member->crew->layer.tokens);
+}
+
+void gpu_member_two_slots(struct gpu_member *member)
+{
+    mock_set_i64(&member->rank.mock, "forwards_in_flight_max", 2);
+}
+
+void gpu_member_short_timeout(struct gpu_member *member)
+{
+    mock_set_i64(&member->rank.mock, "timeout_ms", GPU_SHORT_MS);
+}
+
+double gpu_seconds_since(int64_t began_ns)
+{
+    return (double)(clock_ns() - began_ns) / 1e9;
+}
+
+void gpu_member_expect_zero(const struct gpu_member *member)
+{
+    for (int64_t i = 0; i < member->tokens * member->crew->layer.hidden; i++)
+        ck_assert_msg(member->y[i] == 0.0f, "rank %d: y[%lld] is %g", member->index, (long long)i,
+                      (double)member->y[i]);
 }
 
 void gpu_crew_expect_golden(const struct gpu_crew *crew, double bound)

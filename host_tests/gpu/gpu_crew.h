@@ -10,6 +10,13 @@
 #define GPU_TRANSPORT "auto" // the key of every rank
 #endif
 
+// Of gpu_member_short_timeout.
+#ifdef FAKE_NCCL
+#define GPU_SHORT_MS 400
+#else
+#define GPU_SHORT_MS 2000
+#endif
+
 struct gpu_crew;
 
 struct gpu_member {
@@ -57,6 +64,10 @@ void gpu_crew_fini(struct gpu_crew *crew);
 
 // MOXIE_OK, or the test fails with the error's text.
 void gpu_member_accept(const struct gpu_member *member, int32_t answer);
+// What the library answers, in words in member->rank.mock.
+int32_t gpu_member_begin(struct gpu_member *member);
+int32_t gpu_member_run(struct gpu_member *member);
+int32_t gpu_member_poll(struct gpu_member *member);
 // One layer in stream order, y poisoned before.
 void gpu_member_launch(struct gpu_member *member);
 // Waits, and brings y to member->y.
@@ -72,7 +83,12 @@ void gpu_graph_free(struct gpu_graph *graph);
 void gpu_crew_expect_golden(const struct gpu_crew *crew, double bound);
 // Keys: every rank may bring all tokens of the layer.
 void gpu_member_all_tokens(struct gpu_member *member);
+void gpu_member_two_slots(struct gpu_member *member);
+void gpu_member_short_timeout(struct gpu_member *member);
 // Every rank has come here.
 void gpu_member_meet(struct gpu_member *member);
+// Fails the test when a row of member->y is not zero.
+void gpu_member_expect_zero(const struct gpu_member *member);
+double gpu_seconds_since(int64_t began_ns);
 
 #endif

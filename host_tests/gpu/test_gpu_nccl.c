@@ -3,6 +3,7 @@
 
 #include "host_tests/gpu/gpu_crew.h"
 #include "host_tests/suite.h"
+#include "plugin/transport.h"
 
 #ifdef FAKE_NCCL
 #include "host_tests/emulator/fake_nccl_find.h"
@@ -12,64 +13,13 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
-#define SHORT_MS   400
-#define PATIENCE_S 10 // until something that should end after SHORT_MS counts as waiting for ever
+// Until something that should end after GPU_SHORT_MS counts as waiting for ever.
+#define PATIENCE_S 10
 #define RANKS      3
 // A stream takes about a thousand launches before it keeps the thread that launches.
 #define LAYERS_AHEAD 40
-
-static void short_timeout(struct gpu_member *member)
-{
-    mock_set_i64(&member->rank.mock, "timeout_ms", SHORT_MS);
-}
-
-static double seconds_since(const struct timespec *from)
-{
-    struct timespec now;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)(now.tv_sec - from->tv_sec) + (double)(now.tv_nsec - from->tv_nsec) / 1e9;
-}
-
-static struct timespec now(void)
-{
-    struct timespec at;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &at);
-    return at;
-}
-
-static void expect_golden(const struct gpu_crew *crew)
-{
-    ck_assert_double_le(golden_error(crew->y, &crew->layer.want), 5e-3);
-}
-
-static void expect_zero(const struct gpu_member *member)
-{
-    for (int64_t i = 0; i < member->tokens * member->crew->layer.hidden; i++)
-        ck_assert_msg(member->y[i] == 0.0f, "rank %d: y[%lld] is %g", member->index, (long long)i,
-                      (double)member->y[i]);
-}
-
-static int32_t begin_step(struct gpu_member *member)
-{
-    return dispatcher_begin_forward(member->rank.dispatcher, &member->step,
-                                    &member->rank.mock.error);
-}
-
-static int32_t run_step(struct gpu_member *member)
-{
-    return forward_run(member->rank.dispatcher, member->rank.runner, &member->batch.batch,
-                       &member->rank.mock.error);
-}
-
-static int32_t poll_step(struct gpu_member *member)
-{
-    return dispatcher_poll_error(member->rank.dispatcher, &member->rank.mock.error);
-}
 
 // ---- refusals ----------------------------------------------------------------------------------
 
@@ -135,16 +85,16 @@ START_TEST(what_is_missing_is_refused_everywhere)
     struct gpu_crew crew = {.layer_name = "mixtral_a",
                             .ranks = RANKS,
                             .dispatcher = "alltoall",
-                            .configure = short_timeout,
+                            .configure = gpu_member_short_timeout,
                             .created = expect_refusal,
                             .arg = &refusal};
-    struct timespec began = now();
+    int64_t began_ns = clock_ns();
 
     nccl_missing = refusal.missing;
     nccl_lacks = refusal.lacks;
     if (refusal.name != NULL) ck_assert_int_eq(setenv(refusal.name, refusal.value, 1), 0);
     gpu_crew_run(&crew);
-    ck_assert_double_le(seconds_since(&began), PATIENCE_S);
+    ck_assert_double_le(gpu_seconds_since(began_ns), PATIENCE_S);
     gpu_crew_fini(&crew);
 }
 END_TEST
@@ -158,7 +108,7 @@ START_TEST(the_copy_of_the_process_comes_first)
 
     ck_assert_ptr_nonnull(dlopen(FAKE_NCCL, RTLD_NOW | RTLD_LOCAL));
     gpu_crew_run(&crew);
-    expect_golden(&crew);
+    gpu_crew_expect_golden(&crew, 5e-3);
     ck_assert_int_eq(nccl_loads, 0);
     gpu_crew_fini(&crew);
 }
@@ -167,17 +117,17 @@ END_TEST
 // An exchange that NCCL itself gives up.
 static void remote_scenario(struct gpu_member *member)
 {
-    struct timespec began = now();
+    int64_t began_ns = clock_ns();
 
-    gpu_member_accept(member, begin_step(member));
-    (void)run_step(member);
-    while (poll_step(member) == MOXIE_OK && seconds_since(&began) < PATIENCE_S)
+    gpu_member_accept(member, gpu_member_begin(member));
+    (void)gpu_member_run(member);
+    while (gpu_member_poll(member) == MOXIE_OK && gpu_seconds_since(began_ns) < PATIENCE_S)
         (void)usleep(1000);
-    ck_assert_int_eq(poll_step(member), MOXIE_E_PEER);
+    ck_assert_int_eq(gpu_member_poll(member), MOXIE_E_PEER);
     ck_assert_ptr_nonnull(strstr(member->rank.mock.text, "NCCL: an exchange failed: remote"));
     ck_assert_int_eq(member->rank.mock.error.rank, -1);
     gpu_member_fetch(member);
-    expect_zero(member);
+    gpu_member_expect_zero(member);
 }
 
 START_TEST(what_nccl_reports_is_passed_on)
@@ -250,27 +200,16 @@ static void *watch(void *arg)
     return NULL;
 }
 
-static void capture(struct gpu_member *member, cudaGraphExec_t *exec)
-{
-    cudaGraph_t graph;
-
-    gpu_member_accept(member, begin_step(member));
-    must(cudaStreamBeginCapture(member->stream, cudaStreamCaptureModeThreadLocal));
-    gpu_member_launch(member);
-    must(cudaStreamEndCapture(member->stream, &graph));
-    must(cudaGraphInstantiate(exec, graph, 0));
-    must(cudaGraphDestroy(graph));
-}
-
 // Launches a layer that a rank does not come to, and goes on until that is known.
-static void meet_silence(struct gpu_member *member, enum notice notice, cudaGraphExec_t exec)
+static void meet_silence(struct gpu_member *member, enum notice notice,
+                         const struct gpu_graph *captured)
 {
     pthread_t watcher;
     int32_t answer = MOXIE_OK, layers = 0;
 
-    gpu_member_accept(member, begin_step(member));
+    gpu_member_accept(member, gpu_member_begin(member));
     if (notice == BY_REPLAYING)
-        must(cudaGraphLaunch(exec, member->stream));
+        must(cudaGraphLaunch(captured->exec, member->stream));
     else
         gpu_member_launch(member);
     if (notice == BY_A_WATCHER) {
@@ -280,13 +219,13 @@ static void meet_silence(struct gpu_member *member, enum notice notice, cudaGrap
     }
     while (answer == MOXIE_OK) {
         if (notice == BY_CALLING)
-            answer = begin_step(member);
+            answer = gpu_member_begin(member);
         else if (notice == BY_GOING_ON && layers++ < LAYERS_AHEAD)
-            answer = run_step(member);
+            answer = gpu_member_run(member);
         else if (notice == BY_GOING_ON)
             ck_abort_msg("rank %d: nothing stopped the launches", member->index);
         else
-            answer = poll_step(member);
+            answer = gpu_member_poll(member);
         if (notice != BY_GOING_ON) (void)usleep(1000);
     }
 }
@@ -297,57 +236,57 @@ static void expect_silence(struct gpu_member *member)
     const struct mock_host *mock = &member->rank.mock;
 
     gpu_member_fetch(member);
-    expect_zero(member);
-    ck_assert_int_eq(poll_step(member), MOXIE_E_TIMEOUT);
+    gpu_member_expect_zero(member);
+    ck_assert_int_eq(gpu_member_poll(member), MOXIE_E_TIMEOUT);
     ck_assert_ptr_nonnull(
         strstr(mock->text, "did not answer within timeout_ms = 400, and NCCL does not say which"));
     ck_assert_int_eq(mock->error.rank, -1);
     memset(member->y, 0xff, (size_t)(member->tokens * member->crew->layer.hidden) * sizeof(float));
     must(cudaMemset(member->batch.batch.y.data, 0xff,
                     (size_t)(member->tokens * member->crew->layer.hidden) * sizeof(float)));
-    ck_assert_int_eq(begin_step(member), MOXIE_E_TIMEOUT);
-    ck_assert_int_eq(run_step(member), MOXIE_E_TIMEOUT);
+    ck_assert_int_eq(gpu_member_begin(member), MOXIE_E_TIMEOUT);
+    ck_assert_int_eq(gpu_member_run(member), MOXIE_E_TIMEOUT);
     gpu_member_fetch(member);
-    expect_zero(member);
+    gpu_member_expect_zero(member);
     ck_assert_int_eq(
         dispatcher_set_active_ranks(member->rank.dispatcher, active, &member->rank.mock.error),
         MOXIE_E_UNSUPPORTED);
     ck_assert_ptr_nonnull(strstr(mock->text, "create them anew with the ranks that are left"));
-    ck_assert_int_eq(poll_step(member), MOXIE_E_TIMEOUT);
+    ck_assert_int_eq(gpu_member_poll(member), MOXIE_E_TIMEOUT);
 }
 
 static void silence_scenario(struct gpu_member *member)
 {
     const struct silence *silence = member->crew->arg;
     moxie_error *error = &member->rank.mock.error;
-    cudaGraphExec_t exec = NULL;
-    struct timespec began;
+    struct gpu_graph captured = {NULL, NULL};
+    int64_t began_ns;
 
     gpu_member_forward(member);
-    if (silence->notice == BY_REPLAYING) capture(member, &exec);
+    if (silence->notice == BY_REPLAYING) gpu_member_capture(member, &captured);
     gpu_member_meet(member);
-    began = now();
+    began_ns = clock_ns();
     if (member->index == silence->rank && silence->notice == BY_HALVES) {
-        gpu_member_accept(member, begin_step(member));
+        gpu_member_accept(member, gpu_member_begin(member));
         gpu_member_accept(
             member, dispatcher_dispatch_send(member->rank.dispatcher, &member->batch.batch, error));
     }
     if (member->index != silence->rank && silence->notice == BY_DESTROYING) {
-        gpu_member_accept(member, begin_step(member));
+        gpu_member_accept(member, gpu_member_begin(member));
         gpu_member_launch(member);
         dispatcher_destroy(member->rank.dispatcher);
         member->rank.dispatcher = NULL;
-        ck_assert_double_le(seconds_since(&began), PATIENCE_S);
+        ck_assert_double_le(gpu_seconds_since(began_ns), PATIENCE_S);
         gpu_member_fetch(member);
-        expect_zero(member);
+        gpu_member_expect_zero(member);
     } else if (member->index != silence->rank) {
-        meet_silence(member, silence->notice, exec);
-        ck_assert_double_ge(seconds_since(&began), 0.9 * SHORT_MS * 1e-3);
-        ck_assert_double_le(seconds_since(&began), PATIENCE_S);
+        meet_silence(member, silence->notice, &captured);
+        ck_assert_double_ge(gpu_seconds_since(began_ns), 0.9 * GPU_SHORT_MS * 1e-3);
+        ck_assert_double_le(gpu_seconds_since(began_ns), PATIENCE_S);
         expect_silence(member);
     }
     gpu_member_meet(member);
-    if (exec != NULL) must(cudaGraphExecDestroy(exec));
+    if (captured.exec != NULL) gpu_graph_free(&captured);
 }
 
 START_TEST(nobody_waits_for_a_silent_rank)
@@ -356,7 +295,7 @@ START_TEST(nobody_waits_for_a_silent_rank)
     struct gpu_crew crew = {.layer_name = "qwen3_moe_a",
                             .ranks = RANKS,
                             .dispatcher = "alltoall",
-                            .configure = short_timeout,
+                            .configure = gpu_member_short_timeout,
                             .scenario = silence_scenario,
                             .arg = &silence};
 
@@ -369,16 +308,16 @@ END_TEST
 
 static void wait_for_failure(struct gpu_member *member)
 {
-    struct timespec began = now();
+    int64_t began_ns = clock_ns();
     int32_t answer;
 
     do {
         (void)usleep(1000);
-        answer = poll_step(member);
-    } while (answer == MOXIE_OK && seconds_since(&began) < PATIENCE_S);
+        answer = gpu_member_poll(member);
+    } while (answer == MOXIE_OK && gpu_seconds_since(began_ns) < PATIENCE_S);
     ck_assert_msg(answer == MOXIE_E_TIMEOUT || answer == MOXIE_E_PEER, "%d", answer);
     gpu_member_fetch(member);
-    expect_zero(member);
+    gpu_member_expect_zero(member);
 }
 
 #ifdef FAKE_NCCL
@@ -388,17 +327,17 @@ static void wait_for_failure(struct gpu_member *member)
 static void sizes_scenario(struct gpu_member *member)
 {
     if (member->index == 1) member->step.rank_tokens = NULL;
-    gpu_member_accept(member, begin_step(member));
-    (void)run_step(member);
+    gpu_member_accept(member, gpu_member_begin(member));
+    (void)gpu_member_run(member);
     wait_for_failure(member);
-    if (poll_step(member) == MOXIE_E_PEER)
+    if (gpu_member_poll(member) == MOXIE_E_PEER)
         ck_assert_ptr_nonnull(strstr(member->rank.mock.text, "another number of bytes"));
 }
 
 static void short_and_wide(struct gpu_member *member)
 {
-    short_timeout(member);
-    mock_set_i64(&member->rank.mock, "forward_tokens_max", member->crew->layer.tokens);
+    gpu_member_short_timeout(member);
+    gpu_member_all_tokens(member);
 }
 
 START_TEST(sizes_that_differ)
@@ -416,10 +355,10 @@ END_TEST
 
 #endif
 
-static void two_slots(struct gpu_member *member)
+static void short_with_two_slots(struct gpu_member *member)
 {
-    short_timeout(member);
-    mock_set_i64(&member->rank.mock, "forwards_in_flight_max", 2);
+    gpu_member_short_timeout(member);
+    gpu_member_two_slots(member);
 }
 
 // Rank 1 goes on with another slot, which has not come as far.
@@ -427,10 +366,10 @@ static void order_scenario(struct gpu_member *member)
 {
     gpu_member_forward(member);
     if (member->index == 1) member->step.slot = member->batch.batch.slot = 1;
-    gpu_member_accept(member, begin_step(member));
-    (void)run_step(member);
+    gpu_member_accept(member, gpu_member_begin(member));
+    (void)gpu_member_run(member);
     wait_for_failure(member);
-    if (poll_step(member) == MOXIE_E_PEER)
+    if (gpu_member_poll(member) == MOXIE_E_PEER)
         ck_assert_ptr_nonnull(
             strstr(member->rank.mock.text, "the ranks have made different calls"));
 }
@@ -440,7 +379,7 @@ START_TEST(an_order_that_differs)
     struct gpu_crew crew = {.layer_name = "qwen3_moe_a",
                             .ranks = RANKS,
                             .dispatcher = "alltoall",
-                            .configure = two_slots,
+                            .configure = short_with_two_slots,
                             .scenario = order_scenario};
 
     gpu_crew_run(&crew);
@@ -453,7 +392,7 @@ END_TEST
 // More layers than may be launched before the first is done, and then no wait for any.
 static void ahead_scenario(struct gpu_member *member)
 {
-    gpu_member_accept(member, begin_step(member));
+    gpu_member_accept(member, gpu_member_begin(member));
     for (int32_t i = 0; i < 20; i++)
         gpu_member_launch(member);
     dispatcher_destroy(member->rank.dispatcher);
@@ -469,7 +408,7 @@ START_TEST(what_is_launched_is_done_when_destroyed)
                             .scenario = ahead_scenario};
 
     gpu_crew_run(&crew);
-    expect_golden(&crew);
+    gpu_crew_expect_golden(&crew, 5e-3);
     gpu_crew_fini(&crew);
 }
 END_TEST

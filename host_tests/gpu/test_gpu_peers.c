@@ -5,10 +5,10 @@
 #include "host_tests/crew.h"
 #include "host_tests/gpu/gpu_crew.h"
 #include "host_tests/suite.h"
+#include "plugin/transport.h"
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 static const char *const dispatchers[] = {"alltoall", "allgather"};
 
@@ -87,38 +87,10 @@ END_TEST
 
 // ---- silence -----------------------------------------------------------------------------------
 
-#define SHORT_MS 2000
-
 struct loss {
     int32_t rank;     // stops taking part after its first layer
     int32_t captured; // the survivors replay a graph
 };
-
-static void short_timeout(struct gpu_member *member)
-{
-    mock_set_i64(&member->rank.mock, "timeout_ms", SHORT_MS);
-}
-
-static double seconds_since(const struct timespec *from)
-{
-    struct timespec now;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)(now.tv_sec - from->tv_sec) + (double)(now.tv_nsec - from->tv_nsec) / 1e9;
-}
-
-static void expect_zero(const struct gpu_member *member)
-{
-    for (int64_t i = 0; i < member->tokens * member->crew->layer.hidden; i++)
-        ck_assert_msg(member->y[i] == 0.0f, "rank %d: y[%lld] is %g", member->index, (long long)i,
-                      (double)member->y[i]);
-}
-
-static int32_t step_again(struct gpu_member *member)
-{
-    return dispatcher_begin_forward(member->rank.dispatcher, &member->step,
-                                    &member->rank.mock.error);
-}
 
 // The layer without the experts of the lost rank, as one rank with their ids taken out computes it.
 static int survives(void *arg, int32_t id)
@@ -139,8 +111,7 @@ static void run_layer(struct gpu_member *member, const struct gpu_graph *capture
     if (captured->exec != NULL)
         must(cudaGraphLaunch(captured->exec, member->stream));
     else
-        answer = forward_run(member->rank.dispatcher, member->rank.runner, &member->batch.batch,
-                             &member->rank.mock.error);
+        answer = gpu_member_run(member);
     gpu_member_fetch(member);
     ck_assert_msg(answer == MOXIE_OK || answer == MOXIE_E_PEER, "%s", member->rank.mock.text);
 }
@@ -151,33 +122,33 @@ static void lose_scenario(struct gpu_member *member)
     uint8_t active[MOXIE_RANKS_MAX] = {0};
     moxie_error *error = &member->rank.mock.error;
     struct gpu_graph captured = {NULL, NULL};
-    struct timespec began;
+    int64_t began_ns;
 
     gpu_member_forward(member);
     if (loss->captured) gpu_member_capture(member, &captured);
     gpu_member_meet(member);
     if (member->index != loss->rank) {
-        (void)clock_gettime(CLOCK_MONOTONIC, &began);
+        began_ns = clock_ns();
         run_layer(member, &captured);
-        ck_assert_double_le(seconds_since(&began), 4 * SHORT_MS * 1e-3);
-        expect_zero(member);
-        ck_assert_int_eq(dispatcher_poll_error(member->rank.dispatcher, error), MOXIE_E_PEER);
+        ck_assert_double_le(gpu_seconds_since(began_ns), 4 * GPU_SHORT_MS * 1e-3);
+        gpu_member_expect_zero(member);
+        ck_assert_int_eq(gpu_member_poll(member), MOXIE_E_PEER);
         ck_assert_msg(error->rank == loss->rank, "%s", member->rank.mock.text);
         ck_assert_ptr_nonnull(strstr(member->rank.mock.text, "sent no rows of epoch 2"));
-        ck_assert_int_eq(step_again(member), MOXIE_E_PEER);
+        ck_assert_int_eq(gpu_member_begin(member), MOXIE_E_PEER);
         for (int32_t rank = 0; rank < member->crew->ranks; rank++)
             active[rank] = rank != loss->rank;
         gpu_member_accept(member,
                           dispatcher_set_active_ranks(member->rank.dispatcher, active, error));
-        ck_assert_int_eq(dispatcher_poll_error(member->rank.dispatcher, error), MOXIE_OK);
-        gpu_member_accept(member, step_again(member));
+        ck_assert_int_eq(gpu_member_poll(member), MOXIE_OK);
+        gpu_member_accept(member, gpu_member_begin(member));
         run_layer(member, &captured);
     }
     gpu_member_meet(member);
     if (member->index == loss->rank) {
         run_layer(member, &captured);
-        expect_zero(member);
-        ck_assert_int_eq(dispatcher_poll_error(member->rank.dispatcher, error), MOXIE_E_PEER);
+        gpu_member_expect_zero(member);
+        ck_assert_int_eq(gpu_member_poll(member), MOXIE_E_PEER);
         ck_assert_ptr_nonnull(strstr(member->rank.mock.text, "has left this rank out"));
     }
     gpu_member_meet(member);
@@ -189,7 +160,7 @@ static void lose(struct loss loss)
     struct gpu_crew crew = {.layer_name = "qwen3_moe_a",
                             .ranks = 3,
                             .dispatcher = "alltoall",
-                            .configure = short_timeout,
+                            .configure = gpu_member_short_timeout,
                             .scenario = lose_scenario,
                             .arg = &loss};
     int64_t first, last, hidden;
@@ -227,7 +198,7 @@ static void two_rounds(struct gpu_member *member)
 {
     int64_t most = member->crew->parts[0];
 
-    short_timeout(member);
+    gpu_member_short_timeout(member);
     mock_set_i64(&member->rank.mock, "max_dispatch_tokens_per_rank", (most + 1) / 2);
     mock_set_i64(&member->rank.mock, "dispatch_rounds_max", 2);
 }
@@ -242,7 +213,7 @@ static void one_round(struct gpu_member *member)
     const moxie_rows *in, *out;
 
     gpu_member_take(member, member->first, member->tokens / 2);
-    gpu_member_accept(member, step_again(member));
+    gpu_member_accept(member, gpu_member_begin(member));
     gpu_member_accept(member, dispatcher_dispatch_send(rank->dispatcher, batch, error));
     gpu_member_accept(member, dispatcher_dispatch_recv(rank->dispatcher, batch, &in, &out, error));
     gpu_member_accept(member, runner_run(rank->runner, &call, in, out, error));
@@ -259,15 +230,14 @@ static void second_round_scenario(struct gpu_member *member)
     member->step.rank_tokens = NULL;
     if (member->index == 1) gpu_member_take(member, member->first, 1);
     if (loss->captured) gpu_member_capture(member, &captured);
-    gpu_member_accept(member, step_again(member));
+    gpu_member_accept(member, gpu_member_begin(member));
     gpu_member_meet(member);
     if (member->index == 0) {
         one_round(member);
     } else {
         run_layer(member, &captured);
-        expect_zero(member);
-        ck_assert_int_eq(dispatcher_poll_error(member->rank.dispatcher, &member->rank.mock.error),
-                         MOXIE_E_PEER);
+        gpu_member_expect_zero(member);
+        ck_assert_int_eq(gpu_member_poll(member), MOXIE_E_PEER);
     }
     gpu_member_meet(member);
     if (loss->captured) gpu_graph_free(&captured);
@@ -292,11 +262,6 @@ END_TEST
 
 // ---- forwards in flight ------------------------------------------------------------------------
 
-static void two_slots(struct gpu_member *member)
-{
-    mock_set_i64(&member->rank.mock, "forwards_in_flight_max", 2);
-}
-
 // Two forwards by halves, the second begun inside the first.
 static void overlapped_scenario(struct gpu_member *member)
 {
@@ -312,7 +277,7 @@ static void overlapped_scenario(struct gpu_member *member)
     batches[1].y.data = other;
     for (int32_t slot = 0; slot < 2; slot++) {
         member->step.slot = slot;
-        gpu_member_accept(member, dispatcher_begin_forward(rank->dispatcher, &member->step, error));
+        gpu_member_accept(member, gpu_member_begin(member));
         gpu_member_accept(member,
                           dispatcher_dispatch_send(rank->dispatcher, &batches[slot], error));
     }
@@ -338,7 +303,7 @@ START_TEST(two_forwards_in_flight)
     struct gpu_crew crew = {.layer_name = "qwen3_moe_a",
                             .ranks = 3,
                             .dispatcher = dispatchers[_i],
-                            .configure = two_slots,
+                            .configure = gpu_member_two_slots,
                             .scenario = overlapped_scenario};
 
     gpu_crew_run(&crew);

@@ -188,9 +188,7 @@ static void edge_scenario(struct gpu_member *member)
         ck_assert_double_le(crew_difference(member->y, want, member->tokens * crew->layer.hidden),
                             1e-5);
         member->step.tokens = member->rank_tokens[member->index] = EDGE_CAP + 1;
-        ck_assert_int_eq(dispatcher_begin_forward(member->rank.dispatcher, &member->step,
-                                                  &member->rank.mock.error),
-                         MOXIE_E_CAPACITY);
+        ck_assert_int_eq(gpu_member_begin(member), MOXIE_E_CAPACITY);
     }
 }
 
@@ -222,7 +220,7 @@ static void padded_scenario(struct gpu_member *member)
     int32_t rows[MOXIE_RANKS_MAX];
 
     member->step.padding = MOXIE_PADDING_MAX_LEN;
-    gpu_member_accept(member, dispatcher_begin_forward(dispatcher, &member->step, error));
+    gpu_member_accept(member, gpu_member_begin(member));
     gpu_member_accept(member, dispatcher_dispatch_send(dispatcher, batch, error));
     gpu_member_accept(member, dispatcher_dispatch_recv(dispatcher, batch, &in, &out, error));
     must(cudaStreamSynchronize(member->stream));
