@@ -7,8 +7,7 @@
 #include "hosts/cli/rank.h"
 #include "hosts/cli/router.h"
 
-#include "host_tests/cli/fake_cuda.h"
-#include "host_tests/cli/fake_nvtx.h"
+#include "host_tests/cli/bench_fakes.h"
 #include "host_tests/suite.h"
 
 #include <math.h>
@@ -380,6 +379,11 @@ START_TEST(a_profiler_sees_named_ranges)
 }
 END_TEST
 
+static int bench_small(struct fault *fault)
+{
+    return bench(&small, fault);
+}
+
 START_TEST(every_call_may_fail)
 {
     static const char *const names[] = {
@@ -391,26 +395,8 @@ START_TEST(every_call_may_fail)
         "cuGraphLaunch",        "cuEventCreate",
         "cuEventRecord",        "cuEventElapsedTime",
     };
-    struct fault fault;
 
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        int calls = 0;
-
-        fake.reset();
-        ck_assert_int_eq(bench(&small, &fault), EXIT_OK);
-        calls = fake.calls(names[i]);
-        ck_assert_int_ge(calls, 2);
-        for (int pick = 0; pick < 4; pick++) {
-            const int nth[] = {1, 2, calls / 2, calls};
-
-            fake.reset();
-            fake.break_call(names[i], nth[pick], 700);
-            ck_assert_msg(bench(&small, &fault) == EXIT_TROUBLE, "%s, call %d", names[i],
-                          nth[pick]);
-            ck_assert_msg(strstr(fault.text, "CUDA error 700") != NULL, "%s", fault.text);
-            ck_assert_int_eq(fake.live(), 0);
-        }
-    }
+    bench_break_calls(&fake, names, sizeof names / sizeof names[0], 4, bench_small);
 }
 END_TEST
 
@@ -521,9 +507,7 @@ END_TEST
 
 static void set_up(void)
 {
-    ck_assert_msg(fake_cuda_find(&fake), "LD_LIBRARY_PATH leads to no fake driver");
-    ck_assert_msg(fake_nvtx_find(&ranges, "libnvtx3interop.so.1"), "nor to the fake NVTX");
-    ranges.reset();
+    bench_fakes_find(&fake, &ranges);
 }
 
 static void add_tests(TCase *tests)

@@ -5,8 +5,7 @@
 #include "hosts/cli/rank.h"
 #include "hosts/cli/router.h"
 
-#include "host_tests/cli/fake_cuda.h"
-#include "host_tests/cli/fake_nvtx.h"
+#include "host_tests/cli/bench_fakes.h"
 #include "host_tests/suite.h"
 
 #include <string.h>
@@ -300,6 +299,13 @@ START_TEST(a_forgotten_pair_is_found)
 }
 END_TEST
 
+static int bench_combine(struct fault *fault)
+{
+    char told[4096];
+
+    return bench(BENCH_COMBINE, told, sizeof told, fault);
+}
+
 START_TEST(every_call_may_fail)
 {
     static const char *const calls[] = {"begin_forward", "dispatch_send", "dispatch_recv", "expand",
@@ -309,41 +315,25 @@ START_TEST(every_call_may_fail)
                                          "cuMemGetInfo_v2",        "cuMemcpyDtoDAsync_v2",
                                          "cuMemsetD8Async",        "cuGraphInstantiateWithFlags"};
     struct fault fault = {.text = ""};
-    char told[4096];
 
     library.wire = "fp8_block128";
     for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++) {
         library.failing = calls[i];
-        ck_assert_int_eq(bench(BENCH_COMBINE, told, sizeof told, &fault), EXIT_TROUBLE);
+        ck_assert_int_eq(bench_combine(&fault), EXIT_TROUBLE);
         ck_assert_msg(strstr(fault.text, calls[i]) != NULL, "%s", fault.text);
         ck_assert_int_eq(fake.live(), 0);
     }
     library.failing = "get_extension";
-    ck_assert_int_eq(bench(BENCH_COMBINE, told, sizeof told, &fault), EXIT_REFUSED);
+    ck_assert_int_eq(bench_combine(&fault), EXIT_REFUSED);
     ck_assert_msg(strstr(fault.text, "--op combine") != NULL, "%s", fault.text);
     library.failing = NULL;
-    for (size_t i = 0; i < sizeof driver / sizeof driver[0]; i++) {
-        int count = 0;
-
-        fake.reset();
-        ck_assert_int_eq(bench(BENCH_COMBINE, told, sizeof told, &fault), EXIT_OK);
-        count = fake.calls(driver[i]);
-        for (int nth = 1; nth <= count; nth += 1 + count / 16) {
-            fake.reset();
-            fake.break_call(driver[i], nth, 700);
-            ck_assert_msg(bench(BENCH_COMBINE, told, sizeof told, &fault) == EXIT_TROUBLE,
-                          "%s, call %d", driver[i], nth);
-            ck_assert_int_eq(fake.live(), 0);
-        }
-    }
+    bench_break_calls(&fake, driver, sizeof driver / sizeof driver[0], 16, bench_combine);
 }
 END_TEST
 
 static void set_up(void)
 {
-    ck_assert_msg(fake_cuda_find(&fake), "LD_LIBRARY_PATH leads to no fake driver");
-    ck_assert_msg(fake_nvtx_find(&ranges, "libnvtx3interop.so.1"), "nor to the fake NVTX");
-    ranges.reset();
+    bench_fakes_find(&fake, &ranges);
     library.wire = "input";
 }
 
