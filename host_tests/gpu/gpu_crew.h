@@ -6,15 +6,15 @@
 
 #include "host_tests/gpu/gpu_layer.h"
 
+// The key `transport` of every rank, and timeout_ms where a wait is to end. NCCL has no more than
+// that to join the ranks, too, which over sockets takes it seconds, and its stand-in no time.
 #ifndef GPU_TRANSPORT
-#define GPU_TRANSPORT "auto" // the key of every rank
-#endif
-
-// Of gpu_member_short_timeout.
-#ifdef FAKE_NCCL
+#define GPU_TRANSPORT "auto"
+#define GPU_SHORT_MS  2000
+#elif defined(FAKE_NCCL)
 #define GPU_SHORT_MS 400
 #else
-#define GPU_SHORT_MS 2000
+#define GPU_SHORT_MS 10000
 #endif
 
 struct gpu_crew;
