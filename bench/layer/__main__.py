@@ -13,7 +13,6 @@ import json
 import pathlib
 import platform
 import shlex
-import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
@@ -29,33 +28,11 @@ import moxie  # noqa: E402
 from measure import cells, numbers, race, report  # noqa: E402
 from measure.case import FORWARDS, ROUTINGS, Case  # noqa: E402
 from measure.clocks import Clocks  # noqa: E402
+from measure.command import commit, counts, say, words  # noqa: E402
 from measure.device import DEVICES, anchors  # noqa: E402
 from peers import systems  # noqa: E402
 
 ROOM_SHARE = 0.6  # of the free memory, for weights; the rest is for rows and what systems keep
-
-
-def say(text):
-    print(text, file=sys.stderr, flush=True)
-
-
-def words(allowed):
-    """An argparse type: a list with commas between."""
-    def split(text):
-        found = [word for word in text.split(",") if word]
-        unknown = [word for word in found if word not in allowed]
-        if unknown or not found:
-            raise argparse.ArgumentTypeError(f"{', '.join(unknown) or 'nothing'} is none of "
-                                             f"{', '.join(allowed)}")
-        return found
-    return split
-
-
-def counts(text):
-    found = [int(word) for word in text.split(",")]
-    if min(found) < 1:
-        raise argparse.ArgumentTypeError("tokens are at least 1")
-    return found
 
 
 def add_choices(parser):
@@ -64,7 +41,7 @@ def add_choices(parser):
                         help="of weights, and of rows if it has 16 bits; default: %(default)s")
     parser.add_argument("--shape", type=words(cells.SHAPES), help="default: all of the format's "
                         "table; on the CPU, tiny")
-    parser.add_argument("--tokens", type=counts, default=[],
+    parser.add_argument("--tokens", type=counts("tokens", 1), default=[],
                         help="default: those of the table")
     parser.add_argument("--routing", type=words(ROUTINGS), help="default: all; graphs are captured "
                         "at uniform routing whatever they are replayed with")
@@ -126,16 +103,6 @@ def processor():
         return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.machine()
-
-
-def commit():
-    """Of this tree; None where git knows none."""
-    try:
-        told = subprocess.run(["git", "-C", str(ROOT), "describe", "--always", "--dirty"],
-                              text=True, capture_output=True, check=False)
-    except OSError:
-        return None
-    return told.stdout.strip() or None
 
 
 def describe(options, device):

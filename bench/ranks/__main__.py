@@ -25,26 +25,9 @@ import grid  # noqa: E402
 import tables  # noqa: E402
 from measure import numbers  # noqa: E402
 from measure.clocks import Clocks  # noqa: E402
+from measure.command import commit, counts, say, words  # noqa: E402
 
 OPS = ("layer", "dispatch", "combine", "both")
-
-
-def say(text):
-    print(text, file=sys.stderr, flush=True)
-
-
-def words(text):
-    found = text.split(",")
-    if not set(found) <= set(OPS):
-        raise argparse.ArgumentTypeError(f"{text}: there are {', '.join(OPS)}")
-    return found
-
-
-def counts(text):
-    found = [int(word) for word in text.split(",")]
-    if min(found) < 2:
-        raise argparse.ArgumentTypeError("over at least 2 ranks")
-    return found
 
 
 def parse(arguments):
@@ -52,11 +35,11 @@ def parse(arguments):
     parser.add_argument("--moxie", default=shutil.which("moxie"), help="the command; default: "
                         "that of the path")
     parser.add_argument("--plugin", help="libmoxie.so; default: the command's own choice")
-    parser.add_argument("--ranks", type=counts, default=list(grid.RANKS),
+    parser.add_argument("--ranks", type=counts("ranks", 2), default=list(grid.RANKS),
                         help="default: 2,4,8, as far as there are GPUs")
     parser.add_argument("--gpus", type=int, help="how many there are; default: what nvidia-smi "
                         "and CUDA_VISIBLE_DEVICES say")
-    parser.add_argument("--op", type=words, default=[], help="default: all")
+    parser.add_argument("--op", type=words(OPS), default=[], help="default: all")
     parser.add_argument("--dispatcher", help="default: that of the library")
     parser.add_argument("--quick", action="store_true", help="four cells")
     parser.add_argument("--shape", help="in the place of every shape, without bars")
@@ -85,16 +68,6 @@ def visible_gpus():
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
     count = len(names) if shown is None else len([word for word in shown.split(",") if word])
     return min(count, len(names)), names[0] if names else None
-
-
-def commit():
-    """Of this tree; None where git knows none."""
-    try:
-        told = subprocess.run(["git", "-C", str(ROOT), "describe", "--always", "--dirty"],
-                              text=True, capture_output=True, check=False)
-    except OSError:
-        return None
-    return told.stdout.strip() or None
 
 
 def groups_of(options):

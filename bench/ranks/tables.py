@@ -1,10 +1,8 @@
 """The JSON's cells and their judgement, the table, and the plot."""
 
-import importlib.util
-
 import grid
 from measure import cells as layer_cells
-from measure import numbers, report
+from measure import chart, numbers, report
 
 VERSION = 1
 SHARED = ("ranks", "weight_format", "row_format", "runner", "dispatcher", "device",
@@ -120,27 +118,4 @@ def curves(found):
 def plot(found, path):
     """Draws the share of the floor over tokens; says why it did not, or None."""
     charts = curves(found)
-    if not charts:
-        return "no cell is even"
-    if importlib.util.find_spec("matplotlib") is None:
-        return "matplotlib is not installed"
-    import matplotlib
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-    figure, axes = pyplot.subplots(1, len(charts), figsize=(5 * len(charts), 4.5), sharey=True,
-                                   squeeze=False)
-    for axis, (title, lines) in zip(axes[0], charts.items()):
-        for name, points in lines.items():
-            dashed = "--" if name in ("bar", "stretch") else "-"
-            axis.plot(*zip(*sorted(points)), marker="o", linestyle=dashed, label=name)
-        axis.set_xscale("log", base=2)
-        axis.set_ylim(0, 1.05)
-        axis.set_title(title)
-        axis.set_xlabel("tokens of a rank")
-        axis.grid(alpha=0.3)
-        axis.legend(fontsize="small")
-    axes[0][0].set_ylabel("share of the floor")
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
-    return None
+    return chart.draw(charts, "tokens of a rank", path) if charts else "no cell is even"

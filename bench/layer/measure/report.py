@@ -1,8 +1,6 @@
 """The JSON's judgement and form, the table, and the plot."""
 
-import importlib.util
-
-from measure import cells, numbers
+from measure import cells, chart, numbers
 
 VERSION = 1
 SUBJECT = "moxie"  # the system that bars are for
@@ -226,24 +224,6 @@ def plot(found, path):
     shapes = curves(found)
     if not shapes:
         return "no cell has uniform routing"
-    if importlib.util.find_spec("matplotlib") is None:
-        return "matplotlib is not installed"
-    import matplotlib
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-    figure, axes = pyplot.subplots(1, len(shapes), figsize=(5 * len(shapes), 4.5), sharey=True,
-                                   squeeze=False)
-    for axis, (shape, lines) in zip(axes[0], shapes.items()):
-        for name, points in lines.items():
-            axis.plot(*zip(*sorted(points)), marker="o", label=name)
-        axis.set_xscale("log", base=2)
-        axis.set_ylim(0, 1.05)
-        axis.set_title(f"{shape} {found['settings']['format']}")
-        axis.set_xlabel("tokens")
-        axis.grid(alpha=0.3)
-    axes[0][0].set_ylabel("share of the floor")
-    axes[0][-1].legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
-    return None
+    number = found["settings"]["format"]
+    return chart.draw({f"{shape} {number}": lines for shape, lines in shapes.items()}, "tokens",
+                      path)

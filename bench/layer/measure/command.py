@@ -1,0 +1,45 @@
+"""What the commands of the benchmarks take and say alike."""
+
+import argparse
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent.parent
+
+
+def say(text):
+    print(text, file=sys.stderr, flush=True)
+
+
+def words(allowed):
+    """An argparse type: a list with commas between."""
+    def split(text):
+        found = [word for word in text.split(",") if word]
+        unknown = [word for word in found if word not in allowed]
+        if unknown or not found:
+            raise argparse.ArgumentTypeError(f"{', '.join(unknown) or 'nothing'} is none of "
+                                             f"{', '.join(allowed)}")
+        return found
+    return split
+
+
+def counts(what, least):
+    """An argparse type: numbers with commas between."""
+    def split(text):
+        found = [int(word) for word in text.split(",")]
+        if min(found) < least:
+            raise argparse.ArgumentTypeError(f"{what} are at least {least}")
+        return found
+    split.__name__ = what  # as argparse names what is no number
+    return split
+
+
+def commit():
+    """Of this tree; None where git knows none."""
+    try:
+        told = subprocess.run(["git", "-C", str(ROOT), "describe", "--always", "--dirty"],
+                              text=True, capture_output=True, check=False)
+    except OSError:
+        return None
+    return told.stdout.strip() or None
