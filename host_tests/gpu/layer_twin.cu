@@ -1,6 +1,6 @@
 // One MoE layer on the GPU and on its CPU twin, same args structs, same random data: sizes, orders, activations, skew.
 // With --time, the layer's time in a replayed graph instead, of many layers or of the one that --time TOKENS HIDDEN INTERMEDIATE
-// EXPERTS TOP_K names; with --random SEED COUNT, random layers.
+// EXPERTS TOP_K [fp8] names; with --random SEED COUNT, random layers.
 
 #include "host_tests/gpu/layer_case.cuh"
 
@@ -61,6 +61,10 @@ static int run_stage(const stages &s, int stage, void *stream)
         return kernels_cuda.down(&s.down, stream);
     case 3:
         return kernels_cuda.combine(&s.combine, stream);
+    case 4:
+        return kernels_cuda.quantise(&s.quantise_x, stream);
+    case 5:
+        return kernels_cuda.quantise(&s.quantise_mid, stream);
     default:
         return run_stages(&kernels_cuda, s, stream);
     }
@@ -123,13 +127,16 @@ static void time_layer(const layer_case &c)
     double experts = 0;
     for (char h : hit)
         experts += h;
-    double memory = experts * 6.0 * c.hidden * c.intermediate / 4.5e6;
-    double flops = 6.0 * c.tokens * c.top_k * c.hidden * c.intermediate / 790e6;
+    bool is_fp8 = c.format != FORMAT_BF16;
+    double memory = experts * (is_fp8 ? 3.0 : 6.0) * c.hidden * c.intermediate / 4.5e6;
+    double flops = 6.0 * c.tokens * c.top_k * c.hidden * c.intermediate / (is_fp8 ? 1580e6 : 790e6);
     double floor_us = memory > flops ? memory : flops;
-    float us = time_stage(g, 4, stream);
-    printf("%5d/%5d/%3d/%d tokens %5d: %8.1f us, floor %8.1f, x %.2f; route %.1f gate_up %.1f down %.1f combine %.1f\n", c.hidden,
+    float us = time_stage(g, 6, stream);
+    printf("%5d/%5d/%3d/%d tokens %5d: %8.1f us, floor %8.1f, x %.2f; route %.1f gate_up %.1f down %.1f combine %.1f", c.hidden,
            c.intermediate, c.experts, c.top_k, c.tokens, us, floor_us, us / floor_us, time_stage(g, 0, stream),
            time_stage(g, 1, stream), time_stage(g, 2, stream), time_stage(g, 3, stream));
+    if (is_fp8) printf("; quantise x %.1f mid %.1f", time_stage(g, 4, stream), time_stage(g, 5, stream));
+    printf("\n");
     fflush(stdout);
     for (auto &one : g)
         free_layer(one);
@@ -204,7 +211,7 @@ int main(int argc, char **argv)
     CHECK(kernels_cuda_load());
     if (argc > 6 && strcmp(argv[1], "--time") == 0) {
         time_layer({atoi(argv[2]), atoi(argv[3]), atoi(argv[4]), atoi(argv[5]), atoi(argv[6]), ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0,
-                    FORMAT_BF16});
+                    argc > 7 ? FORMAT_FP8_BLOCK128 : FORMAT_BF16});
         return 0;
     }
     if (argc > 1 && strcmp(argv[1], "--time") == 0) {

@@ -64,6 +64,21 @@ __device__ void store_row(const out_slab &to, int32_t row, int32_t column, float
     store_8(static_cast<unsigned char *>(to.rows) + row * to.row_stride_bytes, to.format, column, sum);
 }
 
+// Rows of the slab with the most; the same in every lane. What was planned for may be many times that.
+__device__ __forceinline__ int32_t rows_most(const args &a)
+{
+    int32_t most = 0;
+
+    for (int32_t index = threadIdx.x % 32; index < a.slabs_count; index += 32) {
+        const out_slab &to = a.slabs[index];
+
+        if (to.rows != nullptr) most = max(most, to.count != nullptr ? min(*to.count, to.cap) : to.cap);
+    }
+    for (int32_t step = 16; step > 0; step /= 2)
+        most = max(most, __shfl_xor_sync(~0u, most, step));
+    return min(most, a.rows_cap);
+}
+
 template <int32_t format> __global__ void __launch_bounds__(kThreads) combine_kernel(const __grid_constant__ args a)
 {
     int64_t pieces = (a.hidden + kColumns - 1) / kColumns;
@@ -74,19 +89,20 @@ template <int32_t format> __global__ void __launch_bounds__(kThreads) combine_ke
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
     rows = a.row_pair == nullptr ? min(static_cast<int64_t>(*a.pairs_count), a.pairs)
-                                 : static_cast<int64_t>(a.slabs_count) * a.rows_cap;
+                                 : static_cast<int64_t>(a.slabs_count) * rows_most(a);
     for (int64_t item = static_cast<int64_t>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32; item < rows * pieces; item += warps) {
-        int64_t flat = item / pieces;
+        int64_t at = item / pieces;
         int32_t column = static_cast<int32_t>(item % pieces) * kColumns + lane * 8;
-        int32_t index = a.row_pair == nullptr ? 0 : static_cast<int32_t>(flat / a.rows_cap);
-        int32_t row = a.row_pair == nullptr ? a.pair_row[flat] : static_cast<int32_t>(flat % a.rows_cap);
+        // Slabs take turns: written one after another by all ranks at once, each in turn would be the end of every link.
+        int32_t index = a.row_pair == nullptr ? 0 : static_cast<int32_t>(at % a.slabs_count);
+        int32_t row = a.row_pair == nullptr ? a.pair_row[at] : static_cast<int32_t>(at / a.slabs_count);
         const out_slab &to = a.slabs[index];
         bool wanted = to.rows != nullptr && row >= 0 && row < to.cap && (a.row_pair == nullptr || to.count == nullptr || row < *to.count);
         int32_t pair = -1;
         float sum[8] = {};
 
-        if (wanted && a.row_pair == nullptr && lane == 0) pair = static_cast<int32_t>(flat);
-        if (wanted && a.row_pair != nullptr && lane < a.top_k) pair = a.row_pair[flat * a.top_k + lane];
+        if (wanted && a.row_pair == nullptr && lane == 0) pair = static_cast<int32_t>(at);
+        if (wanted && a.row_pair != nullptr && lane < a.top_k) pair = a.row_pair[(static_cast<int64_t>(index) * a.rows_cap + row) * a.top_k + lane];
         add_pairs<format>(a, __ballot_sync(~0u, pair >= 0 && pair < a.pairs), pair, column, sum);
         if (wanted && column < a.hidden) store_row(to, row, column, sum, a.scale);
     }

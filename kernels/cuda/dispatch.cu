@@ -21,7 +21,7 @@ constexpr int kSlotThreads = 1024;
 constexpr int kSlotWarps = kSlotThreads / 32;
 constexpr int kThreads = 256;
 constexpr int kBatch = 4;           // loads of a lane under way at once
-constexpr int kWarpsWanted = 2048;  // of push: enough to fill the links with a few tokens
+constexpr int kWarpsWanted = 4096;  // of push: enough to fill the links with a few tokens
 constexpr int kPieceBytesMin = 512; // of a source row: 16 a lane
 
 struct args {
@@ -269,26 +269,6 @@ __device__ void push_copy(const args &a, int32_t token, const places &at, int32_
     }
 }
 
-__device__ __forceinline__ void load_4(const unsigned char *row, int32_t column, int32_t format, float (&to)[4])
-{
-    if (format == FORMAT_F32) {
-        uint4 four = *reinterpret_cast<const uint4 *>(row + column * 4);
-
-        memcpy(to, &four, sizeof to);
-    } else {
-        uint64_t four = *reinterpret_cast<const uint64_t *>(row + column * 2);
-        uint32_t words[2] = {static_cast<uint32_t>(four), static_cast<uint32_t>(four >> 32)};
-
-#pragma unroll
-        for (int32_t i = 0; i < 2; i++) {
-            float2 two = format == FORMAT_BF16 ? number_unpack<true>(words[i]) : number_unpack<false>(words[i]);
-
-            to[i * 2] = two.x;
-            to[i * 2 + 1] = two.y;
-        }
-    }
-}
-
 // Columns begin..end-1 of the row, as e4m3 with a scale per 128.
 __device__ void push_fp8(const args &a, int32_t token, const places &at, int32_t begin, int32_t end)
 {
@@ -305,10 +285,7 @@ __device__ void push_fp8(const args &a, int32_t token, const places &at, int32_t
 #pragma unroll
         for (int32_t i = 0; i < kBatch; i++) {
             scales[i] = fp8_scale(values[i]);
-            codes[i] = 0;
-#pragma unroll
-            for (int32_t j = 0; j < 4; j++)
-                codes[i] |= static_cast<uint32_t>(fp8_code(values[i][j], scales[i])) << (8 * j);
+            codes[i] = fp8_codes(values[i], scales[i]);
         }
         for (uint64_t left = at.ranks; left != 0;) {
             place to = next_place(at, &left);

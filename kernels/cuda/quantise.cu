@@ -1,18 +1,20 @@
 // quantise on CUDA: rows of 16- or 32-bit numbers to e4m3 with an f32 scale per 128.
 //
-// grid   a warp a group of 128 numbers, four a lane; the groups of all slabs' valid rows, one after the other
+// grid   a warp 512 numbers of a row, four of each 128 a lane; the valid rows of all slabs, one after the other
 // smem   the valid rows before each slab
 // bytes  the rows once, half or a quarter of them written: bound by memory
 
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/number.cuh"
+#include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/quantise.cuh"
 #include "kernels/cuda/search.cuh"
 
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int kBatch = 4; // groups of a warp under way at once
 
 struct slab {
     const unsigned char *rows;
@@ -60,43 +62,59 @@ __device__ void sum_rows(const args &a, int32_t *rows_before)
     __syncthreads();
 }
 
-__device__ __forceinline__ void quantise_group(const args &a, const slab &s, int64_t x_row, int64_t row, int32_t first)
+__device__ __forceinline__ bool is_aligned(const void *row, int32_t bytes)
+{
+    return reinterpret_cast<uintptr_t>(row) % bytes == 0;
+}
+
+// Groups from column `first` on, kBatch of them.
+__device__ __forceinline__ void quantise_groups(const args &a, const slab &s, int64_t x_row, int64_t row, int32_t first)
 {
     const unsigned char *from = s.rows + x_row * s.row_stride_bytes;
     unsigned char *to = a.rows + row * a.row_stride_bytes;
+    float *scales = reinterpret_cast<float *>(a.scales + row * a.scale_stride_bytes);
+    bool by_four = a.columns % 4 == 0 && is_aligned(from, s.format == FORMAT_F32 ? 16 : 8) && is_aligned(to, 4);
     int32_t lane = threadIdx.x % 32;
-    float values[4], scale;
+    float values[kBatch][4] = {};
 
+    first += lane * 4;
 #pragma unroll
-    for (int32_t i = 0; i < 4; i++) {
-        int32_t column = first + i * 32 + lane;
+    for (int32_t i = 0; i < kBatch; i++) {
+        int32_t column = first + i * kFp8Group;
 
-        values[i] = column < a.columns ? number_load(from, column, s.format) : 0.0f;
+        if (by_four && column < a.columns) load_4(from, column, s.format, values[i]);
+        for (int32_t j = 0; !by_four && j < 4; j++)
+            if (column + j < a.columns) values[i][j] = number_load(from, column + j, s.format);
     }
-    scale = fp8_scale(values);
 #pragma unroll
-    for (int32_t i = 0; i < 4; i++) {
-        int32_t column = first + i * 32 + lane;
+    for (int32_t i = 0; i < kBatch; i++) {
+        int32_t column = first + i * kFp8Group;
+        float scale = fp8_scale(values[i]);
+        uint32_t codes = fp8_codes(values[i], scale);
 
-        if (column < a.columns) to[column] = fp8_code(values[i], scale);
+        if (by_four && column < a.columns) *reinterpret_cast<uint32_t *>(to + column) = codes;
+        for (int32_t j = 0; !by_four && j < 4; j++)
+            if (column + j < a.columns) to[column + j] = static_cast<unsigned char>(codes >> (8 * j));
+        if (lane == 0 && column < a.columns) scales[column / kFp8Group] = scale;
     }
-    if (lane == 0) reinterpret_cast<float *>(a.scales + row * a.scale_stride_bytes)[first / kFp8Group] = scale;
 }
 
 __global__ void __launch_bounds__(kThreads) quantise_kernel(const __grid_constant__ args a)
 {
     __shared__ int32_t rows_before[KERNEL_RANKS_MAX + 1];
-    int64_t groups = (a.columns + kFp8Group - 1) / kFp8Group;
+    int64_t pieces = (a.columns + kFp8Group * kBatch - 1) / (kFp8Group * kBatch);
     int64_t warps = static_cast<int64_t>(gridDim.x) * (kThreads / 32), items;
 
+    griddepcontrol_wait();
+    griddepcontrol_launch_dependents();
     sum_rows(a, rows_before);
-    items = rows_before[KERNEL_RANKS_MAX] * groups;
+    items = rows_before[KERNEL_RANKS_MAX] * pieces;
     for (int64_t item = static_cast<int64_t>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32; item < items; item += warps) {
-        int32_t valid_row = static_cast<int32_t>(item / groups), slab = last_at_most(rows_before, a.slabs_count, valid_row);
+        int32_t valid_row = static_cast<int32_t>(item / pieces), slab = last_at_most(rows_before, a.slabs_count, valid_row);
         int64_t row = valid_row - rows_before[slab], x_row = a.x_row != nullptr ? a.x_row[row] : row;
 
         row += static_cast<int64_t>(slab) * a.rows_cap;
-        quantise_group(a, a.slabs[slab], x_row, row, static_cast<int32_t>(item % groups) * kFp8Group);
+        quantise_groups(a, a.slabs[slab], x_row, row, static_cast<int32_t>(item % pieces) * kFp8Group * kBatch);
     }
 }
 
@@ -127,7 +145,7 @@ extern "C" int32_t quantise_cuda_load(void)
 
 extern "C" int32_t quantise_cuda(const struct quantise_args *from, void *stream)
 {
-    int64_t groups = (from->columns + kFp8Group - 1) / kFp8Group;
+    int64_t pieces = (from->columns + kFp8Group * kBatch - 1) / (kFp8Group * kBatch);
     args to = {};
     int64_t rows = take_slabs(from, &to);
 
@@ -140,5 +158,5 @@ extern "C" int32_t quantise_cuda(const struct quantise_args *from, void *stream)
     to.scale_stride_bytes = from->scale_stride_bytes;
     to.rows_cap = from->rows_cap;
     to.columns = from->columns;
-    return launch(quantise_kernel, {grid_for(rows * groups, kThreads / 32), kThreads, 0, LAUNCH_AFTER}, stream, to);
+    return launch(quantise_kernel, {grid_for(rows * pieces, kThreads / 32), kThreads, 0, LAUNCH_EARLY}, stream, to);
 }
