@@ -11,35 +11,42 @@
 constexpr int32_t kFp8Group = 128;
 constexpr float kFp8Largest = 448.0f; // of e4m3
 
-// As the CPU's: a NaN wins and stays.
-__device__ __forceinline__ float larger(float a, float b)
-{
-    return !(b <= a) && a == a ? b : a;
-}
-
-// The same in every lane.
+// The same in every lane. Without their signs floats are in the order of their bits, and a NaN is the largest, as the CPU has it.
 __device__ __forceinline__ float fp8_scale(const float (&values)[4])
 {
-    float magnitude = 0.0f;
+    uint32_t magnitude = 0;
 
 #pragma unroll
     for (int32_t i = 0; i < 4; i++)
-        magnitude = larger(magnitude, fabsf(values[i]));
+        magnitude = max(magnitude, __float_as_uint(values[i]) & 0x7fffffffu);
+    return __uint_as_float(__reduce_max_sync(~0u, magnitude)) / kFp8Largest;
+}
+
+// values / scale, rounded as a division rounds: a quotient by the rounded inverse and what remains of the value (Markstein), which
+// holds where neither the inverse nor the remainder leaves the normal numbers.
+__device__ __forceinline__ void divide(const float (&values)[4], float scale, float (&quotients)[4])
+{
+    bool is_ordinary = scale > 0x1p-80f && scale < 0x1p80f;
+    float inverse = 1.0f / (is_ordinary ? scale : 1.0f);
+
 #pragma unroll
-    for (int32_t bits = 16; bits > 0; bits /= 2)
-        magnitude = larger(magnitude, __shfl_xor_sync(~0u, magnitude, bits));
-    return magnitude / kFp8Largest;
+    for (int32_t i = 0; i < 4; i++) {
+        float quotient = values[i] * inverse;
+
+        // The remainder of -0 is 0, and their sum too.
+        quotients[i] = is_ordinary ? copysignf(__fmaf_rn(__fmaf_rn(-quotient, scale, values[i]), inverse, quotient), values[i])
+                                   : scale == 0.0f ? 0.0f : values[i] / scale;
+    }
 }
 
 // The first number in the lowest byte.
 __device__ __forceinline__ uint32_t fp8_codes(const float (&values)[4], float scale)
 {
-    uint32_t codes = 0;
+    float q[4];
 
-#pragma unroll
-    for (int32_t i = 0; i < 4; i++)
-        codes |= scale == 0.0f ? 0 : static_cast<uint32_t>(__nv_cvt_float_to_fp8(values[i] / scale, __NV_SATFINITE, __NV_E4M3)) << (8 * i);
-    return codes;
+    divide(values, scale, q);
+    return __nv_cvt_float2_to_fp8x2({q[0], q[1]}, __NV_SATFINITE, __NV_E4M3) |
+           static_cast<uint32_t>(__nv_cvt_float2_to_fp8x2({q[2], q[3]}, __NV_SATFINITE, __NV_E4M3)) << 16;
 }
 
 // Of a row at a multiple of four numbers.

@@ -69,6 +69,32 @@ template <class T> T __shfl_sync(uint32_t mask, T value, int lane)
 {
     return emulator::warp_read<T>("__shfl_sync", mask, value, lane & 31);
 }
+static inline uint32_t __reduce_max_sync(uint32_t mask, uint32_t value)
+{
+    const uint64_t *lanes;
+
+    emulator::check_mask(mask);
+    lanes = emulator::warp_exchange("__reduce_max_sync", value);
+    return static_cast<uint32_t>(*std::max_element(lanes, lanes + 32));
+}
+static inline uint32_t __float_as_uint(float value)
+{
+    uint32_t bits;
+
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+static inline float __uint_as_float(uint32_t bits)
+{
+    float value;
+
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+static inline float __fmaf_rn(float a, float b, float c)
+{
+    return std::fma(a, b, c);
+}
 template <class T> T __shfl_xor_sync(uint32_t mask, T value, int bits)
 {
     return emulator::warp_read<T>("__shfl_xor_sync", mask, value, emulator::lane() ^ bits);
