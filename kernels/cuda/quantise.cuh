@@ -22,31 +22,27 @@ __device__ __forceinline__ float fp8_scale(const float (&values)[4])
     return __uint_as_float(__reduce_max_sync(~0u, magnitude)) / kFp8Largest;
 }
 
-// values / scale, rounded as a division rounds: a quotient by the rounded inverse and what remains of the value (Markstein), which
-// holds where neither the inverse nor the remainder leaves the normal numbers.
-__device__ __forceinline__ void divide(const float (&values)[4], float scale, float (&quotients)[4])
+// values / scale as e4m3, the first in the lowest byte, rounded as a division rounds, without one for each number and without a
+// branch: a quotient by the rounded inverse, and what remains of the value (Markstein). A factor, exact, keeps both among the
+// normal numbers; a quotient that it would change is far under the smallest code.
+__device__ __forceinline__ uint32_t fp8_codes(const float (&values)[4], float scale)
 {
-    bool is_ordinary = scale > 0x1p-80f && scale < 0x1p80f;
-    float inverse = 1.0f / (is_ordinary ? scale : 1.0f);
+    float factor = scale < 0x1p-80f ? 0x1p100f : scale > 0x1p80f ? 0x1p-100f : 1.0f;
+    float divisor = scale * factor, inverse = 1.0f / divisor;
+    bool is_finite = divisor < INFINITY;
+    uint32_t codes;
+    float q[4];
 
 #pragma unroll
     for (int32_t i = 0; i < 4; i++) {
-        float quotient = values[i] * inverse;
+        float value = values[i] * factor, quotient = value * inverse;
+        float corrected = __fmaf_rn(__fmaf_rn(-quotient, divisor, value), inverse, quotient);
 
-        // The remainder of -0 is 0, and their sum too.
-        quotients[i] = is_ordinary ? copysignf(__fmaf_rn(__fmaf_rn(-quotient, scale, values[i]), inverse, quotient), values[i])
-                                   : scale == 0.0f ? 0.0f : values[i] / scale;
+        q[i] = copysignf(is_finite ? corrected : quotient, value); // the remainder of -0 is 0, and their sum too
     }
-}
-
-// The first number in the lowest byte.
-__device__ __forceinline__ uint32_t fp8_codes(const float (&values)[4], float scale)
-{
-    float q[4];
-
-    divide(values, scale, q);
-    return __nv_cvt_float2_to_fp8x2({q[0], q[1]}, __NV_SATFINITE, __NV_E4M3) |
-           static_cast<uint32_t>(__nv_cvt_float2_to_fp8x2({q[2], q[3]}, __NV_SATFINITE, __NV_E4M3)) << 16;
+    codes = __nv_cvt_float2_to_fp8x2({q[0], q[1]}, __NV_SATFINITE, __NV_E4M3) |
+            static_cast<uint32_t>(__nv_cvt_float2_to_fp8x2({q[2], q[3]}, __NV_SATFINITE, __NV_E4M3)) << 16;
+    return scale == 0.0f ? 0 : codes;
 }
 
 // Of a row at a multiple of four numbers.
