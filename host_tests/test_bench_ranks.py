@@ -128,7 +128,10 @@ class Program(unittest.TestCase):
 
     def test_a_run(self):
         (self.folder / "told.json").write_text(json.dumps(told(2, [told_cell(128, 30.0)])))
-        moxie = self.command(f"echo \"$@\" >>{self.folder}/log\ncat {self.folder}/told.json\n")
+        moxie = self.command(
+            "if [ \"$1\" = info ]; then\n"
+            "    echo '{\"build\": {\"version\": \"9.8.7\", \"source_id\": \"abc\"}}'; exit\nfi\n"
+            f"echo \"$@\" >>{self.folder}/log\ncat {self.folder}/told.json\n")
         code, text, found = self.main("--moxie", moxie, "--gpus", "3", "--quick", "--op", "both")
         self.assertEqual(code, 0)
         self.assertEqual(tables.faults(found), [])
@@ -137,6 +140,7 @@ class Program(unittest.TestCase):
         self.assertEqual(found["skipped"][:2], ["4 ranks: 3 GPUs are visible",
                                                 "8 ranks: 3 GPUs are visible"])
         self.assertIn("Skipped: 8 ranks", text)
+        self.assertIn(", moxie 9.8.7 abc, ", text)
         self.assertEqual((self.folder / "log").read_text(), "bench --runner moxie_cuda --op both "
                          "--shape dsv3 --ranks 2 --tokens 8 --weight-format fp8_block128 "
                          "--dispatch-format input --replays 30 --seconds 2 --json\n")

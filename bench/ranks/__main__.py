@@ -99,6 +99,14 @@ def run(command):
     return json.loads(told.stdout), None
 
 
+def library_of(options):
+    """Version and source of the library that is measured; None where the command does not say."""
+    command = [options.moxie, "info", "--json"]
+    told, trouble = run(command + (["--plugin", options.plugin] if options.plugin else []))
+    build = {} if trouble else told.get("build", {})
+    return " ".join(filter(None, (build.get("version"), build.get("source_id")))) or None
+
+
 def write(found, options):
     pathlib.Path(options.out).parent.mkdir(parents=True, exist_ok=True)
     found["rejected"] = tables.rejections(found["cells"], options.drift)
@@ -111,7 +119,8 @@ def describe(options, gpus, name, clocks):
     return {"what": "one layer over the GPUs of a machine", "version": tables.VERSION,
             "command": shlex.join(["python3", "bench/ranks", *sys.argv[1:]]),
             "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            "machine": {"gpus": gpus, "gpu": name}, "versions": {"commit": commit()},
+            "machine": {"gpus": gpus, "gpu": name},
+            "versions": {"commit": commit(), "library": library_of(options)},
             "settings": {"replays": options.replays, "seconds": options.seconds,
                          "drift": options.drift, "dispatcher": options.dispatcher},
             "complete": False, "skipped": [], "failed": [], "rejected": [],

@@ -56,8 +56,9 @@ def _uneven(skew, delay_us):
 
 
 def _head(found):
+    versions = found["versions"]
     lines = [f"{found['machine'].get('gpu') or 'no GPU'} x {found['machine']['gpus']}, moxie "
-             f"{found['versions']['commit']}, {found['date']}", "", f"    {found['command']}", ""]
+             f"{versions.get('library') or versions['commit']}, {found['date']}", "", f"    {found['command']}", ""]
     if not found["complete"]:
         lines += ["**Incomplete**: the run ended before its last cell.", ""]
     lines += [f"**Rejected**: {reason}." for reason in found["rejected"]]
