@@ -14,6 +14,7 @@ namespace
 {
 
 constexpr uint32_t kChunk = 16;
+constexpr uint32_t kRegisters = 65536; // of a multiprocessor
 
 // In the 8 bytes of an mbarrier.
 struct barrier_state {
@@ -41,6 +42,7 @@ struct thread_state {
     std::deque<thread_copy> copies;
     unsigned groups; // ends of groups in copies
     uint64_t fenced; // moment of the last fence
+    uint32_t registers;
 };
 
 struct chunk_state {
@@ -166,11 +168,19 @@ void land_tensor_copy(const tensor_copy &copy)
 
 } // namespace
 
+// What a kernel that is alone on its multiprocessor is compiled for, in steps of 8.
+static uint32_t registers_at_launch()
+{
+    return std::min(kRegisters / static_cast<uint32_t>(f().threads.size()) / 8 * 8, 255u);
+}
+
 void async_begin(unsigned threads)
 {
     f().tensors.clear();
     f().copying.clear();
     f().threads.assign(threads, thread_state());
+    for (thread_state &state : f().threads)
+        state.registers = registers_at_launch();
     f().chunks.assign(kSmemBytesMax / kChunk, chunk_state());
     f().moment = 0;
     wgmma_begin();
@@ -203,6 +213,12 @@ bool async_advance(bool must)
 
 void async_end()
 {
+    size_t registers = 0, given = f().threads.size() * registers_at_launch();
+
+    for (const thread_state &state : f().threads)
+        registers += state.registers;
+    if (registers > given)
+        die("setmaxnreg asks for %zu registers in all, and the block has %zu", registers, given);
     if (!f().tensors.empty() || !f().copying.empty()) die("the block ended with copies in flight");
     wgmma_end();
 }
@@ -279,6 +295,11 @@ void copy_arrive_noinc(uint64_t *barrier)
 void fence_proxy_async()
 {
     f().threads[here.thread.x].fenced = ++f().moment;
+}
+
+void set_registers(uint32_t registers)
+{
+    f().threads[here.thread.x].registers = registers;
 }
 
 const unsigned char *read_16(uint32_t address)

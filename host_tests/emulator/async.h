@@ -36,6 +36,9 @@ void copy_wait(unsigned pending);
 // Arrives once this thread's copies so far have landed; the phase's count does not change.
 void copy_arrive_noinc(uint64_t *barrier);
 void fence_proxy_async();
+// setmaxnreg: this thread's registers from now on. The block dies at its end when warpgroups had
+// asked for more in all than it is launched with, which on a device waits for ever.
+void set_registers(uint32_t registers);
 
 enum number { kBf16, kF16, kE4m3 };
 

@@ -168,6 +168,16 @@ void past_the_end(arguments args)
     cp_async_wait<0>();
 }
 
+void rows_not_aligned(arguments)
+{
+    if (threadIdx.x < 32) stmatrix_trans(smem_address(dynamic_smem<smem>()) + 8, 0, 0);
+}
+
+void registers_that_nobody_gave_back(arguments)
+{
+    setmaxnreg_inc<256>();
+}
+
 void not_aligned(arguments args)
 {
     cp_async<16>(smem_address(dynamic_smem<smem>()), args.global + 8, 16);
@@ -275,6 +285,8 @@ int main()
         {"copies left in flight", copies_left_in_flight, "copies in flight", false},
         {"past the end", past_the_end, "shared memory ends", false},
         {"not aligned", not_aligned, "not aligned", false},
+        {"rows not aligned", rows_not_aligned, "no multiple of 16", false},
+        {"registers", registers_that_nobody_gave_back, "setmaxnreg asks for", false},
         {"launched early, never waits", nothing, "without griddepcontrol.wait", true},
     };
 

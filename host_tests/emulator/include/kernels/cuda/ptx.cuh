@@ -113,8 +113,15 @@ static inline void spin_pause(uint32_t)
     emulator::spin_pause();
 }
 
-template <uint32_t registers> void setmaxnreg_inc() {}
-template <uint32_t registers> void setmaxnreg_dec() {}
+template <uint32_t registers> void setmaxnreg_inc()
+{
+    emulator::set_registers(registers);
+}
+
+template <uint32_t registers> void setmaxnreg_dec()
+{
+    emulator::set_registers(registers);
+}
 
 // Launches run one after another, so there is nothing to wait for; whether it is called counts.
 static inline void griddepcontrol_wait()
