@@ -9,7 +9,8 @@
 
 namespace {
 
-// gate * sigmoid(gate * p(gate^2)) * (up + beta): every function with a gate, as straight code, which 64 copies of in a row must be.
+// gate * sigmoid(gate * p(gate^2)) * (up + beta): every function with a gate as straight code, because a thread runs through up to
+// 64 copies of it for each tile.
 __device__ __forceinline__ float activate(const gemm_args &args, float gate, float up)
 {
     const activation_terms &by = args.activation;
@@ -25,7 +26,7 @@ __device__ __forceinline__ float activate(const gemm_args &args, float gate, flo
 // relu2, which has no gate.
 __device__ __forceinline__ float activate_plain(float x)
 {
-    return x > 0.0f ? x * x : 0.0f * x; // NaN stays
+    return x < 0.0f ? 0.0f : x * x; // NaN stays
 }
 
 __device__ __forceinline__ float bias_at(const gemm_args &args, int32_t expert, int64_t row)
