@@ -9,6 +9,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+#ifndef PRODUCTS_MOST
+#define PRODUCTS_MOST INFINITY // tokens x top-k x hidden x intermediate of a case; larger ones are left out
+#endif
+
+static bool is_too_large(const layer_case &c)
+{
+    return static_cast<double>(c.tokens) * c.top_k * c.hidden * c.intermediate > PRODUCTS_MOST;
+}
+
 static int compare(const layer_case &c)
 {
     layer l;
@@ -233,7 +242,7 @@ int main(int argc, char **argv)
         return failed != 0;
     }
     for (const layer_case &c : cases)
-        failed += compare(c);
+        if (!is_too_large(c)) failed += compare(c);
     printf("%d of %d cases failed\n", failed, (int)(sizeof cases / sizeof cases[0]));
     return failed != 0;
 }
