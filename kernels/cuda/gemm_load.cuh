@@ -100,10 +100,14 @@ __device__ __forceinline__ void load_tokens(const gemm_args &args, unsigned char
         cp_async_bulk_tensor_3d(to + n * kRowBytes, &args.tokens, full, k, t.pair + n, 0);
 }
 
-// Bytes that the copy engine brings for a stage.
-template <class P> __device__ __forceinline__ uint32_t stage_bytes_of(const tile &t)
+// A stage's weights, and how many bytes the copy engine will have brought when it is full.
+template <class P>
+__device__ __forceinline__ void begin_stage(const gemm_args &args, gemm_smem &smem, const stage_ring &ring, const tile &t, int32_t k)
 {
-    return (kRows + (P::is_gate_up ? 0 : t.columns)) * kRowBytes;
+    uint64_t *full = &smem.full[ring.stage];
+
+    mbarrier_arrive_expect_tx(full, (kRows + (P::is_gate_up ? 0 : t.columns)) * kRowBytes);
+    load_weights<P>(args, ring.weights(smem), full, t, k);
 }
 
 // The weights of the block's first steps, which need nothing but the tables; how many steps those are.
@@ -116,10 +120,8 @@ template <class P> __device__ __forceinline__ int32_t load_ahead(const gemm_args
     if (threadIdx.x % 128 == 0) {
         tile t = find_tile<P>(args, smem, blockIdx.x);
 
-        for (int32_t step = 0; step < steps; step++, ring.advance()) {
-            mbarrier_arrive_expect_tx(&smem.full[ring.stage], stage_bytes_of<P>(t));
-            load_weights<P>(args, ring.weights(smem), &smem.full[ring.stage], t, step * P::depth);
-        }
+        for (int32_t step = 0; step < steps; step++, ring.advance())
+            begin_stage<P>(args, smem, ring, t, step * P::depth);
     }
     return steps;
 }
@@ -149,10 +151,7 @@ template <class P> __device__ __forceinline__ void producer_loop(const gemm_args
             uint64_t *full = &smem.full[ring.stage];
 
             mbarrier_wait(&smem.empty[ring.stage], ring.round_odd ^ 1);
-            if (thread == 0 && ahead <= 0) {
-                mbarrier_arrive_expect_tx(full, stage_bytes_of<P>(t));
-                load_weights<P>(args, ring.weights(smem), full, t, k);
-            }
+            if (thread == 0 && ahead <= 0) begin_stage<P>(args, smem, ring, t, k);
             if (thread == 0 && !P::is_gate_up) load_tokens(args, tokens, full, t, k);
             ahead--;
             if (P::is_gate_up) gather<P>(from, tokens, (args.depth - k) * element_bytes, k * element_bytes, t.columns, thread);

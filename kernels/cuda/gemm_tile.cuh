@@ -52,12 +52,13 @@ struct alignas(1024) gemm_smem {
 // The stages that a thread goes through, over all its tiles. The fewer tokens the largest tile has, the more stages there are,
 // and the more bytes under way.
 struct stage_ring {
-    int32_t count, bytes;
+    int32_t bytes; // of a stage
+    int32_t count;
     int32_t stage;
     uint32_t round_odd;
 
     __device__ __forceinline__ explicit stage_ring(const gemm_smem &smem)
-        : count(kStageBytes / ((kRows + smem.columns_max) * kRowBytes)), bytes((kRows + smem.columns_max) * kRowBytes), stage(0), round_odd(0)
+        : bytes((kRows + smem.columns_max) * kRowBytes), count(kStageBytes / bytes), stage(0), round_odd(0)
     {
     }
 

@@ -9,6 +9,11 @@
 #include <cuda_fp16.h>
 #include <string.h>
 
+__device__ __forceinline__ bool is_aligned(const void *at, int32_t bytes)
+{
+    return reinterpret_cast<uintptr_t>(at) % bytes == 0;
+}
+
 __device__ __forceinline__ float number_load(const void *numbers, int64_t index, int32_t format)
 {
     if (format == FORMAT_F32) return static_cast<const float *>(numbers)[index];

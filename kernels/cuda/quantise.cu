@@ -62,11 +62,6 @@ __device__ void sum_rows(const args &a, int32_t *rows_before)
     __syncthreads();
 }
 
-__device__ __forceinline__ bool is_aligned(const void *row, int32_t bytes)
-{
-    return reinterpret_cast<uintptr_t>(row) % bytes == 0;
-}
-
 // Groups from column `first` on, kBatch of them.
 __device__ __forceinline__ void quantise_groups(const args &a, const slab &s, int64_t x_row, int64_t row, int32_t first)
 {

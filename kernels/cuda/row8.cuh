@@ -5,11 +5,6 @@
 
 #include "kernels/cuda/number.cuh"
 
-__device__ __forceinline__ bool is_aligned_16(const void *row)
-{
-    return reinterpret_cast<uintptr_t>(row) % 16 == 0;
-}
-
 // As they are in memory: loads can be under way together only while nothing looks at what they bring.
 template <int32_t format> struct eight {
     uint32_t words[format == FORMAT_F32 ? 8 : 4];
@@ -72,7 +67,7 @@ __device__ __forceinline__ void store_8(unsigned char *row, int32_t format, int3
 {
     uint4 packed;
 
-    if (format != FORMAT_F32 && is_aligned_16(row)) {
+    if (format != FORMAT_F32 && is_aligned(row, 16)) {
         bool is_bf16 = format == FORMAT_BF16;
         uint32_t words[4];
 

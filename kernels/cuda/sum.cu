@@ -55,7 +55,7 @@ __device__ __forceinline__ void add_parts(const args &a, const unsigned char *ow
             if (loaded != 0 && column < a.hidden) {
                 const unsigned char *from = rank == a.rank ? own : a.parts[rank] + row * a.part_stride_bytes;
 
-                parts[i] = is_aligned_16(from) ? load_8<format>(from, column) : load_8_anywhere<format>(from, column);
+                parts[i] = is_aligned(from, 16) ? load_8<format>(from, column) : load_8_anywhere<format>(from, column);
             }
             loaded &= loaded - 1;
         }
