@@ -8,7 +8,22 @@
 #endif
 
 #include <check.h>
+#include <dirent.h>
+#include <stdint.h>
 #include <stdlib.h>
+
+// How many names a folder holds, `.` and `..` among them.
+static inline int32_t names_in(const char *folder)
+{
+    DIR *directory = opendir(folder);
+    int32_t names = 0;
+
+    ck_assert_ptr_nonnull(directory);
+    while (readdir(directory) != NULL)
+        names++;
+    (void)closedir(directory);
+    return names;
+}
 
 // Defines main() for one suite with one case that holds the tests named by ADD.
 #define SUITE_MAIN(suite_name, timeout_s, ADD)                                                     \

@@ -4,7 +4,6 @@
 
 #include "host_tests/suite.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
@@ -33,14 +32,7 @@ int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
 
 static int32_t threads_alive(void)
 {
-    DIR *directory = opendir("/proc/self/task");
-    int32_t entries = 0;
-
-    ck_assert_ptr_nonnull(directory);
-    while (readdir(directory) != NULL)
-        entries++;
-    (void)closedir(directory);
-    return entries - 2;
+    return names_in("/proc/self/task") - 2;
 }
 
 static void *nothing(void *arg)

@@ -5,8 +5,8 @@
 #define MOXIE_HOST_TESTS_TRIAL_H
 
 #include "host_tests/ranks.h"
+#include "host_tests/suite.h"
 
-#include <dirent.h>
 #include <errno.h>
 
 #define RANKS      3
@@ -38,14 +38,7 @@ static inline int32_t calls_end(void)
 
 static inline int32_t files_open(void)
 {
-    DIR *directory = opendir("/proc/self/fd");
-    int32_t files = 0;
-
-    ck_assert_ptr_nonnull(directory);
-    while (readdir(directory) != NULL)
-        files++;
-    (void)closedir(directory);
-    return files;
+    return names_in("/proc/self/fd");
 }
 
 // ---- trials ------------------------------------------------------------------------------------

@@ -166,13 +166,13 @@ void land_tensor_copy(const tensor_copy &copy)
     settle(barrier);
 }
 
-} // namespace
-
 // What a kernel that is alone on its multiprocessor is compiled for, in steps of 8.
-static uint32_t registers_at_launch()
+uint32_t registers_at_launch()
 {
     return std::min(kRegisters / static_cast<uint32_t>(f().threads.size()) / 8 * 8, 255u);
 }
+
+} // namespace
 
 void async_begin(unsigned threads)
 {
