@@ -12,6 +12,7 @@
 struct gate_up_args {
     const struct row_slab *slabs; // [slabs_count], host array
     const int32_t *expert_offset; // [experts + 1]
+    uint32_t *tiles_taken;        // CUDA: device, one, 0 before; every launch leaves 0
     const int32_t *pair_row;      // [pairs] flat rows; NULL: a pair's row is its own number
     const float *pair_weight;     // multiplies the input row before the product; NULL: not (router
                                   // weight on input)
@@ -32,6 +33,7 @@ struct gate_up_args {
 
 struct down_args {
     const int32_t *expert_offset; // [experts + 1]
+    uint32_t *tiles_taken;        // as gate_up's; both may share it, one launch after the other
     const void *mid;              // [pairs, intermediate] of mid_format
     int64_t mid_stride_bytes;
     struct weight_view w2; // n = hidden, k = intermediate

@@ -8,6 +8,7 @@
 // The buffers that one slot's experts work in.
 struct experts_buffers {
     int32_t *expert_offset;
+    uint32_t *tiles_taken;
     int32_t *pair_row;
     float *pair_weight;
     int32_t *row_pair;
@@ -24,6 +25,7 @@ static struct experts_buffers buffers_of(const struct experts_job *job)
 
     return (struct experts_buffers){
         .expert_offset = memory_slot(memory, BUFFER_EXPERT_OFFSET, job->slot),
+        .tiles_taken = memory_slot(memory, BUFFER_TILES_TAKEN, job->slot),
         .pair_row = memory_slot(memory, BUFFER_PAIR_ROW, job->slot),
         .pair_weight = memory_slot(memory, BUFFER_PAIR_WEIGHT, job->slot),
         .row_pair = memory_slot(memory, BUFFER_ROW_PAIR, job->slot),
@@ -144,6 +146,7 @@ static struct gate_up_args gate_up_stage(const struct experts_job *job,
     return (struct gate_up_args){
         .slabs = operand->slabs,
         .expert_offset = b->expert_offset,
+        .tiles_taken = b->tiles_taken,
         .pair_row = operand->pair_row,
         .pair_weight = limits->weight_on_input ? b->pair_weight : NULL,
         .w1 = job->weights->w1,
@@ -195,6 +198,7 @@ static struct down_args down_stage(const struct experts_job *job, const struct e
 
     return (struct down_args){
         .expert_offset = b->expert_offset,
+        .tiles_taken = b->tiles_taken,
         .mid = quantised ? b->mid_fp8 : b->mid,
         .mid_stride_bytes = quantised ? limits->mid_fp8_bytes : b->mid_stride_bytes,
         .mid_scales = b->mid_scales,

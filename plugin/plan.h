@@ -63,6 +63,7 @@ struct window_layout {
 // What a buffer is for, so that its owner finds it.
 enum buffer_id {
     BUFFER_EXPERT_OFFSET, // route: per slot
+    BUFFER_TILES_TAKEN,   // both GEMMs: per slot
     BUFFER_PAIR_ROW,
     BUFFER_PAIR_WEIGHT,
     BUFFER_ROW_PAIR,

@@ -327,7 +327,7 @@ static void buffers_for(const layer_case &c, size_t sizes[BUFFERS])
 
 struct gpu_layer {
     stages s;
-    void *memory[BUFFERS + 9];
+    void *memory[BUFFERS + 10];
     float *y;
 };
 
@@ -350,6 +350,7 @@ static void upload_layer(gpu_layer &g, const layer &l)
     m[6] = c.bias ? upload(l.b2) : NULL;
     m[7] = fp8 ? upload(l.s1) : NULL;
     m[8] = fp8 ? upload(l.s2) : NULL;
+    m[9] = upload(std::vector<uint32_t>(1, 0));
     g.y = poison<float>((size_t)c.tokens * c.hidden);
     weight_view w1 = view_of(m[3], m[5], rows, c.hidden, c.order, c.rows_in);
     weight_view w2 = view_of(m[4], m[6], c.hidden, c.intermediate, ORDER_PLAIN, c.rows_in);
@@ -361,6 +362,7 @@ static void upload_layer(gpu_layer &g, const layer &l)
     g.s.route.slabs = &g.s.slab;
     g.s.gate_up.slabs = fp8 ? &g.s.quantised_slab : &g.s.slab;
     g.s.combine.slabs = &g.s.out;
+    g.s.gate_up.tiles_taken = g.s.down.tiles_taken = (uint32_t *)m[9];
 }
 
 static void free_layer(gpu_layer &g)

@@ -1,8 +1,8 @@
 // gate_up and down on sm_90a, bf16, f16 and e4m3: c[128 weight rows x N tokens] += w . x^T, weights on wgmma's M, tokens
 // on its N, so that one family serves one token and thousands.
 //
-// grid   one block an SM, persistent; tiles in the order expert, weight rows, tokens, so that the tiles which share a
-//        piece of the weights run beside each other and read it from HBM once
+// grid   one block an SM, persistent; tiles in the order expert, weight rows, tokens, each to the block that is free, so that the
+//        tiles which share a piece of the weights run beside each other and read it from HBM once
 // block  3 warpgroups: one loads, two multiply 64 weight rows each
 // smem   4 to 8 stages of 128 weight rows and 256, 128 or 64 token rows of 128 bytes (64 inputs, e4m3 128), swizzled
 // N      8 to 256 (e4m3: 128), chosen for each tile from the expert's real count: a captured graph replays with any
@@ -11,11 +11,12 @@
 // accumulator rows r and r + 8 are gate and up of the same unit and the activation needs no exchange. Token rows are
 // gathered by index with 16-byte copies; down reads its rows, which lie in pair order, by tensor map. A pair's sum runs
 // over K in a fixed order, so its bits do not depend on its batch mates. e4m3 sums 128 inputs in the tensor core, then in
-// fp32 with the scales of both sides.
+// fp32 with the scales of both sides; many tokens go on its M (gemm_many.cuh).
 
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/gemm_finish.cuh"
 #include "kernels/cuda/gemm_load.cuh"
+#include "kernels/cuda/gemm_many.cuh"
 #include "kernels/cuda/gemm_scale.cuh"
 #include "kernels/cuda/gemm_tile.cuh"
 #include "kernels/cuda/launch.cuh"
@@ -30,8 +31,8 @@ namespace {
 enum { kProducer, kConsumer0, kConsumer1 };
 
 // Registers of a thread. A block is launched with 168 for each, and warpgroups that ask for more than others gave back wait for ever.
-constexpr int kLoading = 72, kMultiplying = 216;
-static_assert(kLoading + 2 * kMultiplying <= 3 * 168);
+template <class P> constexpr int kLoading = P::is_scaled ? 56 : 72;
+template <class P> constexpr int kMultiplying = P::is_scaled ? 224 : 216;
 
 // A thread's sums of what its warpgroup multiplies. Where weight rows lie along K, that is one block of 64 rows and all
 // tokens; rows_in, both blocks and half of the tokens: gate and up of a unit, in two blocks then, still meet in one thread.
@@ -72,7 +73,14 @@ __device__ __forceinline__ void multiply(const gemm_args &args, gemm_smem &smem,
     if (elected) mbarrier_arrive(multiplied);
 }
 
-// e4m3: 128 inputs in the tensor core, then fp32 with the scales of both.
+template <class P> __device__ __forceinline__ row_scales row_scales_of_thread(const gemm_args &args, const tile &t, int32_t warpgroup)
+{
+    int32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+
+    return find_scales<P>(args, t, find_rows_of<P>(args, t, warpgroup * kBlockRows + warp * 16, lane / 4));
+}
+
+// e4m3: 128 inputs in the tensor core, then fp32 with the scales of both. Those are read while it works.
 template <int N, class P>
 __device__ __forceinline__ void multiply_scaled(const gemm_args &args, gemm_smem &smem, const row_scales &rows, int32_t warpgroup,
                                                 stage_ring &ring, sums<N, P> &to)
@@ -86,7 +94,7 @@ __device__ __forceinline__ void multiply_scaled(const gemm_args &args, gemm_smem
     for (int32_t k = 0; k < args.depth; k += P::depth, ring.advance()) {
         uint64_t a = wgmma_descriptor(ring.weights(smem) + warpgroup * kBlockBytes);
         uint64_t b = wgmma_descriptor(ring.tokens(smem));
-        float2 weight = rows.of_block(k / P::depth);
+        float2 weight = rows.of_block(k / P::depth), token[N / 8];
 
         mbarrier_wait(&smem.full[ring.stage], ring.round_odd);
         if (P::is_gate_up) fence_proxy_async();
@@ -95,19 +103,15 @@ __device__ __forceinline__ void multiply_scaled(const gemm_args &args, gemm_smem
         for (int32_t part = 0; part < 4; part++)
             wgmma_e4m3<N>::run(part_sums, a + part * wgmma_next_inputs<false>, b + part * wgmma_next_inputs<false>, part);
         wgmma_commit();
-        wgmma_wait<0>();
 #pragma unroll
-        for (int32_t block = 0; block < N / 8; block++) {
-            float2 token = *reinterpret_cast<const float2 *>(&smem.token_scale[ring.stage][block * 8 + lane % 4 * 2]);
-
-            to.c[0][block * 4] += part_sums[block * 4] * (token.x * weight.x);
-            to.c[0][block * 4 + 1] += part_sums[block * 4 + 1] * (token.y * weight.x);
-            to.c[0][block * 4 + 2] += part_sums[block * 4 + 2] * (token.x * weight.y);
-            to.c[0][block * 4 + 3] += part_sums[block * 4 + 3] * (token.y * weight.y);
-        }
-        // Every warp has read the scales.
+        for (int32_t block = 0; block < N / 8; block++)
+            token[block] = *reinterpret_cast<const float2 *>(&smem.token_scale[ring.stage][block * 8 + lane % 4 * 2]);
+        wgmma_wait<0>();
         __syncwarp();
         if (lane == 0) mbarrier_arrive(&smem.empty[ring.stage]);
+#pragma unroll
+        for (int32_t i = 0; i < N / 2; i++)
+            to.c[0][i] += part_sums[i] * ((i & 1 ? token[i / 4].y : token[i / 4].x) * (i & 2 ? weight.y : weight.x));
     }
 #pragma unroll
     for (int32_t i = 0; i < N / 2; i++)
@@ -158,7 +162,7 @@ __device__ __forceinline__ void consume(const gemm_args &args, gemm_smem &smem, 
         for (int32_t i = 0; i < own.tokens / 2; i++)
             own.c[block][i] = 0.0f;
     if constexpr (P::is_scaled)
-        multiply_scaled<N, P>(args, smem, find_row_scales<P>(args, t, warpgroup), warpgroup, ring, own);
+        multiply_scaled<N, P>(args, smem, row_scales_of_thread<P>(args, t, warpgroup), warpgroup, ring, own);
     else
         multiply<N, P>(args, smem, warpgroup, ring, own);
     finish<N, P>(args, smem, t, warpgroup, own);
@@ -172,7 +176,7 @@ __device__ __forceinline__ void consume_columns(const gemm_args &args, gemm_smem
 
     if (t.columns == N)
         consume<N, P>(args, smem, t, warpgroup, ring);
-    else if constexpr (next <= P::columns)
+    else if constexpr (next <= P::columns_on_n)
         consume_columns<next, P>(args, smem, t, warpgroup, ring);
 }
 
@@ -180,8 +184,20 @@ template <class P> __device__ __forceinline__ void consumer_loop(const gemm_args
 {
     stage_ring ring(smem);
 
-    for (int32_t index = blockIdx.x; index < smem.tile_first[args.experts]; index += gridDim.x)
-        consume_columns<8, P>(args, smem, find_tile<P>(args, smem, index), warpgroup, ring);
+    for (int32_t at = 0;; at = (at + 1) % kTiles) {
+        tile t;
+
+        mbarrier_wait(&smem.full[ring.stage], ring.round_odd);
+        t = smem.tiles[at];
+        if (t.tokens == 0) return;
+        if constexpr (P::is_scaled) {
+            if (t.columns > P::columns_on_n) {
+                consume_many<P>(args, smem, t, warpgroup, ring);
+                continue;
+            }
+        }
+        consume_columns<8, P>(args, smem, t, warpgroup, ring);
+    }
 }
 
 template <int type, bool is_gate_up, bool rows_in>
@@ -190,6 +206,8 @@ __global__ void __launch_bounds__(kThreads, 1) gemm_kernel(const __grid_constant
     using P = product<static_cast<operand>(type), is_gate_up, rows_in>;
     gemm_smem &smem = *dynamic_smem<gemm_smem>();
     int32_t warpgroup = threadIdx.x / 128, ahead = 0;
+
+    static_assert(kLoading<P> + 2 * kMultiplying<P> <= 3 * 168);
 
     if (threadIdx.x == 0) {
         prefetch_tensormap(&args.weights);
@@ -206,10 +224,10 @@ __global__ void __launch_bounds__(kThreads, 1) gemm_kernel(const __grid_constant
     if (!is_gate_up) griddepcontrol_wait();
     griddepcontrol_launch_dependents();
     if (warpgroup == kProducer) {
-        setmaxnreg_dec<kLoading>();
+        setmaxnreg_dec<kLoading<P>>();
         producer_loop<P>(args, smem, ahead);
     } else {
-        setmaxnreg_inc<kMultiplying>();
+        setmaxnreg_inc<kMultiplying<P>>();
         consumer_loop<P>(args, smem, warpgroup - kConsumer0);
     }
 }
@@ -379,6 +397,7 @@ extern "C" int32_t gate_up_cuda(const struct gate_up_args *args, void *stream)
                        slab.row_stride_bytes, slab.scale_stride_bytes};
     }
     to.expert_offset = args->expert_offset;
+    to.tiles_taken = args->tiles_taken;
     to.pair_row = args->pair_row;
     to.pair_weight = args->pair_weight;
     to.out = static_cast<unsigned char *>(args->mid);
@@ -408,6 +427,7 @@ extern "C" int32_t down_cuda(const struct down_args *args, void *stream)
     to.slabs[0].scales = static_cast<const unsigned char *>(args->mid_scales);
     to.slabs[0].scale_stride_bytes = args->mid_scale_stride_bytes;
     to.expert_offset = args->expert_offset;
+    to.tiles_taken = args->tiles_taken;
     to.out = static_cast<unsigned char *>(args->pair_out);
     to.out_stride_bytes = args->pair_stride_bytes;
     to.experts = args->experts;

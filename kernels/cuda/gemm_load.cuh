@@ -23,7 +23,7 @@ __device__ __forceinline__ void look_up(const gemm_args &args, const tile &t, in
 {
 #pragma unroll
     for (int32_t i = 0; i < gathered<P>::looked_up; i++) {
-        int32_t pair = t.pair + min(thread + i * 128, t.tokens - 1);
+        int32_t pair = t.pair + max(min(thread + i * 128, t.tokens - 1), 0);
 
         flat[i] = P::is_gate_up && args.pair_row != nullptr ? args.pair_row[pair] : pair;
     }
@@ -33,23 +33,22 @@ template <class P>
 __device__ __forceinline__ void find_rows(const gemm_args &args, gemm_smem &smem, const int32_t (&flat)[gathered<P>::looked_up],
                                           int32_t thread, gathered<P> &to)
 {
-    if (!P::is_gate_up) {
-        to.scales = reinterpret_cast<const float *>(args.slabs[0].scales + flat[0] * args.slabs[0].scale_stride_bytes);
-        return;
-    }
-    bar_sync<1, 128>(); // the addresses of the tile before have been read
+    if constexpr (P::is_gate_up) {
 #pragma unroll
-    for (int32_t i = 0; i < gathered<P>::looked_up; i++) {
-        int32_t index = flat[i] / args.rows_cap, row = flat[i] % args.rows_cap;
-        const gemm_slab &slab = args.slabs[index];
+        for (int32_t i = 0; i < gathered<P>::looked_up; i++) {
+            int32_t index = flat[i] / args.rows_cap, row = flat[i] % args.rows_cap;
+            const gemm_slab &slab = args.slabs[index];
 
-        smem.token_row[thread + i * 128] = slab.rows + row * slab.row_stride_bytes;
-        to.scales = reinterpret_cast<const float *>(slab.scales + row * slab.scale_stride_bytes);
-    }
-    bar_sync<1, 128>();
+            smem.token_row[thread + i * 128] = slab.rows + row * slab.row_stride_bytes;
+            to.scales = reinterpret_cast<const float *>(slab.scales + row * slab.scale_stride_bytes);
+        }
+        bar_sync<1, 128>();
 #pragma unroll
-    for (int32_t i = 0; i < gathered<P>::rows; i++)
-        to.row[i] = smem.token_row[thread / 8 + i * 16] + thread % 8 * 16;
+        for (int32_t i = 0; i < gathered<P>::rows; i++)
+            to.row[i] = smem.token_row[thread / 8 + i * 16] + thread % 8 * 16;
+    } else {
+        to.scales = reinterpret_cast<const float *>(args.slabs[0].scales + flat[0] * args.slabs[0].scale_stride_bytes);
+    }
 }
 
 // A stage's inputs of the tile's token rows, from byte `at` of the rows on, swizzled as the copy engine would. Past the end of
@@ -89,15 +88,18 @@ __device__ __forceinline__ void load_weights(const gemm_args &args, unsigned cha
     }
 }
 
-// As many token rows as the tile's wgmma reads. Rows past the tile's own belong to the next expert, or are zeros.
+// This warp's share of the tile's token rows. Rows past the tile's own belong to the next expert, or are zeros. For one thread of
+// each warp, since asking for a box takes time; the first warp, which asks for the weights, comes last.
 __device__ __forceinline__ void load_tokens(const gemm_args &args, unsigned char *to, uint64_t *full, const tile &t, int32_t k)
 {
-    int32_t n = 0;
+    int32_t large = t.columns / kManyTokens, boxes = large + t.columns % kManyTokens / 8;
 
-    for (; n + kManyTokens <= t.columns; n += kManyTokens)
-        cp_async_bulk_tensor_3d(to + n * kRowBytes, &args.many_tokens, full, k, t.pair + n, 0);
-    for (; n < t.columns; n += 8)
-        cp_async_bulk_tensor_3d(to + n * kRowBytes, &args.tokens, full, k, t.pair + n, 0);
+#pragma unroll 1
+    for (int32_t box = (threadIdx.x / 32 + 3) % 4; box < boxes; box += 4) {
+        int32_t n = box < large ? box * kManyTokens : large * kManyTokens + (box - large) * 8;
+
+        cp_async_bulk_tensor_3d(to + n * kRowBytes, box < large ? &args.many_tokens : &args.tokens, full, k, t.pair + n, 0);
+    }
 }
 
 // A stage's weights, and how many bytes the copy engine will have brought when it is full.
@@ -126,40 +128,82 @@ template <class P> __device__ __forceinline__ int32_t load_ahead(const gemm_args
     return steps;
 }
 
+// The tiles of one block, one after the other: the first is its own, the others go to whoever is free, in order. For one thread.
+template <class P> struct tile_source {
+    const gemm_args &args;
+    const gemm_smem &smem;
+    int32_t tiles, index;
+
+    __device__ __forceinline__ tile_source(const gemm_args &from, const gemm_smem &tables)
+        : args(from), smem(tables), tiles(tables.tile_first[from.experts]), index(blockIdx.x)
+    {
+    }
+
+    // What comes after is asked for a tile ahead, so that nobody waits for the answer. Every block asks until it is told that there
+    // is none, so `tiles` questions are asked in all, and the last one sets the count to 0 again.
+    __device__ __forceinline__ tile next()
+    {
+        tile found = {};
+
+        if (index >= tiles) return found;
+        found = find_tile<P>(args, smem, index);
+        index = static_cast<int32_t>(gridDim.x + atomicInc(args.tiles_taken, tiles - 1));
+        return found;
+    }
+};
+
+// The stages of a tile, from where the ring is. The weights of the first `ahead` are under way.
+template <class P>
+__device__ __forceinline__ void load_tile(const gemm_args &args, gemm_smem &smem, const tile &t, const gathered<P> &from,
+                                          stage_ring &ring, int32_t &ahead)
+{
+    constexpr int32_t element_bytes = kRowBytes / P::depth;
+    const int32_t thread = threadIdx.x % 128;
+
+    for (int32_t k = 0; k < args.depth; k += P::depth, ring.advance(), ahead--) {
+        unsigned char *tokens = ring.tokens(smem);
+        uint64_t *full = &smem.full[ring.stage];
+
+        mbarrier_wait(&smem.empty[ring.stage], ring.round_odd ^ 1);
+        if (thread == 0 && ahead <= 0) begin_stage<P>(args, smem, ring, t, k);
+        if (thread % 32 == 0 && !P::is_gate_up) load_tokens(args, tokens, full, t, k);
+        if (P::is_gate_up) gather<P>(from, tokens, (args.depth - k) * element_bytes, k * element_bytes, t.columns, thread);
+        if (P::is_scaled && thread < t.columns)
+            cp_async<4>(smem_address(&smem.token_scale[ring.stage][thread]), from.scales + k / P::depth, 4);
+        if (P::copies) cp_async_mbarrier_arrive_noinc(full);
+    }
+}
+
 // A thread's copies arrive at the stage's barrier by themselves, so that the loads run ahead as far as there are stages. The
 // weights of the first `ahead` steps are under way.
 template <class P> __device__ __forceinline__ void producer_loop(const gemm_args &args, gemm_smem &smem, int32_t ahead)
 {
-    constexpr int32_t element_bytes = kRowBytes / P::depth;
-    const int32_t thread = threadIdx.x % 128, tiles = smem.tile_first[args.experts];
+    const int32_t thread = threadIdx.x % 128;
     int32_t flat[gathered<P>::looked_up];
+    tile_source<P> source(args, smem);
     gathered<P> from;
     stage_ring ring(smem);
-    tile next;
+    tile t;
 
-    if (static_cast<int32_t>(blockIdx.x) >= tiles) return;
-    next = find_tile<P>(args, smem, blockIdx.x);
-    look_up<P>(args, next, thread, flat);
-    for (int32_t index = blockIdx.x; index < tiles; index += gridDim.x) {
-        tile t = next;
+    if (thread == 0) smem.tiles[0] = source.next();
+    bar_sync<1, 128>();
+    t = smem.tiles[0];
+    look_up<P>(args, t, thread, flat);
+    for (int32_t at = 1; t.tokens > 0; at = (at + 1) % kTiles) {
+        tile next;
 
+        if (thread == 0) smem.tiles[at] = source.next();
+        bar_sync<1, 128>(); // the next tile is there, and the addresses of the one before have been read
+        next = smem.tiles[at];
         if (P::copies) find_rows<P>(args, smem, flat, thread, from);
-        next = find_tile<P>(args, smem, min(index + static_cast<int32_t>(gridDim.x), tiles - 1));
         look_up<P>(args, next, thread, flat);
-        for (int32_t k = 0; k < args.depth; k += P::depth, ring.advance()) {
-            unsigned char *tokens = ring.tokens(smem);
-            uint64_t *full = &smem.full[ring.stage];
-
-            mbarrier_wait(&smem.empty[ring.stage], ring.round_odd ^ 1);
-            if (thread == 0 && ahead <= 0) begin_stage<P>(args, smem, ring, t, k);
-            if (thread == 0 && !P::is_gate_up) load_tokens(args, tokens, full, t, k);
-            ahead--;
-            if (P::is_gate_up) gather<P>(from, tokens, (args.depth - k) * element_bytes, k * element_bytes, t.columns, thread);
-            if (P::is_scaled && thread < t.columns)
-                cp_async<4>(smem_address(&smem.token_scale[ring.stage][thread]), from.scales + k / P::depth, 4);
-            if (P::copies) cp_async_mbarrier_arrive_noinc(full);
-        }
+        load_tile<P>(args, smem, t, from, ring, ahead);
+        t = next;
     }
+    // One more stage, with nothing in it, so that the other warpgroups see the end.
+    mbarrier_wait(&smem.empty[ring.stage], ring.round_odd ^ 1);
+    if (P::copies || thread == 0) mbarrier_arrive(&smem.full[ring.stage]);
+    if (P::copies && thread == 0) mbarrier_arrive(&smem.full[ring.stage]);
 }
 
 } // namespace

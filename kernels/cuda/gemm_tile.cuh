@@ -16,6 +16,7 @@ constexpr int kBlockRows = 64;  // of one wgmma
 constexpr int kBlockBytes = kBlockRows * 128; // of a stage
 constexpr int kColumns = 256;   // tokens of the largest tile
 constexpr int kScaled = 128;    // of the largest fp8 one, which keeps its sums twice
+constexpr int kFewScaled = 80;  // tokens up to which fp8 has them on wgmma's N
 constexpr int kRowBytes = 128;  // of a stage, for each weight row and token
 constexpr int kStagesMax = 8;
 constexpr int kStageBytes = 4 * (kRows + kColumns) * kRowBytes; // of all stages
@@ -24,6 +25,7 @@ constexpr int kTurn = 32;       // tokens whose outputs a warpgroup turns into r
 constexpr int kTurnPitch = 144; // bytes between their rows: up to 64 outputs, and 16 so that banks differ
 constexpr int kThreads = 384;
 constexpr int kExpertsMax = 1024;
+constexpr int kTiles = 2 * kStagesMax; // that the loading threads may be ahead: a tile takes a stage at least
 
 enum operand { OPERAND_BF16, OPERAND_F16, OPERAND_E4M3 };
 
@@ -34,8 +36,17 @@ template <operand type, bool is_gate_up_, bool rows_in_> struct product {
     static constexpr bool is_scaled = type == OPERAND_E4M3;
     static constexpr bool is_bf16 = type != OPERAND_F16; // of the outputs
     static constexpr int depth = is_scaled ? kRowBytes : kRowBytes / 2; // inputs of a stage
-    static constexpr int columns = is_scaled ? kScaled : kColumns;
+    static constexpr int columns = is_scaled ? kScaled : kColumns; // tokens of the largest tile
+    static constexpr int columns_on_n = is_scaled ? kFewScaled : kColumns;
     static constexpr bool copies = is_gate_up || is_scaled; // the loading threads copy, besides the engine
+};
+
+struct tile {
+    int32_t expert;
+    int32_t row_tile;
+    int32_t pair;    // first
+    int32_t tokens;  // 1..columns of the product; 0: there are no more tiles
+    int32_t columns; // token rows that are loaded: N of the wgmma, where tokens are on it
 };
 
 struct alignas(1024) gemm_smem {
@@ -46,7 +57,8 @@ struct alignas(1024) gemm_smem {
     const unsigned char *token_row[kColumns]; // of the tile being loaded
     int32_t tile_first[kExpertsMax + 1];      // prefix sums
     int32_t expert_first[kExpertsMax + 1];    // pairs
-    int32_t columns_max;                      // of a tile in this launch
+    int32_t columns_log2;                     // of the most tokens of a tile in this launch
+    tile tiles[kTiles];                       // of this block, in turns: a tile is there once its first stage is full
 };
 
 // The stages that a thread goes through, over all its tiles. The fewer tokens the largest tile has, the more stages there are,
@@ -58,7 +70,7 @@ struct stage_ring {
     uint32_t round_odd;
 
     __device__ __forceinline__ explicit stage_ring(const gemm_smem &smem)
-        : bytes((kRows + smem.columns_max) * kRowBytes), count(kStageBytes / bytes), stage(0), round_odd(0)
+        : bytes((kRows + (1 << smem.columns_log2)) * kRowBytes), count(kStageBytes / bytes), stage(0), round_odd(0)
     {
     }
 
@@ -110,6 +122,7 @@ struct gemm_args {
     const int32_t *expert_offset;
     const int32_t *pair_row;  // gate_up: gather
     const float *pair_weight; // gate_up: router weight on the input, or NULL
+    uint32_t *tiles_taken;    // 0 before and after each launch
     const void *bias;
     int64_t bias_expert_stride_bytes;
     unsigned char *out;
@@ -124,23 +137,16 @@ struct gemm_args {
     activation_terms activation;
 };
 
-struct tile {
-    int32_t expert;
-    int32_t row_tile;
-    int32_t pair;   // first
-    int32_t tokens; // 1..columns of the product
-    int32_t columns; // N of the wgmma that it takes
-};
-
 __device__ __forceinline__ int32_t token_tiles(const gemm_smem &smem, int32_t pairs)
 {
-    return (pairs + smem.columns_max - 1) / smem.columns_max;
+    return (pairs + (1 << smem.columns_log2) - 1) >> smem.columns_log2;
 }
 
-// Tokens of the largest tile where no expert has more pairs.
-template <class P> __device__ __forceinline__ int32_t columns_max_for(int32_t pairs)
+// Of the tokens of the largest tile where no expert has more pairs.
+template <class P> __device__ __forceinline__ int32_t columns_log2_for(int32_t pairs)
 {
-    return pairs <= 64 ? 64 : pairs <= 128 ? 128 : P::columns;
+    static_assert(P::columns == 128 || P::columns == 256);
+    return pairs <= 64 ? 6 : pairs <= 128 || P::columns == 128 ? 7 : 8;
 }
 
 // Every block makes the same tables. Ends with a block barrier.
@@ -158,7 +164,7 @@ template <class P> __device__ __forceinline__ void make_tables(const gemm_args &
             most = max(most, smem.expert_first[e + 1] - smem.expert_first[e]);
         for (int32_t step = 16; step > 0; step /= 2)
             most = max(most, __shfl_xor_sync(~0u, most, step));
-        if (lane == 0) smem.columns_max = columns_max_for<P>(most);
+        if (lane == 0) smem.columns_log2 = columns_log2_for<P>(most);
         __syncwarp();
         for (int32_t base = 0; base < args.experts; base += 32) {
             int32_t e = base + lane;
@@ -186,19 +192,26 @@ template <class P> __device__ __forceinline__ int32_t columns_for(int32_t tokens
     return tokens <= 16 ? 16 : tokens <= 32 ? 32 : tokens <= 64 ? 64 : tokens <= 128 ? 128 : 256;
 }
 
-// The tiles of an expert share its pairs evenly: a small last one would read the weights again for few tokens.
+// The tiles of an expert share its pairs evenly: a small last one would read the weights again for few tokens. But fp8 multiplies
+// any number past kFewScaled as kScaled.
 template <class P> __device__ __forceinline__ tile find_tile(const gemm_args &args, const gemm_smem &smem, int32_t index)
 {
     int32_t expert = last_at_most(smem.tile_first, args.experts, index);
     int32_t first = smem.expert_first[expert], pairs = smem.expert_first[expert + 1] - first;
-    int32_t tiles = token_tiles(smem, pairs), share = columns_for<P>((pairs + tiles - 1) / tiles);
-    int32_t within = index - smem.tile_first[expert];
+    int32_t tiles = token_tiles(smem, pairs), row_tile = index - smem.tile_first[expert], before = 0, share = pairs;
     tile found;
 
+    if (tiles > 1) { // divisions take longer than all the rest
+        int32_t within = row_tile;
+
+        share = P::is_scaled ? P::columns : columns_for<P>((pairs + tiles - 1) / tiles);
+        row_tile = within / tiles;
+        before = (within - row_tile * tiles) * share;
+    }
     found.expert = expert;
-    found.row_tile = within / tiles;
-    found.pair = first + within % tiles * share;
-    found.tokens = min(share, first + pairs - found.pair);
+    found.row_tile = row_tile;
+    found.pair = first + before;
+    found.tokens = min(share, pairs - before);
     found.columns = columns_for<P>(found.tokens);
     return found;
 }

@@ -212,6 +212,14 @@ __device__ __forceinline__ void stmatrix_trans(uint32_t row, uint32_t first, uin
     asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared::cta.b16 [%0], {%1, %2};" ::"r"(row), "r"(first), "r"(second) : "memory");
 }
 
+// Four as they are: lanes 8 i to 8 i + 7 say where the rows of block i go.
+__device__ __forceinline__ void stmatrix(uint32_t row, const uint32_t (&blocks)[4])
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared::cta.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(blocks[0]), "r"(blocks[1]),
+                 "r"(blocks[2]), "r"(blocks[3])
+                 : "memory");
+}
+
 // ---- Numbers -----------------------------------------------------------------------------------
 
 // NaN if one is.
@@ -272,6 +280,15 @@ __device__ __forceinline__ void wgmma_commit()
 template <int pending> __device__ __forceinline__ void wgmma_wait()
 {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+}
+
+// The compiler neither moves a use of the sums past it nor copies them there. Around products that run while others' sums are used:
+// a copy would make ptxas wait for each.
+template <int count> __device__ __forceinline__ void wgmma_hold(float (&c)[count])
+{
+#pragma unroll
+    for (int32_t i = 0; i < count; i++)
+        asm volatile("" : "+f"(c[i])::"memory");
 }
 
 // A tile of 128-byte rows, swizzled by 128 bytes, groups of 8 rows 1024 bytes apart: K-major, a row holds 64 inputs of one
@@ -383,8 +400,6 @@ WGMMA_E4M3(32, 16, 16, 17, 18);
 WGMMA_E4M3(48, 24, 24, 25, 26);
 WGMMA_E4M3(64, 32, 32, 33, 34);
 WGMMA_E4M3(80, 40, 40, 41, 42);
-WGMMA_E4M3(96, 48, 48, 49, 50);
-WGMMA_E4M3(112, 56, 56, 57, 58);
 WGMMA_E4M3(128, 64, 64, 65, 66);
 
 #endif

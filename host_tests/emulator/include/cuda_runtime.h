@@ -28,6 +28,9 @@
 struct float2 {
     float x, y;
 };
+struct alignas(8) uint2 {
+    uint32_t x, y;
+};
 struct alignas(16) uint4 {
     uint32_t x, y, z, w;
 };
@@ -128,6 +131,16 @@ static inline int atomicAdd(int *at, int value)
 static inline unsigned long long atomicAdd(unsigned long long *at, unsigned long long value)
 {
     return __atomic_fetch_add(at, value, __ATOMIC_RELAXED);
+}
+// Counts to `last`, then from 0 again.
+static inline unsigned atomicInc(unsigned *at, unsigned last)
+{
+    unsigned before = __atomic_load_n(at, __ATOMIC_RELAXED);
+
+    while (!__atomic_compare_exchange_n(at, &before, before >= last ? 0 : before + 1, true,
+                                        __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+    }
+    return before;
 }
 // The value before, whether or not it was `expected`.
 static inline unsigned atomicCAS(unsigned *at, unsigned expected, unsigned value)

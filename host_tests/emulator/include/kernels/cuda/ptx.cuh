@@ -141,17 +141,28 @@ static inline uint32_t movmatrix_trans(uint32_t packed)
     return turned;
 }
 
-static inline void stmatrix_trans(uint32_t row, uint32_t first, uint32_t second)
+template <int count> void stmatrix_blocks(uint32_t row, const uint32_t (&blocks)[count])
 {
-    const uint32_t turned[2] = {movmatrix_trans(first), movmatrix_trans(second)};
     const uint64_t *rows = emulator::warp_exchange("stmatrix", row);
 
-    for (uint32_t i = 0; i < 2; i++) {
+    for (int i = 0; i < count; i++) {
         uint32_t to = static_cast<uint32_t>(rows[i * 8 + emulator::lane() / 4]);
 
         if (to % 16 != 0) emulator::die("stmatrix to an address that is no multiple of 16");
-        memcpy(emulator::smem_pointer(to, 16) + emulator::lane() % 4 * 4, &turned[i], 4);
+        memcpy(emulator::smem_pointer(to, 16) + emulator::lane() % 4 * 4, &blocks[i], 4);
     }
+}
+
+static inline void stmatrix(uint32_t row, const uint32_t (&blocks)[4])
+{
+    stmatrix_blocks(row, blocks);
+}
+
+static inline void stmatrix_trans(uint32_t row, uint32_t first, uint32_t second)
+{
+    const uint32_t turned[2] = {movmatrix_trans(first), movmatrix_trans(second)};
+
+    stmatrix_blocks(row, turned);
 }
 
 static inline float min_nan(float x, float y)
@@ -193,6 +204,8 @@ template <int pending> void wgmma_wait()
 {
     emulator::wgmma_wait(pending);
 }
+
+template <int count> void wgmma_hold(float (&)[count]) {}
 
 static inline uint64_t wgmma_descriptor(const void *smem)
 {

@@ -1,0 +1,232 @@
+// Tiles of many tokens in e4m3: tokens on wgmma's M and 128 weight rows on its N, so that a thread has two tokens, and two scales
+// of them a step to read. With tokens on N it had 32, and shared memory, which feeds wgmma too, had no time for them. Included by
+// gemm.cu alone.
+
+#ifndef MOXIE_KERNELS_CUDA_GEMM_MANY_CUH
+#define MOXIE_KERNELS_CUDA_GEMM_MANY_CUH
+
+#include "kernels/cuda/gemm_finish.cuh"
+#include "kernels/cuda/gemm_scale.cuh"
+#include "kernels/cuda/gemm_tile.cuh"
+#include "kernels/cuda/number.cuh"
+#include "kernels/cuda/ptx.cuh"
+
+namespace {
+
+// A warp's sums are 16 tokens x 128 weight rows: a lane has tokens r = lane / 4 and r + 8 of weight rows lane % 4 * 2 and the next
+// of each eight, in the order (r, n), (r, n + 1), (r + 8, n), (r + 8, n + 1). Gate and up take turns by eight, so they meet.
+struct many_sums {
+    float c[kRows / 2];
+};
+
+constexpr int kWarpTokens = 16;
+constexpr int kWarpBytes = kWarpTokens * kTurnPitch; // of the buffers in which outputs become rows
+static_assert(4 * kWarpBytes == sizeof(gemm_smem::turned[0]));
+
+// The scales of the weight rows as a whole, where they have any. The tile has no row past the last one that is stored.
+template <class P> __device__ __forceinline__ void scale_rows(const gemm_args &args, const tile &t, many_sums &sums)
+{
+    if (args.scales.format == FORMAT_FP8_BLOCK128) return;
+#pragma unroll
+    for (int32_t n = 0; n < kRows; n += 16)
+#pragma unroll
+        for (int32_t i = 0; i < 2; i++) {
+            float2 whole = find_scales<P>(args, t, find_rows_of<P>(args, t, n, threadIdx.x % 4 * 2 + i)).whole;
+
+            sums.c[n / 2 + i] *= whole.x;
+            sums.c[n / 2 + i + 2] *= whole.x;
+            sums.c[n / 2 + i + 4] *= whole.y;
+            sums.c[n / 2 + i + 6] *= whole.y;
+        }
+}
+
+// The sums of a stage. Two of them take turns, so that the tensor core has the next stage while one is scaled.
+struct stage_sums {
+    float c[kRows / 2];
+};
+
+template <class P> struct many_steps {
+    const gemm_args &args;
+    gemm_smem &smem;
+    stage_ring &ring; // the next stage to multiply
+    const row_scales rows;
+    const int32_t warpgroup;
+    int32_t block; // the next to scale
+
+    // Multiplies a stage once it is full; which it was.
+    __device__ __forceinline__ int32_t multiply(stage_sums &to)
+    {
+        uint64_t a = wgmma_descriptor(ring.tokens(smem) + warpgroup * kBlockBytes);
+        uint64_t b = wgmma_descriptor(ring.weights(smem));
+        int32_t stage = ring.stage;
+
+        mbarrier_wait(&smem.full[stage], ring.round_odd);
+        if (P::is_gate_up) fence_proxy_async();
+        wgmma_hold(to.c);
+        wgmma_fence();
+#pragma unroll
+        for (int32_t part = 0; part < 4; part++)
+            wgmma_e4m3<kRows>::run(to.c, a + part * wgmma_next_inputs<false>, b + part * wgmma_next_inputs<false>, part);
+        wgmma_commit();
+        wgmma_hold(to.c);
+        ring.advance();
+        return stage;
+    }
+
+    // Adds a stage's sums, times the scales of both sides, and gives the stage back. `pending` stages are being multiplied.
+    template <int pending> __device__ __forceinline__ void scale(stage_sums &from, int32_t stage, many_sums &to)
+    {
+        const float *token = &smem.token_scale[stage][warpgroup * 64 + threadIdx.x / 32 % 4 * kWarpTokens + threadIdx.x % 32 / 4];
+        float2 weight = rows.of_block(block++);
+        float scale[2][2] = {{token[0] * weight.x, token[0] * weight.y}, {token[8] * weight.x, token[8] * weight.y}};
+
+        wgmma_wait<pending>();
+        wgmma_hold(from.c);
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) mbarrier_arrive(&smem.empty[stage]);
+#pragma unroll
+        for (int32_t i = 0; i < kRows / 2; i++)
+            to.c[i] += from.c[i] * scale[i / 2 % 2][i / 4 % 2];
+    }
+};
+
+template <class P>
+__device__ __forceinline__ void multiply_many(const gemm_args &args, gemm_smem &smem, const tile &t, int32_t warpgroup,
+                                              stage_ring &ring, many_sums &sums)
+{
+    // Every block of 128 weight rows that has one row of the tile has all.
+    many_steps<P> steps = {args, smem, ring, find_scales<P>(args, t, find_rows_of<P>(args, t, 0, 0)), warpgroup, 0};
+    int32_t left = (args.depth + P::depth - 1) / P::depth, even_stage, odd_stage;
+    stage_sums even, odd;
+
+#pragma unroll
+    for (int32_t i = 0; i < kRows / 2; i++)
+        even.c[i] = odd.c[i] = 0.0f;
+    even_stage = steps.multiply(even);
+    for (; left > 2; left -= 2) {
+        odd_stage = steps.multiply(odd);
+        steps.template scale<1>(even, even_stage, sums);
+        even_stage = steps.multiply(even);
+        steps.template scale<1>(odd, odd_stage, sums);
+    }
+    if (left == 2) {
+        odd_stage = steps.multiply(odd);
+        steps.template scale<1>(even, even_stage, sums);
+        steps.template scale<0>(odd, odd_stage, sums);
+    } else {
+        steps.template scale<0>(even, even_stage, sums);
+    }
+    scale_rows<P>(args, t, sums);
+}
+
+// The router's weight of each token's input.
+__device__ __forceinline__ void weigh_tokens(const gemm_args &args, const tile &t, int32_t token, many_sums &sums)
+{
+    float weight[2];
+
+#pragma unroll
+    for (int32_t half = 0; half < 2; half++)
+        weight[half] = token + half * 8 < t.tokens ? args.pair_weight[t.pair + token + half * 8] : 0.0f;
+#pragma unroll
+    for (int32_t i = 0; i < kRows / 2; i++)
+        sums.c[i] *= weight[i / 2 % 2];
+}
+
+// The biases of outputs `output` and the next: of gate (x) and up (y) of each, or of the outputs (x).
+template <class P, bool gated>
+__device__ __forceinline__ void find_bias(const gemm_args &args, const tile &t, int32_t output, float2 (&bias)[2])
+{
+#pragma unroll
+    for (int32_t i = 0; i < 2; i++) {
+        if (gated)
+            bias[i] = gate_up_bias(args, t.expert, output + i);
+        else
+            bias[i].x = args.bias != nullptr && output + i < args.outputs ? bias_at(args, t.expert, output + i) : 0.0f;
+    }
+}
+
+// A lane's two outputs of token r, or of r + 8, from weight rows n on.
+template <class P, bool gated>
+__device__ __forceinline__ uint32_t finish_two(const gemm_args &args, const many_sums &sums, int32_t n, int32_t half, const float2 (&bias)[2])
+{
+    const float *c = &sums.c[n / 2 + half * 2];
+    float2 out = {c[0] + bias[0].x, c[1] + bias[1].x};
+
+    if constexpr (gated) {
+        bool swapped = args.order == ORDER_UP_GATE;
+        float2 low = {c[0], c[1]}, high = {c[4], c[5]}, gate = swapped ? high : low, up = swapped ? low : high;
+
+        out = {activate(args, gate.x + bias[0].x, up.x + bias[0].y), activate(args, gate.y + bias[1].x, up.y + bias[1].y)};
+    } else if (P::is_gate_up) {
+        out = {activate_plain(out.x), activate_plain(out.y)};
+    }
+    return number_pack<true>(out.x, out.y);
+}
+
+// 64 outputs of each of the warp's tokens, 16 bytes a lane.
+__device__ __forceinline__ void store_rows(const gemm_args &args, const tile &t, const unsigned char *buffer, int32_t token, int32_t output)
+{
+    const int32_t lane = threadIdx.x % 32, piece = lane % 8 * 8;
+
+    __syncwarp();
+#pragma unroll
+    for (int32_t row = lane / 8; row < kWarpTokens; row += 4) {
+        if (token + row < t.tokens && output + piece < args.outputs)
+            *reinterpret_cast<uint4 *>(args.out + (t.pair + token + row) * args.out_stride_bytes + (output + piece) * 2) =
+                *reinterpret_cast<const uint4 *>(buffer + row * kTurnPitch + piece * 2);
+    }
+    __syncwarp();
+}
+
+// Rows of 64 outputs, which take as many weight rows, or twice as many.
+template <class P, bool gated>
+__device__ __forceinline__ void finish_many(const gemm_args &args, gemm_smem &smem, const tile &t, int32_t warpgroup, const many_sums &sums)
+{
+    constexpr int eight = gated ? 16 : 8; // weight rows of eight outputs
+    const int32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, output = t.row_tile * (kRows / eight * 8);
+    unsigned char *buffer = &smem.turned[warpgroup][0][0] + warp * kWarpBytes;
+    const uint32_t row = smem_address(buffer) + lane % 16 * kTurnPitch + lane / 16 * 16;
+
+#pragma unroll
+    for (int32_t first = 0; first < kRows; first += 8 * eight) {
+#pragma unroll
+        for (int32_t n = first; n < first + 8 * eight; n += 2 * eight) {
+            uint32_t blocks[4];
+
+#pragma unroll
+            for (int32_t i = 0; i < 2; i++) {
+                float2 bias[2];
+
+                find_bias<P, gated>(args, t, output + n / eight * 8 + i * 8 + lane % 4 * 2, bias);
+                blocks[i * 2] = finish_two<P, gated>(args, sums, n + i * eight, 0, bias);
+                blocks[i * 2 + 1] = finish_two<P, gated>(args, sums, n + i * eight, 1, bias);
+            }
+            stmatrix(row + (n - first) / eight * 16, blocks);
+        }
+        store_rows(args, t, buffer, warpgroup * 64 + warp * kWarpTokens, output + first / eight * 8);
+    }
+}
+
+template <class P>
+__device__ __forceinline__ void consume_many(const gemm_args &args, gemm_smem &smem, const tile &t, int32_t warpgroup, stage_ring &ring)
+{
+    many_sums own;
+
+#pragma unroll
+    for (int32_t i = 0; i < kRows / 2; i++)
+        own.c[i] = 0.0f;
+    multiply_many<P>(args, smem, t, warpgroup, ring, own);
+    if (P::is_gate_up && args.pair_weight != nullptr)
+        weigh_tokens(args, t, warpgroup * 64 + threadIdx.x / 32 % 4 * kWarpTokens + threadIdx.x % 32 / 4, own);
+    if constexpr (P::is_gate_up) {
+        if (args.order != ORDER_PLAIN) {
+            finish_many<P, true>(args, smem, t, warpgroup, own);
+            return;
+        }
+    }
+    finish_many<P, false>(args, smem, t, warpgroup, own);
+}
+
+} // namespace
+
+#endif
