@@ -21,6 +21,7 @@ constexpr int kSlotThreads = 1024;
 constexpr int kSlotWarps = kSlotThreads / 32;
 constexpr int kThreads = 256;
 constexpr int kBatch = 4;           // loads of a lane under way at once
+constexpr int kBatchFp8 = 2;        // where they become e4m3
 constexpr int kWarpsWanted = 4096;  // of push: enough to fill the links with a few tokens
 constexpr int kPieceBytesMin = 512; // of a source row: 16 a lane
 
@@ -275,15 +276,16 @@ __device__ void push_fp8(const args &a, int32_t token, const places &at, int32_t
     const unsigned char *from = a.x + token * a.x_stride_bytes;
     int32_t lane = threadIdx.x % 32;
 
-    for (; begin < end; begin += kFp8Group * kBatch) {
-        float values[kBatch][4] = {}, scales[kBatch];
-        uint32_t codes[kBatch];
+    for (; begin < end; begin += kFp8Warp * kBatchFp8) {
+        int32_t first = begin + lane * kFp8Lane;
+        float values[kBatchFp8][kFp8Lane] = {}, scales[kBatchFp8];
+        uint2 codes[kBatchFp8];
 
 #pragma unroll
-        for (int32_t i = 0; i < kBatch; i++)
-            if (begin + i * kFp8Group + lane * 4 < end) load_4(from, begin + i * kFp8Group + lane * 4, a.x_format, values[i]);
+        for (int32_t i = 0; i < kBatchFp8; i++)
+            if (first + i * kFp8Warp < end) load_8(from, first + i * kFp8Warp, a.x_format, values[i]);
 #pragma unroll
-        for (int32_t i = 0; i < kBatch; i++) {
+        for (int32_t i = 0; i < kBatchFp8; i++) {
             scales[i] = fp8_scale(values[i]);
             codes[i] = fp8_codes(values[i], scales[i]);
         }
@@ -292,11 +294,11 @@ __device__ void push_fp8(const args &a, int32_t token, const places &at, int32_t
             float *row_scales = reinterpret_cast<float *>(static_cast<unsigned char *>(a.to[to.rank].scales) + to.row * a.scale_stride_bytes);
 
 #pragma unroll
-            for (int32_t i = 0; i < kBatch; i++) {
-                int32_t column = begin + i * kFp8Group + lane * 4;
+            for (int32_t i = 0; i < kBatchFp8; i++) {
+                int32_t column = first + i * kFp8Warp;
 
-                if (column < end) *reinterpret_cast<uint32_t *>(row_at(a, to) + column) = codes[i];
-                if (column < end && lane == 0) row_scales[column / kFp8Group] = scales[i];
+                if (column < end) *reinterpret_cast<uint2 *>(row_at(a, to) + column) = codes[i];
+                if (column < end && column % kFp8Group == 0) row_scales[column / kFp8Group] = scales[i];
             }
         }
     }

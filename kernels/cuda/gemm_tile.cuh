@@ -149,37 +149,38 @@ template <class P> __device__ __forceinline__ int32_t columns_log2_for(int32_t p
     return pairs <= 64 ? 6 : pairs <= 128 || P::columns == 128 ? 7 : 8;
 }
 
-// Every block makes the same tables. Ends with a block barrier.
+// Every block makes the same tables: a lane of the first warp has the experts from one multiple of `own` to the next. Ends with a
+// block barrier.
 template <class P> __device__ __forceinline__ void make_tables(const gemm_args &args, gemm_smem &smem)
 {
-    const int32_t lane = threadIdx.x;
+    const int32_t lane = threadIdx.x, own = (args.experts + 31) / 32;
 
     for (int32_t e = threadIdx.x; e <= args.experts; e += kThreads)
         smem.expert_first[e] = __ldcg(&args.expert_offset[e]); // past the L1, which may be older than the launch that wrote them
     __syncthreads();
     if (threadIdx.x < 32) {
-        int32_t sum = 0, most = 0;
+        int32_t first = min(lane * own, args.experts), end = min(first + own, args.experts), most = 0, tiles = 0, sum;
 
-        for (int32_t e = lane; e < args.experts; e += 32)
+        for (int32_t e = first; e < end; e++)
             most = max(most, smem.expert_first[e + 1] - smem.expert_first[e]);
         for (int32_t step = 16; step > 0; step /= 2)
             most = max(most, __shfl_xor_sync(~0u, most, step));
         if (lane == 0) smem.columns_log2 = columns_log2_for<P>(most);
         __syncwarp();
-        for (int32_t base = 0; base < args.experts; base += 32) {
-            int32_t e = base + lane;
-            int32_t tiles = 0;
+        for (int32_t e = first; e < end; e++)
+            tiles += token_tiles(smem, smem.expert_first[e + 1] - smem.expert_first[e]) * args.row_tiles;
+        sum = tiles;
+        for (int32_t step = 1; step < 32; step *= 2) {
+            int32_t before = __shfl_up_sync(~0u, sum, step);
 
-            if (e < args.experts) tiles = token_tiles(smem, smem.expert_first[e + 1] - smem.expert_first[e]) * args.row_tiles;
-            for (int32_t step = 1; step < 32; step *= 2) {
-                int32_t before = __shfl_up_sync(~0u, tiles, step);
-
-                if (lane >= step) tiles += before;
-            }
-            if (e < args.experts) smem.tile_first[e + 1] = sum + tiles;
-            sum += __shfl_sync(~0u, tiles, 31);
+            if (lane >= step) sum += before;
         }
-        if (lane == 0) smem.tile_first[0] = 0;
+        sum -= tiles;
+        for (int32_t e = first; e < end; e++) {
+            smem.tile_first[e] = sum;
+            sum += token_tiles(smem, smem.expert_first[e + 1] - smem.expert_first[e]) * args.row_tiles;
+        }
+        if (lane == 31) smem.tile_first[args.experts] = sum;
     }
     __syncthreads();
 }

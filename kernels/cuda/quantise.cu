@@ -1,6 +1,6 @@
 // quantise on CUDA: rows of 16- or 32-bit numbers to e4m3 with an f32 scale per 128.
 //
-// grid   a warp 512 numbers of a row, four of each 128 a lane; the valid rows of all slabs, one after the other
+// grid   a warp up to 1024 numbers of a row, the same ones of each of its rows; the valid rows of all slabs, one after the other
 // smem   the valid rows before each slab
 // bytes  the rows once, half or a quarter of them written: bound by memory
 
@@ -14,7 +14,8 @@
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kBatch = 4; // groups of a warp under way at once
+constexpr int kBatch = 4; // loads of a lane under way at once
+constexpr int32_t kPiece = kBatch * kFp8Warp;
 
 struct slab {
     const unsigned char *rows;
@@ -62,54 +63,57 @@ __device__ void sum_rows(const args &a, int32_t *rows_before)
     __syncthreads();
 }
 
-// Groups from column `first` on, kBatch of them.
-__device__ __forceinline__ void quantise_groups(const args &a, const slab &s, int64_t x_row, int64_t row, int32_t first)
+// kPiece numbers of a row from column `first` on, or as many as there are.
+__device__ __forceinline__ void quantise_piece(const args &a, const slab &s, int64_t x_row, int64_t row, int32_t first)
 {
     const unsigned char *from = s.rows + x_row * s.row_stride_bytes;
     unsigned char *to = a.rows + row * a.row_stride_bytes;
     float *scales = reinterpret_cast<float *>(a.scales + row * a.scale_stride_bytes);
-    bool by_four = a.columns % 4 == 0 && is_aligned(from, s.format == FORMAT_F32 ? 16 : 8) && is_aligned(to, 4);
-    int32_t lane = threadIdx.x % 32;
-    float values[kBatch][4] = {};
+    bool by_eight = a.columns % kFp8Lane == 0 && is_aligned(from, 16) && is_aligned(to, 8);
+    int32_t lane = threadIdx.x % 32, batches = min(kBatch, (a.columns - first + kFp8Warp - 1) / kFp8Warp);
+    float values[kBatch][kFp8Lane] = {};
 
-    first += lane * 4;
+    first += lane * kFp8Lane;
 #pragma unroll
     for (int32_t i = 0; i < kBatch; i++) {
-        int32_t column = first + i * kFp8Group;
+        int32_t column = first + i * kFp8Warp;
 
-        if (by_four && column < a.columns) load_4(from, column, s.format, values[i]);
-        for (int32_t j = 0; !by_four && j < 4; j++)
+        if (by_eight && column < a.columns) load_8(from, column, s.format, values[i]);
+        for (int32_t j = 0; !by_eight && j < kFp8Lane; j++)
             if (column + j < a.columns) values[i][j] = number_load(from, column + j, s.format);
     }
 #pragma unroll
     for (int32_t i = 0; i < kBatch; i++) {
-        int32_t column = first + i * kFp8Group;
-        float scale = fp8_scale(values[i]);
-        uint32_t codes = fp8_codes(values[i], scale);
+        int32_t column = first + i * kFp8Warp;
+        float scale;
+        uint2 codes;
 
-        if (by_four && column < a.columns) *reinterpret_cast<uint32_t *>(to + column) = codes;
-        for (int32_t j = 0; !by_four && j < 4; j++)
-            if (column + j < a.columns) to[column + j] = static_cast<unsigned char>(codes >> (8 * j));
-        if (lane == 0 && column < a.columns) scales[column / kFp8Group] = scale;
+        if (i >= batches) break;
+        scale = fp8_scale(values[i]);
+        codes = fp8_codes(values[i], scale);
+        if (by_eight && column < a.columns) *reinterpret_cast<uint2 *>(to + column) = codes;
+        for (int32_t j = 0; !by_eight && j < kFp8Lane; j++)
+            if (column + j < a.columns) to[column + j] = static_cast<unsigned char>((j < 4 ? codes.x : codes.y) >> (8 * (j % 4)));
+        if (column % kFp8Group == 0 && column < a.columns) scales[column / kFp8Group] = scale;
     }
 }
 
 __global__ void __launch_bounds__(kThreads) quantise_kernel(const __grid_constant__ args a)
 {
     __shared__ int32_t rows_before[KERNEL_RANKS_MAX + 1];
-    int64_t pieces = (a.columns + kFp8Group * kBatch - 1) / (kFp8Group * kBatch);
-    int64_t warps = static_cast<int64_t>(gridDim.x) * (kThreads / 32), items;
+    int32_t warp = static_cast<int32_t>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
+    int32_t pieces = (a.columns + kPiece - 1) / kPiece, rows_at_once = static_cast<int32_t>(gridDim.x) * (kThreads / 32) / pieces;
 
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
     sum_rows(a, rows_before);
-    items = rows_before[KERNEL_RANKS_MAX] * pieces;
-    for (int64_t item = static_cast<int64_t>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32; item < items; item += warps) {
-        int32_t valid_row = static_cast<int32_t>(item / pieces), slab = last_at_most(rows_before, a.slabs_count, valid_row);
+    for (int32_t valid_row = warp / pieces; warp < rows_at_once * pieces && valid_row < rows_before[KERNEL_RANKS_MAX];
+         valid_row += rows_at_once) {
+        int32_t slab = last_at_most(rows_before, a.slabs_count, valid_row);
         int64_t row = valid_row - rows_before[slab], x_row = a.x_row != nullptr ? a.x_row[row] : row;
 
         row += static_cast<int64_t>(slab) * a.rows_cap;
-        quantise_groups(a, a.slabs[slab], x_row, row, static_cast<int32_t>(item % pieces) * kFp8Group * kBatch);
+        quantise_piece(a, a.slabs[slab], x_row, row, warp % pieces * kPiece);
     }
 }
 
@@ -140,11 +144,12 @@ extern "C" int32_t quantise_cuda_load(void)
 
 extern "C" int32_t quantise_cuda(const struct quantise_args *from, void *stream)
 {
-    int64_t pieces = (from->columns + kFp8Group * kBatch - 1) / (kFp8Group * kBatch);
+    int64_t pieces = (from->columns + kPiece - 1) / kPiece;
     args to = {};
     int64_t rows = take_slabs(from, &to);
 
-    if (from->format != FORMAT_FP8_BLOCK128) return cudaErrorInvalidValue;
+    // A grid has a warp for each piece of a row at least.
+    if (from->format != FORMAT_FP8_BLOCK128 || pieces > kGridBlocksMax * (kThreads / 32)) return cudaErrorInvalidValue;
     if (rows == 0) return cudaSuccess;
     to.x_row = from->slabs == nullptr ? from->x_row : nullptr;
     to.rows = static_cast<unsigned char *>(from->rows);

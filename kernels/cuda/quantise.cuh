@@ -1,4 +1,4 @@
-// A group of 128 numbers as e4m3 with one f32 scale: a warp holds it, four in a row a lane.
+// Groups of 128 numbers as e4m3 with one f32 scale each: half a warp holds one, eight in a row a lane.
 
 #ifndef MOXIE_KERNELS_CUDA_QUANTISE_CUH
 #define MOXIE_KERNELS_CUDA_QUANTISE_CUH
@@ -11,53 +11,65 @@
 constexpr int32_t kFp8Group = 128;
 constexpr float kFp8Largest = 448.0f; // of e4m3
 
-// The same in every lane. Without their signs floats are in the order of their bits, and a NaN is the largest, as the CPU has it.
-__device__ __forceinline__ float fp8_scale(const float (&values)[4])
+constexpr int32_t kFp8Lane = 8;             // numbers of a lane
+constexpr int32_t kFp8Warp = 32 * kFp8Lane; // of a warp
+
+// The same in every lane of the group. Without their signs floats are in the order of their bits, and a NaN is the largest, as the
+// CPU has it.
+__device__ __forceinline__ float fp8_scale(const float (&values)[kFp8Lane])
 {
     uint32_t magnitude = 0;
 
 #pragma unroll
-    for (int32_t i = 0; i < 4; i++)
+    for (int32_t i = 0; i < kFp8Lane; i++)
         magnitude = max(magnitude, __float_as_uint(values[i]) & 0x7fffffffu);
-    return __uint_as_float(__reduce_max_sync(~0u, magnitude)) / kFp8Largest;
+#pragma unroll
+    for (int32_t step = kFp8Group / kFp8Lane / 2; step > 0; step /= 2)
+        magnitude = max(magnitude, __shfl_xor_sync(~0u, magnitude, step));
+    return __uint_as_float(magnitude) / kFp8Largest;
+}
+
+__device__ __forceinline__ uint32_t fp8_pack(const float *q)
+{
+    return __nv_cvt_float2_to_fp8x2({q[0], q[1]}, __NV_SATFINITE, __NV_E4M3) |
+           static_cast<uint32_t>(__nv_cvt_float2_to_fp8x2({q[2], q[3]}, __NV_SATFINITE, __NV_E4M3)) << 16;
 }
 
 // values / scale as e4m3, the first in the lowest byte, rounded as a division rounds, without one for each number and without a
 // branch: a quotient by the rounded inverse, and what remains of the value (Markstein). A factor, exact, keeps both among the
 // normal numbers; a quotient that it would change is far under the smallest code.
-__device__ __forceinline__ uint32_t fp8_codes(const float (&values)[4], float scale)
+__device__ __forceinline__ uint2 fp8_codes(const float (&values)[kFp8Lane], float scale)
 {
     float factor = scale < 0x1p-80f ? 0x1p100f : scale > 0x1p80f ? 0x1p-100f : 1.0f;
     float divisor = scale * factor, inverse = 1.0f / divisor;
-    bool is_finite = divisor < INFINITY;
-    uint32_t codes;
-    float q[4];
+    float remains = divisor < INFINITY ? divisor : 0.0f; // by infinity a quotient is 0 or NaN already
+    float q[kFp8Lane];
 
 #pragma unroll
-    for (int32_t i = 0; i < 4; i++) {
+    for (int32_t i = 0; i < kFp8Lane; i++) {
         float value = values[i] * factor, quotient = value * inverse;
-        float corrected = __fmaf_rn(__fmaf_rn(-quotient, divisor, value), inverse, quotient);
+        float corrected = __fmaf_rn(__fmaf_rn(-quotient, remains, value), inverse, quotient);
 
-        q[i] = copysignf(is_finite ? corrected : quotient, value); // the remainder of -0 is 0, and their sum too
+        q[i] = copysignf(corrected, value); // the remainder of -0 is 0, and their sum too
     }
-    codes = __nv_cvt_float2_to_fp8x2({q[0], q[1]}, __NV_SATFINITE, __NV_E4M3) |
-            static_cast<uint32_t>(__nv_cvt_float2_to_fp8x2({q[2], q[3]}, __NV_SATFINITE, __NV_E4M3)) << 16;
-    return scale == 0.0f ? 0 : codes;
+    if (scale == 0.0f) return {0, 0};
+    return {fp8_pack(q), fp8_pack(q + 4)};
 }
 
-// Of a row at a multiple of four numbers.
-__device__ __forceinline__ void load_4(const unsigned char *row, int32_t column, int32_t format, float (&to)[4])
+// Of a row at a multiple of eight numbers.
+__device__ __forceinline__ void load_8(const unsigned char *row, int32_t column, int32_t format, float (&to)[kFp8Lane])
 {
     if (format == FORMAT_F32) {
-        uint4 four = *reinterpret_cast<const uint4 *>(row + column * 4);
+        const uint4 *eight = reinterpret_cast<const uint4 *>(row + column * 4);
+        uint4 held[2] = {eight[0], eight[1]};
 
-        memcpy(to, &four, sizeof to);
+        memcpy(to, held, sizeof to);
     } else {
-        uint64_t four = *reinterpret_cast<const uint64_t *>(row + column * 2);
-        uint32_t words[2] = {static_cast<uint32_t>(four), static_cast<uint32_t>(four >> 32)};
+        uint4 eight = *reinterpret_cast<const uint4 *>(row + column * 2);
+        uint32_t words[4] = {eight.x, eight.y, eight.z, eight.w};
 
 #pragma unroll
-        for (int32_t i = 0; i < 2; i++) {
+        for (int32_t i = 0; i < 4; i++) {
             float2 two = format == FORMAT_BF16 ? number_unpack<true>(words[i]) : number_unpack<false>(words[i]);
 
             to[i * 2] = two.x;

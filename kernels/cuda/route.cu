@@ -167,9 +167,20 @@ struct piece {
     uint32_t first, end;
 };
 
+// Few positions go to few warps, whose counts are soon added up.
+__device__ uint32_t piece_size(const share &s)
+{
+    return max((s.size + kWarps - 1) / kWarps, 32u);
+}
+
+__device__ int32_t warps_used(const share &s)
+{
+    return static_cast<int32_t>((s.size + piece_size(s) - 1) / piece_size(s));
+}
+
 __device__ piece piece_of(const share &s)
 {
-    uint32_t size = (s.size + kWarps - 1) / kWarps;
+    uint32_t size = piece_size(s);
     uint32_t first = min(threadIdx.x / 32 * size, s.size);
 
     return {first, min(first + size, s.size)};
@@ -209,11 +220,11 @@ __device__ void count_share(const args &a, const int32_t *rows_before, const sha
 // Turns counts[warp][expert] of this block into the first pair of each, and writes expert_offset. `all` has the pairs of
 // all blocks, `before` those of the blocks before this one; NULL: there is one. Every row of counts is read by threads of
 // other warps than have written it: a barrier goes before, and the one at the end gives each warp its row back.
-__device__ void scan(const args &a, int32_t *counts, const int32_t *all, const int32_t *before, int32_t *warps)
+__device__ void scan(const args &a, const share &s, int32_t *counts, const int32_t *all, const int32_t *before, int32_t *warps)
 {
-    int32_t e = threadIdx.x, own = 0, sum, total, first;
+    int32_t e = threadIdx.x, used = warps_used(s), own = 0, sum, total, first;
 
-    for (int32_t w = 0; e < a.experts && w < kWarps; w++) {
+    for (int32_t w = 0; e < a.experts && w < used; w++) {
         int32_t count = counts[w * a.experts + e];
 
         counts[w * a.experts + e] = own;
@@ -225,7 +236,7 @@ __device__ void scan(const args &a, int32_t *counts, const int32_t *all, const i
         a.expert_offset[e + 1] = static_cast<int32_t>(min(static_cast<int64_t>(first) + sum, a.pairs_max));
     if (blockIdx.x == 0 && e == 0) a.expert_offset[0] = 0;
     if (before != nullptr && e < a.experts) first += before[e];
-    for (int32_t w = 0; e < a.experts && w < kWarps; w++)
+    for (int32_t w = 0; e < a.experts && w < used; w++)
         counts[w * a.experts + e] += first;
     __syncthreads();
 }
@@ -345,7 +356,7 @@ __global__ void __launch_bounds__(kThreads, 1) route_kernel(const __grid_constan
     share every = share_of(a, rows_before);
     count_share<false>(a, rows_before, every, own);
     __syncthreads();
-    scan(a, counts, nullptr, nullptr, warps);
+    scan(a, every, counts, nullptr, nullptr, warps);
     fill_share<false>(a, rows_before, every, own);
     clear_rest(a, rows_before);
 }
@@ -421,7 +432,7 @@ __global__ void __launch_bounds__(kThreads, 1) fill_kernel(const __grid_constant
     sum_histograms(a, sizes, all, before);
     // scan reads what every warp has counted, and sums that threads of several warps added up.
     __syncthreads();
-    scan(a, counts, all, before, warps);
+    scan(a, mine, counts, all, before, warps);
     fill_share<true>(a, rows_before, mine, own);
 }
 
