@@ -212,7 +212,7 @@ __global__ void __launch_bounds__(kThreads, 1) gemm_kernel(const __grid_constant
     if (threadIdx.x == 0) {
         prefetch_tensormap(&args.weights);
         for (int32_t stage = 0; stage < kStagesMax; stage++) {
-            mbarrier_init(&smem.full[stage], P::copies ? 1 + 128 : 1);
+            mbarrier_init(&smem.full[stage], P::arrivals);
             mbarrier_init(&smem.empty[stage], P::is_scaled ? 8 : 2); // a warp, or a warpgroup, releases a stage
         }
         fence_mbarrier_init();

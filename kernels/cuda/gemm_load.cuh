@@ -152,7 +152,8 @@ template <class P> struct tile_source {
     }
 };
 
-// The stages of a tile, from where the ring is. The weights of the first `ahead` are under way.
+// The stages of a tile, from where the ring is. The weights of the first `ahead` are under way. For every thread that copies, or
+// one of each warp: each arrives at every stage, or it could fall behind by a round of the ring and wait for ever.
 template <class P>
 __device__ __forceinline__ void load_tile(const gemm_args &args, gemm_smem &smem, const tile &t, const gathered<P> &from,
                                           stage_ring &ring, int32_t &ahead)
@@ -170,7 +171,10 @@ __device__ __forceinline__ void load_tile(const gemm_args &args, gemm_smem &smem
         if (P::is_gate_up) gather<P>(from, tokens, (args.depth - k) * element_bytes, k * element_bytes, t.columns, thread);
         if (P::is_scaled && thread < t.columns)
             cp_async<4>(smem_address(&smem.token_scale[ring.stage][thread]), from.scales + k / P::depth, 4);
-        if (P::copies) cp_async_mbarrier_arrive_noinc(full);
+        if (P::copies)
+            cp_async_mbarrier_arrive_noinc(full);
+        else if (thread != 0)
+            mbarrier_arrive(full);
     }
 }
 
@@ -179,6 +183,7 @@ __device__ __forceinline__ void load_tile(const gemm_args &args, gemm_smem &smem
 template <class P> __device__ __forceinline__ void producer_loop(const gemm_args &args, gemm_smem &smem, int32_t ahead)
 {
     const int32_t thread = threadIdx.x % 128;
+    const bool loads = P::copies || thread % 32 == 0;
     int32_t flat[gathered<P>::looked_up];
     tile_source<P> source(args, smem);
     gathered<P> from;
@@ -197,12 +202,14 @@ template <class P> __device__ __forceinline__ void producer_loop(const gemm_args
         next = smem.tiles[at];
         if (P::copies) find_rows<P>(args, smem, flat, thread, from);
         look_up<P>(args, next, thread, flat);
-        load_tile<P>(args, smem, t, from, ring, ahead);
+        if (loads) load_tile<P>(args, smem, t, from, ring, ahead);
+        __syncwarp();
         t = next;
     }
     // One more stage, with nothing in it, so that the other warpgroups see the end.
+    if (!loads) return;
     mbarrier_wait(&smem.empty[ring.stage], ring.round_odd ^ 1);
-    if (P::copies || thread == 0) mbarrier_arrive(&smem.full[ring.stage]);
+    mbarrier_arrive(&smem.full[ring.stage]);
     if (P::copies && thread == 0) mbarrier_arrive(&smem.full[ring.stage]);
 }
 

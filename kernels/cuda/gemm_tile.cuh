@@ -39,6 +39,7 @@ template <operand type, bool is_gate_up_, bool rows_in_> struct product {
     static constexpr int columns = is_scaled ? kScaled : kColumns; // tokens of the largest tile
     static constexpr int columns_on_n = is_scaled ? kFewScaled : kColumns;
     static constexpr bool copies = is_gate_up || is_scaled; // the loading threads copy, besides the engine
+    static constexpr int arrivals = copies ? 1 + 128 : 4;   // that fill a stage, besides the engine's bytes
 };
 
 struct tile {
