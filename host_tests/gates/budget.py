@@ -78,6 +78,12 @@ def judge(report, budget):
     return wrong
 
 
+def judge_products(source, text):
+    """Products that ptxas takes one after the other, each waited for, which it says once a kernel and nobody reads."""
+    return ["%s: ptxas serialises wgmma in %s: %s" % (source, demangle(symbol), why.strip())
+            for why, symbol in re.findall(r"wgmma\.mma_async instructions are serialized due to (.*?) in (?:the )?function '(\S+)'", text)]
+
+
 def judge_command(source, words):
     """What `words`, which compile `source`, would put into the library besides code for TARGET."""
     codes = [word for word in words if "code=" in word]
@@ -110,7 +116,8 @@ def read_entry(entry):
     if not os.path.exists(report):
         return [], wrong + ["%s was compiled without a report: build it again" % source]
     with open(report, encoding="utf-8") as file:
-        return parse_report(file.read()), wrong
+        text = file.read()
+    return parse_report(text), wrong + judge_products(source, text)
 
 
 def main(commands, budget_path, library=None, cuobjdump=None):

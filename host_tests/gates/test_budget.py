@@ -51,6 +51,13 @@ class Budget(unittest.TestCase):
         del self.report[0]
         self.fails("small<true> has a row, and no such kernel is built")
 
+    def test_serialised_products(self):
+        said = ("ptxas info    : (C7520) Potential Performance Loss: wgmma.mma_async instructions are serialized due to program "
+                "dependence in the function '_ZN12_GLOBAL__N_15smallILb1EEEvv'\n")
+        self.assertEqual(budget.judge_products("gemm.cu", REPORT), [])
+        self.assertEqual(budget.judge_products("gemm.cu", REPORT + said),
+                         ["gemm.cu: ptxas serialises wgmma in small<true>: program dependence"])
+
     def test_another_target(self):
         self.report[0]["target"] = "sm_90"
         self.fails("compiled for sm_90,")
