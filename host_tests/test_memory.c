@@ -19,6 +19,7 @@ struct sample {
     struct plan plan;
     struct memory memory;
     char names[BUFFER_COUNT][32];
+    char sizes[BUFFER_COUNT][24]; // as an error tells them
     struct said said;
 };
 
@@ -31,6 +32,7 @@ static void sample_init(struct sample *s)
 
         if (id == BUFFER_WINDOW) continue;
         (void)snprintf(s->names[id], sizeof s->names[id], "buffer %d", id);
+        (void)snprintf(s->sizes[id], sizeof s->sizes[id], "%d bytes", 512 * (id + 1));
         *buffer = (moxie_buffer){.struct_size = sizeof *buffer,
                                  .kind = MOXIE_MEMORY_DEVICE,
                                  .name = s->names[id],
@@ -148,8 +150,8 @@ START_TEST(a_failure_leaves_other_users_alone)
     ACCEPTED(&s.said, take(&s, BIT(BUFFER_MID)));
     mid = memory_slot(&s.memory, BUFFER_MID, 0);
     s.mock.allocate_fail_at = 2;
-    SAID(&s.said, MOXIE_E_MEMORY, take(&s, BIT(BUFFER_MID) | BIT(BUFFER_PAIR_OUT)), "buffer 7",
-         "4096 bytes");
+    SAID(&s.said, MOXIE_E_MEMORY, take(&s, BIT(BUFFER_MID) | BIT(BUFFER_PAIR_OUT)),
+         s.names[BUFFER_PAIR_OUT], s.sizes[BUFFER_PAIR_OUT]);
     ck_assert_ptr_eq(memory_slot(&s.memory, BUFFER_MID, 0), mid);
     ck_assert_uint_eq(s.mock.release_calls, 0);
     memory_drop(&s.memory, BIT(BUFFER_MID));
@@ -191,11 +193,12 @@ START_TEST(careless_allocators_are_refused)
     s.mock.host.ctx = &careless;
     s.mock.host.allocate = careless_allocate;
     s.mock.host.release = careless_release;
-    SAID(&s.said, MOXIE_E_MEMORY, take(&s, BIT(BUFFER_MID)), "buffer 4", "alignment 128");
+    SAID(&s.said, MOXIE_E_MEMORY, take(&s, BIT(BUFFER_MID)), s.names[BUFFER_MID], "alignment 128");
     ck_assert_int_eq(careless.released, 1);
     ck_assert_uint_eq(s.memory.bytes_held, 0);
     careless.nowhere = 1;
-    SAID(&s.said, MOXIE_E_MEMORY, take(&s, BIT(BUFFER_MID)), "buffer 4", "2560 bytes", "answer 0");
+    SAID(&s.said, MOXIE_E_MEMORY, take(&s, BIT(BUFFER_MID)), s.names[BUFFER_MID],
+         s.sizes[BUFFER_MID], "answer 0");
     ck_assert_int_eq(careless.released, 1);
     mock_host_fini(&s.mock);
 }
