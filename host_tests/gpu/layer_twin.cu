@@ -32,6 +32,14 @@ static int same_alone(gpu_layer &g, const layer_case &c, const std::vector<float
     return memcmp(alone.data(), all.data(), alone.size() * 4) == 0;
 }
 
+// Whether the launches have left the count of tiles as they found it.
+static int tiles_are_back(const gpu_layer &g)
+{
+    uint32_t taken = 1;
+    CHECK(cudaMemcpy(&taken, g.s.down.tiles_taken, sizeof taken, cudaMemcpyDeviceToHost));
+    return taken == 0;
+}
+
 static int compare(const layer_case &c)
 {
     layer l;
@@ -53,12 +61,15 @@ static int compare(const layer_case &c)
     }
     double error = sqrt(norm > 0 ? difference / norm : difference); // no id of an expert: all zeros
     int bits = memcmp(got.data(), again.data(), got.size() * 4) == 0;
-    int alone = same_alone(g, c, got);
-    int ok = error <= 5e-3 && bits && alone;
+    int alone = same_alone(g, c, got), back = tiles_are_back(g);
+    int ok = error <= 5e-3 && bits && alone && back;
     printf("%s tokens %d hidden %d intermediate %d experts %d top-k %d order %d activation %d skew %d bias %d on-input %d rows-in %d format %d: error %.2e%s\n",
            ok ? "ok  " : "FAIL", c.tokens, c.hidden, c.intermediate, c.experts, c.top_k, c.order, c.activation, c.skew, c.bias,
            c.weight_on_input, c.rows_in, c.format, error,
-           !bits ? ", bits differ between runs" : alone ? "" : ", bits differ without the other tokens");
+           !bits    ? ", bits differ between runs"
+           : !alone ? ", bits differ without the other tokens"
+           : !back  ? ", the count of tiles is not 0 again"
+                    : "");
     fflush(stdout);
     free_layer(g);
     return !ok;
