@@ -2,6 +2,7 @@
 
 #include "host_tests/emulator/async.h"
 
+#include <algorithm>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -75,6 +76,8 @@ struct machine {
     unsigned char *stacks;
     const launch *running;
     unsigned current, threads;
+    unsigned
+        asleep; // a warp that runs when nobody else can, so that all fall as far ahead as they may
     uint64_t random;
     alignas(1024) unsigned char smem[kSmemBytesMax];
 };
@@ -85,7 +88,7 @@ machine::machine()
       stacks(static_cast<unsigned char *>(
           mmap(nullptr, kStackBytes * kThreadsMax, PROT_READ | PROT_WRITE,
                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0))),
-      running(nullptr), current(0), threads(0), random(1)
+      running(nullptr), current(0), threads(0), asleep(kWarps), random(1)
 {
     const char *seed = getenv("MOXIE_EMULATOR_SEED");
 
@@ -179,27 +182,26 @@ void fiber_main()
     die("deadlock");
 }
 
-// One round over the threads from a random one on; false when none could run. When all that ran
-// only spin, what they wait for comes from another rank, which may need this core.
-bool run_round()
+enum outcome { kNobodyRan, kSpun, kWorked };
+
+// One round over the threads from a random one on: without the warp that sleeps, or over its own.
+outcome run_round(bool asleep)
 {
-    const timespec rest = {0, kGiveWayNs};
     unsigned first = draw(m().threads);
-    bool ran = false, worked = false;
+    outcome best = kNobodyRan;
 
     for (unsigned i = 0; i < m().threads; i++) {
         unsigned index = (first + i) % m().threads;
         fiber &f = m().fibers[index];
 
+        if ((index / kWarpThreads == m().asleep) != asleep) continue;
         if (f.done || (f.ready != nullptr && !f.ready(f.ready_ctx))) continue;
         f.ready = nullptr;
         f.paused = false;
         enter(index);
-        ran = true;
-        worked = worked || !f.paused;
+        best = std::max(best, f.paused ? kSpun : kWorked);
     }
-    if (ran && !worked) (void)nanosleep(&rest, nullptr);
-    return ran;
+    return best;
 }
 
 bool all_done()
@@ -240,12 +242,20 @@ void begin_block(unsigned index)
 
 void run_block(unsigned index)
 {
+    const timespec rest = {0, kGiveWayNs};
+
     begin_block(index);
-    while (!all_done())
-        if (!run_round() && !async_advance(true))
-            die_of_deadlock();
-        else
-            async_advance(false);
+    m().asleep = draw(2) ? draw((m().threads + kWarpThreads - 1) / kWarpThreads) : kWarps;
+    while (!all_done()) {
+        outcome best = run_round(false);
+
+        if (best == kNobodyRan && async_advance(true)) continue;
+        if (best != kWorked) best = std::max(best, run_round(true));
+        if (best == kNobodyRan && !async_advance(true)) die_of_deadlock();
+        // What all only spin on comes from another rank, which may need this core.
+        if (best == kSpun) (void)nanosleep(&rest, nullptr);
+        async_advance(false);
+    }
     async_end();
 }
 

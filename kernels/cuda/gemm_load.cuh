@@ -165,7 +165,8 @@ __device__ __forceinline__ void load_tile(const gemm_args &args, gemm_smem &smem
         unsigned char *tokens = ring.tokens(smem);
         uint64_t *full = &smem.full[ring.stage];
 
-        mbarrier_wait(&smem.empty[ring.stage], ring.round_odd ^ 1);
+        // Those that are under way were free, and may have been used already: the first thread has arrived for them.
+        if (ahead <= 0) mbarrier_wait(&smem.empty[ring.stage], ring.round_odd ^ 1);
         if (thread == 0 && ahead <= 0) begin_stage<P>(args, smem, ring, t, k);
         if (thread % 32 == 0 && !P::is_gate_up) load_tokens(args, tokens, full, t, k);
         if (P::is_gate_up) gather<P>(from, tokens, (args.depth - k) * element_bytes, k * element_bytes, t.columns, thread);
