@@ -195,6 +195,22 @@ void without_waiting_for_copies(arguments args)
     multiply(s, args);
 }
 
+// The last warp sees every round if all take turns; nobody waits for it.
+void a_warp_that_only_waits(arguments)
+{
+    smem &s = *dynamic_smem<smem>();
+
+    make_barrier(s, 1);
+    for (uint32_t round = 0; round < 4; round++)
+        if (threadIdx.x >= 96) {
+            mbarrier_wait(&s.barrier, round % 2);
+        } else {
+            if (threadIdx.x == 0) mbarrier_arrive(&s.barrier);
+            bar_sync<1, 96>();
+            bar_sync<1, 96>();
+        }
+}
+
 void nothing(arguments)
 {
 }
@@ -218,7 +234,7 @@ void run_kernel(const mistake &m)
     if (cudaMalloc(&args.out, 128 * sizeof(float)) != cudaSuccess) exit(2);
     memset(args.out, 0, 128 * sizeof(float));
     memset(const_cast<unsigned char *>(args.global), 0, 4096);
-    config.gridDim = dim3(1);
+    config.gridDim = dim3(64); // what is drawn for a block is drawn often
     config.blockDim = dim3(128);
     config.dynamicSmemBytes = sizeof(smem);
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -286,6 +302,8 @@ int main()
         {"past the end", past_the_end, "shared memory ends", false},
         {"not aligned", not_aligned, "not aligned", false},
         {"rows not aligned", rows_not_aligned, "no multiple of 16", false},
+        {"a warp that only waits", a_warp_that_only_waits, "waits for an mbarrier: threads 96",
+         false},
         {"registers", registers_that_nobody_gave_back, "setmaxnreg asks for", false},
         {"launched early, never waits", nothing, "without griddepcontrol.wait", true},
     };
