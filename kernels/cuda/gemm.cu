@@ -3,9 +3,10 @@
 //
 // grid   one block an SM, persistent; tiles in the order expert, weight rows, tokens, each to the block that is free, so that the
 //        tiles which share a piece of the weights run beside each other and read it from HBM once
-// block  3 warpgroups: one loads, two multiply 64 weight rows each
+// block  3 warpgroups: one loads, two multiply 64 weight rows each (many tokens in e4m3: 64 tokens each)
 // smem   4 to 8 stages of 128 weight rows and 256, 128 or 64 token rows of 128 bytes (64 inputs, e4m3 128), swizzled
-// N      8 to 256 (e4m3: 128), chosen for each tile from the expert's real count: a captured graph replays with any
+// N      8 to 256 (e4m3: 80, and 128 weight rows beside many tokens), chosen for each tile from the expert's real count: a
+//        captured graph replays with any
 //
 // Gate and up of eight units alternate in the weight tile (a 5-D tensor map; nothing is repacked), so a thread's
 // accumulator rows r and r + 8 are gate and up of the same unit and the activation needs no exchange. Token rows are

@@ -112,42 +112,44 @@ __device__ __forceinline__ void begin_stage(const gemm_args &args, gemm_smem &sm
     load_weights<P>(args, ring.weights(smem), full, t, k);
 }
 
-// The weights of the block's first steps, which need nothing but the tables; how many steps those are.
+// The block's first tile, and the weights of its first steps, which need nothing but the tables; how many steps those are.
 template <class P> __device__ __forceinline__ int32_t load_ahead(const gemm_args &args, gemm_smem &smem)
 {
+    const bool is_any = static_cast<int32_t>(blockIdx.x) < smem.tile_first[args.experts];
     stage_ring ring(smem);
-    int32_t steps = min((args.depth + P::depth - 1) / P::depth, ring.count);
+    int32_t steps = is_any ? min((args.depth + P::depth - 1) / P::depth, ring.count) : 0;
 
-    if (static_cast<int32_t>(blockIdx.x) >= smem.tile_first[args.experts]) return 0;
     if (threadIdx.x % 128 == 0) {
-        tile t = find_tile<P>(args, smem, blockIdx.x);
+        tile t = {};
 
+        if (is_any) t = find_tile<P>(args, smem, blockIdx.x);
+        smem.tiles[0] = t;
         for (int32_t step = 0; step < steps; step++, ring.advance())
             begin_stage<P>(args, smem, ring, t, step * P::depth);
     }
     return steps;
 }
 
-// The tiles of one block, one after the other: the first is its own, the others go to whoever is free, in order. For one thread.
+// The tiles of one block after its first, in order, each for the block that is free. For one thread.
 template <class P> struct tile_source {
     const gemm_args &args;
     const gemm_smem &smem;
     int32_t tiles, index;
 
-    __device__ __forceinline__ tile_source(const gemm_args &from, const gemm_smem &tables)
-        : args(from), smem(tables), tiles(tables.tile_first[from.experts]), index(blockIdx.x)
+    // What comes next is asked for a tile ahead, so that nobody waits for the answer. Every block that has a tile asks until it is
+    // told that there is none, so `tiles` questions are asked in all, and the last one sets the count to 0 again.
+    __device__ __forceinline__ void ask()
     {
+        index = static_cast<int32_t>(gridDim.x + atomicInc(args.tiles_taken, tiles - 1));
     }
 
-    // What comes after is asked for a tile ahead, so that nobody waits for the answer. Every block asks until it is told that there
-    // is none, so `tiles` questions are asked in all, and the last one sets the count to 0 again.
     __device__ __forceinline__ tile next()
     {
         tile found = {};
 
         if (index >= tiles) return found;
         found = find_tile<P>(args, smem, index);
-        index = static_cast<int32_t>(gridDim.x + atomicInc(args.tiles_taken, tiles - 1));
+        ask();
         return found;
     }
 };
@@ -186,14 +188,14 @@ template <class P> __device__ __forceinline__ void producer_loop(const gemm_args
     const int32_t thread = threadIdx.x % 128;
     const bool loads = P::copies || thread % 32 == 0;
     int32_t flat[gathered<P>::looked_up];
-    tile_source<P> source(args, smem);
+    tile_source<P> source = {args, smem, smem.tile_first[args.experts], 0};
     gathered<P> from;
     stage_ring ring(smem);
     tile t;
 
-    if (thread == 0) smem.tiles[0] = source.next();
-    bar_sync<1, 128>();
+    bar_sync<1, 128>(); // the first tile is there
     t = smem.tiles[0];
+    if (thread == 0 && t.tokens > 0) source.ask();
     look_up<P>(args, t, thread, flat);
     for (int32_t at = 1; t.tokens > 0; at = (at + 1) % kTiles) {
         tile next;

@@ -40,11 +40,7 @@ template <class P> __device__ __forceinline__ void scale_rows(const gemm_args &a
         }
 }
 
-// The sums of a stage. Two of them take turns, so that the tensor core has the next stage while one is scaled.
-struct stage_sums {
-    float c[kRows / 2];
-};
-
+// Two sums of stages take turns, so that the tensor core has the next stage while one is scaled.
 template <class P> struct many_steps {
     const gemm_args &args;
     gemm_smem &smem;
@@ -54,7 +50,7 @@ template <class P> struct many_steps {
     int32_t block; // the next to scale
 
     // Multiplies a stage once it is full; which it was.
-    __device__ __forceinline__ int32_t multiply(stage_sums &to)
+    __device__ __forceinline__ int32_t multiply(many_sums &to)
     {
         uint64_t a = wgmma_descriptor(ring.tokens(smem) + warpgroup * kBlockBytes);
         uint64_t b = wgmma_descriptor(ring.weights(smem));
@@ -74,7 +70,7 @@ template <class P> struct many_steps {
     }
 
     // Adds a stage's sums, times the scales of both sides, and gives the stage back. `pending` stages are being multiplied.
-    template <int pending> __device__ __forceinline__ void scale(stage_sums &from, int32_t stage, many_sums &to)
+    template <int pending> __device__ __forceinline__ void scale(many_sums &from, int32_t stage, many_sums &to)
     {
         const float *token = &smem.token_scale[stage][warpgroup * 64 + threadIdx.x / 32 % 4 * kWarpTokens + threadIdx.x % 32 / 4];
         float2 weight = rows.of_block(block++);
@@ -97,7 +93,7 @@ __device__ __forceinline__ void multiply_many(const gemm_args &args, gemm_smem &
     // Every block of 128 weight rows that has one row of the tile has all.
     many_steps<P> steps = {args, smem, ring, find_scales<P>(args, t, find_rows_of<P>(args, t, 0, 0)), warpgroup, 0};
     int32_t left = (args.depth + P::depth - 1) / P::depth, even_stage, odd_stage;
-    stage_sums even, odd;
+    many_sums even, odd;
 
 #pragma unroll
     for (int32_t i = 0; i < kRows / 2; i++)
