@@ -76,8 +76,8 @@ struct machine {
     unsigned char *stacks;
     const launch *running;
     unsigned current, threads;
-    unsigned
-        asleep; // a warp that runs when nobody else can, so that all fall as far ahead as they may
+    // A warp that runs when nobody else can, so that the others get as far ahead as they may.
+    unsigned asleep;
     uint64_t random;
     alignas(1024) unsigned char smem[kSmemBytesMax];
 };
