@@ -400,9 +400,10 @@ START_TEST(fp8_on_a_gpu_is_quantised_between)
     ck_assert_int_ge(verdict.plan.slot_bytes[BUFFER_MID_FP8], limits->pairs_max * 192);
     ck_assert_int_ge(verdict.plan.slot_bytes[BUFFER_MID_SCALES], limits->pairs_max * 2 * 4);
     ck_assert_int_ge(limits->x_fp8_bytes, sizes[_i]);
-    ck_assert_int_ge(limits->x_fp8_scale_bytes, (sizes[_i] + 127) / 128 * 4);
+    ck_assert_int_ge(limits->fp8_group_bytes, limits->pairs_max * 4);
     ck_assert_int_ge(verdict.plan.slot_bytes[BUFFER_PAIR_OUT],
-                     limits->pairs_max * (limits->x_fp8_bytes + limits->x_fp8_scale_bytes));
+                     limits->pairs_max * limits->x_fp8_bytes +
+                         (sizes[_i] + 127) / 128 * limits->fp8_group_bytes);
     verdict_free(&verdict);
     mock_host_fini(&mock);
 }

@@ -96,7 +96,8 @@ static void check_rows(int32_t format, int32_t x_format, int32_t columns, int32_
     }
     run(&args, workers);
     for (int64_t r = 0; r < ROWS; r++) {
-        struct row_view view = {rows + r * pitch, scales + r * scale_pitch, format};
+        struct row_view view = {
+            .values = rows + r * pitch, .scales = scales + r * scale_pitch, .format = format};
         int64_t group = format == FORMAT_NVFP4 ? 16 : 128;
         float largest_of_row = 0.0f;
 
@@ -148,7 +149,7 @@ START_TEST(odd_values_stay_in_their_block)
 {
     float x[512], decoded[512];
     uint8_t rows[512], scales[64];
-    struct row_view view = {rows, scales, FORMAT_FP8_BLOCK128};
+    struct row_view view = {.values = rows, .scales = scales, .format = FORMAT_FP8_BLOCK128};
     struct quantise_args args = {.x = x,
                                  .rows = rows,
                                  .scales = scales,
@@ -183,36 +184,91 @@ START_TEST(odd_values_stay_in_their_block)
 }
 END_TEST
 
-// Row r of slab s is row s * rows_cap + r; what is e4m3 already, or not valid, is left alone.
-START_TEST(slabs_lie_one_after_the_other)
+// Each valid row of the slabs to each of its places, scales by group; what is e4m3 already is
+// copied.
+START_TEST(slabs_go_where_their_pairs_are)
 {
     static const int32_t count = 1;
-    float x[2][128], scales[6] = {0};
-    uint8_t rows[6][128] = {{0}};
+    static const int32_t row_pair[6][2] = {{3, -1}, {0, 0}, {-1, -1}, {1, 4}, {2, -1}, {0, 5}};
+    static const float wanted[6][2] = {{2, 4}, {7, 8}, {1, 3}, {1, 3}, {7, 8}, {2, 4}};
+    float x[2][256], copied[2][2] = {{5, 6}, {7, 8}}, scales[2][8] = {{0}};
+    uint8_t codes[2][256], rows[6][256] = {{0}};
     const struct row_slab slabs[] = {
-        {.rows = x, .count = &count, .row_stride_bytes = 512, .cap = 2, .format = FORMAT_F32},
-        {.rows = x, .row_stride_bytes = 512, .cap = 2, .format = FORMAT_FP8_BLOCK128},
-        {.rows = x, .row_stride_bytes = 512, .cap = 2, .format = FORMAT_F32}};
+        {.rows = x, .count = &count, .row_stride_bytes = 1024, .cap = 2, .format = FORMAT_F32},
+        {.rows = codes,
+         .scales = copied,
+         .row_stride_bytes = 256,
+         .scale_stride_bytes = 8,
+         .cap = 2,
+         .format = FORMAT_FP8_BLOCK128},
+        {.rows = x, .row_stride_bytes = 1024, .cap = 2, .format = FORMAT_F32}};
     struct quantise_args args = {.slabs = slabs,
+                                 .row_pair = row_pair[0],
+                                 .rows = rows,
+                                 .scales = scales,
+                                 .row_stride_bytes = 256,
+                                 .scale_stride_bytes = 4,
+                                 .group_stride_bytes = 32,
+                                 .format = FORMAT_FP8_BLOCK128,
+                                 .slabs_count = 3,
+                                 .rows_cap = 2,
+                                 .top_k = 2,
+                                 .columns = 256};
+
+    for (int i = 0; i < 256; i++) {
+        x[0][i] = 448.0f * (i < 128 ? 1 : 3);
+        x[1][i] = 448.0f * (i < 128 ? 2 : 4);
+        codes[0][i] = codes[1][i] = 0x11;
+    }
+    run(&args, 2);
+    for (int row = 0; row < 6; row++) {
+        ck_assert_float_eq(scales[0][row], wanted[row][0]);
+        ck_assert_float_eq(scales[1][row], wanted[row][1]);
+        ck_assert_int_eq(rows[row][0], wanted[row][0] == 7 ? 0x11 : 0x7e);
+        ck_assert_int_eq(rows[row][255], rows[row][0]);
+    }
+}
+END_TEST
+
+// The same rows, each from where its pair says.
+START_TEST(rows_come_from_slabs)
+{
+    static const int32_t count = 3, x_row[4] = {2, 1, 2, 0};
+    float x[128], copied[2] = {5, 6}, scales[4] = {0};
+    uint8_t codes[2][128], rows[4][128] = {{0}};
+    const struct row_slab slabs[] = {
+        {.rows = codes,
+         .scales = copied,
+         .row_stride_bytes = 128,
+         .scale_stride_bytes = 4,
+         .cap = 2,
+         .format = FORMAT_FP8_BLOCK128},
+        {.rows = x, .row_stride_bytes = 512, .cap = 1, .format = FORMAT_F32}};
+    struct quantise_args args = {.slabs = slabs,
+                                 .x_row = x_row,
+                                 .count = &count,
                                  .rows = rows,
                                  .scales = scales,
                                  .row_stride_bytes = 128,
                                  .scale_stride_bytes = 4,
                                  .format = FORMAT_FP8_BLOCK128,
-                                 .slabs_count = 3,
+                                 .slabs_count = 2,
                                  .rows_cap = 2,
+                                 .rows_count = 4,
                                  .columns = 128};
-    const float wanted[] = {1.0f, 0.0f, 0.0f, 0.0f, 1.0f, 2.0f};
 
     for (int i = 0; i < 128; i++) {
-        x[0][i] = 448.0f;
-        x[1][i] = 2 * 448.0f;
+        x[i] = 448.0f;
+        codes[0][i] = codes[1][i] = 0x11;
     }
     run(&args, 2);
-    for (int row = 0; row < 6; row++) {
-        ck_assert_float_eq(scales[row], wanted[row]);
-        ck_assert_int_eq(rows[row][127], wanted[row] > 0 ? 0x7e : 0);
-    }
+    ck_assert_float_eq(scales[0], 1.0f);
+    ck_assert_float_eq(scales[1], 6.0f);
+    ck_assert_float_eq(scales[2], 1.0f);
+    ck_assert_float_eq(scales[3], 0.0f);
+    ck_assert_int_eq(rows[0][127], 0x7e);
+    ck_assert_int_eq(rows[1][127], 0x11);
+    ck_assert_int_eq(rows[3][127], 0);
 }
 END_TEST
 
@@ -222,7 +278,8 @@ static void add(TCase *tests)
     tcase_add_test(tests, known_nibbles);
     tcase_add_loop_test(tests, errors_are_bounded, 0, 3);
     tcase_add_test(tests, odd_values_stay_in_their_block);
-    tcase_add_test(tests, slabs_lie_one_after_the_other);
+    tcase_add_test(tests, slabs_go_where_their_pairs_are);
+    tcase_add_test(tests, rows_come_from_slabs);
 }
 
 SUITE_MAIN("quantise", 60, add)

@@ -10,7 +10,8 @@
 #include "kernels/types.h"
 
 struct gate_up_args {
-    const struct row_slab *slabs; // [slabs_count], host array
+    const struct row_slab *slabs; // [slabs_count], host array. CUDA, fp8: one, in the order of the
+                                  // pairs, e4m3 with its scales by group: scale_stride_bytes 4
     const int32_t *expert_offset; // [experts + 1]
     uint32_t *tiles_taken;        // CUDA: device, one, 0 before; every launch leaves 0
     const int32_t *pair_row;      // [pairs] flat rows; NULL: a pair's row is its own number
@@ -39,8 +40,8 @@ struct down_args {
     struct weight_view w2; // n = hidden, k = intermediate
     void *pair_out;        // out [pairs, hidden] of pair_format
     int64_t pair_stride_bytes;
-    const void *mid_scales; // mid of FP8_BLOCK128: f32 [pairs, ceil(intermediate/128)]; else NULL
-    int64_t mid_scale_stride_bytes;
+    const void *mid_scales; // mid of FP8_BLOCK128: as row_slab.scales, CUDA by group; else NULL
+    int64_t mid_scale_stride_bytes, mid_group_stride_bytes;
     int64_t pairs_max;   // rows of mid
     int32_t mid_format;  // F32, BF16, F16, or FP8_BLOCK128: as it is multiplied
     int32_t pair_format; // F32, BF16 or F16; CUDA: that of the weights, BF16 for fp8

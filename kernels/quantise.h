@@ -1,7 +1,7 @@
 // quantise: rows to fp8 (e4m3, f32 scale = amax / 448 per 1 x 128) or nvfp4 (e2m1, e4m3 scale per
 // 16, f32 scale = amax / (6 * 448) per row). Round to nearest even, saturating. A block without a
 // scale, all zero or too small for one, has scale 0 and values 0; one that holds an infinity or a
-// NaN decodes to NaNs, and so does a whole nvfp4 row.
+// NaN decodes to NaNs, and so does a whole nvfp4 row. Rows that are fp8 already are copied.
 
 #ifndef MOXIE_KERNELS_QUANTISE_H
 #define MOXIE_KERNELS_QUANTISE_H
@@ -9,21 +9,23 @@
 #include "kernels/types.h"
 
 struct quantise_args {
-    const struct row_slab *slabs; // host array [slabs_count], instead of x, x_row and count: row r
-                                  // of slab s becomes row s * rows_cap + r; slabs of `format`
-                                  // already are left out. NULL: x
-    const int32_t *x_row; // device [rows_count]: the row of x that each row comes from; NULL: its
-                          // own
-    const void *x;        // [rows, columns] of x_format
-    void *rows;           // out, of `format`: fp8 [rows, columns], nvfp4 [rows, columns / 2]
-    void *scales;         // out, as row_slab.scales
-    const int32_t *count; // device: rows to write, up to rows_count; NULL: all
+    const struct row_slab *slabs; // host array [slabs_count], instead of x: row r of slab s is row
+                                  // s * rows_cap + r of it. NULL: x
+    const void *x;                // [rows, columns] of x_format
+    const int32_t *row_pair; // device [slabs_count * rows_cap, top_k]: the rows that a valid row of
+                             // the slabs becomes, -1: none; NULL: by x_row
+    const int32_t *x_row;    // device [rows_count]: the row that each row comes from; NULL: its own
+    const int32_t *count;    // device: rows to write, up to rows_count; NULL: all. Not by row_pair
+    void *rows;              // out, of `format`: fp8 [rows, columns], nvfp4 [rows, columns / 2]
+    void *scales;            // out, as row_slab.scales
     int64_t x_stride_bytes, row_stride_bytes, scale_stride_bytes;
+    int64_t group_stride_bytes; // fp8: between the scales of a row; 0: 4
     int32_t x_format;
     int32_t format; // FP8_BLOCK128 or NVFP4
-    int32_t slabs_count, rows_cap;
-    int32_t rows_count; // without slabs
+    int32_t slabs_count, rows_cap, top_k;
+    int32_t rows_count; // not by row_pair
     int32_t columns;    // nvfp4: a multiple of 16
+    int32_t reserved;
 };
 
 int32_t quantise_cpu(const struct quantise_args *args, void *stream);

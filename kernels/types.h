@@ -52,6 +52,7 @@ struct row_slab {
     const int32_t *count; // valid rows, 0..cap; NULL: cap
     int64_t row_stride_bytes;
     int64_t scale_stride_bytes;
+    int64_t group_stride_bytes; // FP8_BLOCK128: between the scales of a row; 0: 4
     int64_t id_stride_bytes;
     int64_t weight_stride_bytes;
     int32_t cap;

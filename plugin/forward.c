@@ -68,13 +68,14 @@ static struct route_args route_stage(const struct experts_job *job, const struct
 
 // x as the product multiplies it, and where each pair's row is.
 struct operand_rows {
-    struct row_slab slabs[KERNEL_RANKS_MAX];
+    const struct row_slab *slabs;
     const int32_t *pair_row; // NULL: rows lie in the order of the pairs
+    int32_t slabs_count;
     int32_t rows_cap;
 };
 
-// All slabs at once; but the rows of a layout by expert may be many more than its pairs, so its
-// quantised rows lie in the order of the pairs.
+// x as e4m3 in the order of the pairs, in pair_out, which nobody has written yet: the product
+// reads it in boxes.
 static struct quantise_args quantise_x_stage(const struct experts_job *job,
                                              const struct experts_buffers *b)
 {
@@ -86,52 +87,45 @@ static struct quantise_args quantise_x_stage(const struct experts_job *job,
         .rows = rows,
         .scales = rows + limits->pairs_max * limits->x_fp8_bytes,
         .row_stride_bytes = limits->x_fp8_bytes,
-        .scale_stride_bytes = limits->x_fp8_scale_bytes,
+        .scale_stride_bytes = 4,
+        .group_stride_bytes = limits->fp8_group_bytes,
         .format = FORMAT_FP8_BLOCK128,
         .slabs_count = in->slabs_count,
         .rows_cap = in->rows_cap,
+        .top_k = in->top_k,
+        .rows_count = (int32_t)in->pairs_max,
         .columns = limits->hidden,
     };
 
-    if (in->by == ROUTE_BY_IDS) return args;
-    args.slabs = NULL;
-    args.x = in->slabs[0].rows;
-    args.x_stride_bytes = in->slabs[0].row_stride_bytes;
-    args.x_format = in->slabs[0].format;
+    if (in->by == ROUTE_BY_IDS) {
+        args.row_pair = b->row_pair;
+        return args;
+    }
     args.x_row = b->pair_row;
     args.count = &b->expert_offset[limits->experts_local];
-    args.rows_count = (int32_t)in->pairs_max;
     return args;
 }
 
-// As x came, or e4m3 in pair_out, which nobody has written yet.
+// As x came, or as e4m3 in `quantised`.
 static int32_t quantise_x(const struct experts_job *job, const struct experts_buffers *b,
-                          struct operand_rows *operand, moxie_error *error)
+                          struct row_slab *quantised, struct operand_rows *operand,
+                          moxie_error *error)
 {
     const struct quantise_args args = quantise_x_stage(job, b);
     const struct rows_view *in = job->in;
-    int32_t quantised = 0;
 
-    operand->pair_row = b->pair_row;
-    operand->rows_cap = in->rows_cap;
-    for (int32_t i = 0; i < in->slabs_count; i++) {
-        struct row_slab *slab = &operand->slabs[i];
-        int64_t first = (int64_t)i * in->rows_cap;
-
-        *slab = in->slabs[i];
-        if (args.row_stride_bytes == 0 || slab->format == FORMAT_FP8_BLOCK128) continue;
-        slab->rows = (unsigned char *)args.rows + first * args.row_stride_bytes;
-        slab->scales = (unsigned char *)args.scales + first * args.scale_stride_bytes;
-        slab->row_stride_bytes = args.row_stride_bytes;
-        slab->scale_stride_bytes = args.scale_stride_bytes;
-        slab->format = FORMAT_FP8_BLOCK128;
-        quantised++;
-    }
-    if (quantised == 0) return MOXIE_OK;
-    if (args.slabs == NULL) {
-        operand->pair_row = NULL;
-        operand->rows_cap = args.rows_count;
-    }
+    *operand = (struct operand_rows){in->slabs, b->pair_row, in->slabs_count, in->rows_cap};
+    if (args.row_stride_bytes == 0) return MOXIE_OK;
+    *quantised = (struct row_slab){
+        .rows = args.rows,
+        .scales = args.scales,
+        .row_stride_bytes = args.row_stride_bytes,
+        .scale_stride_bytes = args.scale_stride_bytes,
+        .group_stride_bytes = args.group_stride_bytes,
+        .cap = args.rows_count,
+        .format = args.format,
+    };
+    *operand = (struct operand_rows){quantised, NULL, 1, args.rows_count};
     return instance_launched(job->instance,
                              job->instance->device->kernels->quantise(&args, job->stream),
                              "quantise", error);
@@ -154,7 +148,7 @@ static struct gate_up_args gate_up_stage(const struct experts_job *job,
         .mid_stride_bytes = b->mid_stride_bytes,
         .mid_format = limits->mid_format,
         .experts = limits->experts_local,
-        .slabs_count = job->in->slabs_count,
+        .slabs_count = operand->slabs_count,
         .rows_cap = operand->rows_cap,
         .hidden = limits->hidden,
         .intermediate = limits->intermediate,
@@ -178,7 +172,8 @@ static int32_t quantise_mid(const struct experts_job *job, const struct experts_
         .count = &b->expert_offset[limits->experts_local],
         .x_stride_bytes = b->mid_stride_bytes,
         .row_stride_bytes = limits->mid_fp8_bytes,
-        .scale_stride_bytes = limits->mid_fp8_scale_bytes,
+        .scale_stride_bytes = 4,
+        .group_stride_bytes = limits->fp8_group_bytes,
         .x_format = limits->mid_format,
         .format = FORMAT_FP8_BLOCK128,
         .rows_count = (int32_t)limits->pairs_max,
@@ -202,7 +197,8 @@ static struct down_args down_stage(const struct experts_job *job, const struct e
         .mid = quantised ? b->mid_fp8 : b->mid,
         .mid_stride_bytes = quantised ? limits->mid_fp8_bytes : b->mid_stride_bytes,
         .mid_scales = b->mid_scales,
-        .mid_scale_stride_bytes = limits->mid_fp8_scale_bytes,
+        .mid_scale_stride_bytes = 4,
+        .mid_group_stride_bytes = limits->fp8_group_bytes,
         .w2 = job->weights->w2,
         .pair_out = b->pair_out,
         .pair_stride_bytes = b->pair_stride_bytes,
@@ -269,6 +265,7 @@ int32_t forward_experts(const struct experts_job *job, moxie_error *error)
     const struct kernels *kernels = job->instance->device->kernels;
     const struct experts_buffers buffers = buffers_of(job);
     struct operand_rows operand;
+    struct row_slab quantised;
     struct gate_up_args gate_up;
     const struct down_args down = down_stage(job, &buffers);
     const struct combine_args combine = combine_stage(job, &buffers);
@@ -278,7 +275,7 @@ int32_t forward_experts(const struct experts_job *job, moxie_error *error)
 
     TRY(forward_route(job, &route, error));
     TRY(count_load(job, &buffers, error));
-    TRY(quantise_x(job, &buffers, &operand, error));
+    TRY(quantise_x(job, &buffers, &quantised, &operand, error));
     gate_up = gate_up_stage(job, &buffers, &operand);
     TRY(instance_launched(instance, kernels->gate_up(&gate_up, job->stream), "gate_up", error));
     TRY(quantise_mid(job, &buffers, error));

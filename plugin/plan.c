@@ -132,6 +132,7 @@ static void limits_formats(struct limits *limits, const struct config *config)
 {
     const struct backend *runner = backend_find(BACKEND_RUNNER, config_str(config, KEY_RUNNER),
                                                 config_str(config, KEY_DEVICE));
+    int64_t x_scale_bytes = 0;
 
     limits->activation = config_word(config, KEY_ACTIVATION);
     limits->alpha = (float)config_f64(config, KEY_ACTIVATION_ALPHA);
@@ -155,16 +156,16 @@ static void limits_formats(struct limits *limits, const struct config *config)
     if (runner != NULL && runner->one_format && limits->operand_format == FORMAT_FP8) {
         limits->mid_format = limits->pair_format = FORMAT_BF16;
         limits->x_fp8_bytes = pitch(limits->hidden, ALIGN_BYTES);
-        limits->x_fp8_scale_bytes =
-            pitch(scale_bytes_of(FORMAT_FP8_BLOCK128, limits->hidden), SCALE_ALIGN_BYTES);
         limits->mid_fp8_bytes = pitch(limits->intermediate, ALIGN_BYTES);
-        limits->mid_fp8_scale_bytes =
-            pitch(scale_bytes_of(FORMAT_FP8_BLOCK128, limits->intermediate), SCALE_ALIGN_BYTES);
+        limits->mid_fp8_groups = (int32_t)ceil_div(limits->intermediate, 128);
+        limits->fp8_group_bytes = pitch(limits->pairs_max * 4, SCALE_ALIGN_BYTES);
+        // Each pair's share of the scales, if it had a group to itself.
+        x_scale_bytes = ceil_div(limits->hidden, 128) * SCALE_ALIGN_BYTES;
     }
     limits->mid_bytes = pitch(row_bytes_of(limits->mid_format, limits->intermediate), ALIGN_BYTES);
     limits->pair_bytes = pitch(row_bytes_of(limits->pair_format, limits->hidden), ALIGN_BYTES);
-    if (limits->pair_bytes < limits->x_fp8_bytes + limits->x_fp8_scale_bytes)
-        limits->pair_bytes = pitch(limits->x_fp8_bytes + limits->x_fp8_scale_bytes, ALIGN_BYTES);
+    if (limits->pair_bytes < limits->x_fp8_bytes + x_scale_bytes)
+        limits->pair_bytes = pitch(limits->x_fp8_bytes + x_scale_bytes, ALIGN_BYTES);
 }
 
 static void limits_fill(struct limits *limits, const struct config *config,
@@ -334,7 +335,7 @@ static int runner_buffers(const struct planner *planner)
          "mid as the second GEMM multiplies it, e4m3", slots, limits->pairs_max,
          limits->mid_fp8_bytes, KEY_INTERMEDIATE_SIZE},
         {BUFFER_MID_SCALES, MOXIE_MEMORY_DEVICE, "mid_scales", "its scales, f32 per 128 numbers",
-         slots, limits->pairs_max, limits->mid_fp8_scale_bytes, KEY_INTERMEDIATE_SIZE},
+         slots, limits->mid_fp8_groups, limits->fp8_group_bytes, KEY_INTERMEDIATE_SIZE},
         {BUFFER_PAIR_OUT, MOXIE_MEMORY_DEVICE, "pair_out",
          "result of each pair before the sum: hidden_size numbers", slots, limits->pairs_max,
          limits->pair_bytes, KEY_HIDDEN_SIZE},

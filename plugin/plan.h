@@ -41,9 +41,11 @@ struct limits {
     int64_t row_bytes, scale_bytes, id_bytes, weight_bytes; // of one wire row, pitched
     int64_t result_bytes;                                   // of one result row, pitched
     int64_t mid_bytes, pair_bytes; // of one row of mid and pair_out, pitched
-    // On a GPU with fp8 weights: of one row of x and of mid as e4m3, and of its scales, pitched;
-    // else 0. The quantised x lies in pair_out, which is written after its last reader.
-    int64_t x_fp8_bytes, x_fp8_scale_bytes, mid_fp8_bytes, mid_fp8_scale_bytes;
+    // On a GPU with fp8 weights: of one row of x and of mid as e4m3, and of the scales of all pairs
+    // for 128 of their numbers, pitched; else 0. The quantised x lies in pair_out, which is written
+    // after its last reader.
+    int64_t x_fp8_bytes, mid_fp8_bytes, fp8_group_bytes;
+    int32_t mid_fp8_groups, reserved2;
 };
 
 // Where everything lies inside a symmetric window: one window per slot. Offsets from its base, in

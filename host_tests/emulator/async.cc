@@ -255,6 +255,8 @@ void copy_tensor(void *smem, const CUtensorMap *map, uint64_t *barrier, const in
 
     if (rank != map->rank) die("a copy of %u dimensions by a map of %u", rank, map->rank);
     if (copy.smem % 128 != 0) die("a tensor copy to an address that is no multiple of 128");
+    if (coordinates[0] * map->element_bytes % 16 != 0)
+        die("a tensor copy from %d, which is no multiple of 16 bytes", coordinates[0]);
     std::copy(coordinates, coordinates + rank, copy.at);
     f().tensors.push_back(copy);
 }

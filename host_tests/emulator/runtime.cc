@@ -248,7 +248,9 @@ CUresult encode_tiled(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t ran
         return CUDA_ERROR_INVALID_VALUE;
     made.base = static_cast<const unsigned char *>(base);
     made.rank = static_cast<uint16_t>(rank);
-    made.element_bytes = type == CU_TENSOR_MAP_DATA_TYPE_UINT8 ? 1 : 2;
+    made.element_bytes = type == CU_TENSOR_MAP_DATA_TYPE_UINT8     ? 1
+                         : type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? 4
+                                                                   : 2;
     made.swizzle_bytes = spans[swizzle];
     for (cuuint32_t d = 0; d < rank; d++) {
         if (extents[d] == 0 || extents[d] > uint64_t{1} << 32 || box[d] == 0 || box[d] > 256 ||

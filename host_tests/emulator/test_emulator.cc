@@ -196,6 +196,24 @@ void without_waiting_for_copies(arguments args)
 }
 
 // The last warp sees every round if all take turns; nobody waits for it.
+// A box of f32, as the kernels copy scales, from its second number on.
+void box_not_aligned(arguments args)
+{
+    smem &s = *dynamic_smem<smem>();
+    CUtensorMap map = {};
+
+    map.base = args.global;
+    map.rank = 3;
+    map.element_bytes = 4;
+    for (int d = 0; d < 3; d++) {
+        map.extents[d] = 8;
+        map.box[d] = d == 0 ? 4 : 1;
+    }
+    make_barrier(s, 1);
+    if (threadIdx.x == 0) cp_async_bulk_tensor_3d(s.tile[0], &map, &s.barrier, 1, 0, 0);
+    __syncthreads();
+}
+
 void a_warp_that_only_waits(arguments)
 {
     smem &s = *dynamic_smem<smem>();
@@ -302,6 +320,7 @@ int main()
         {"past the end", past_the_end, "shared memory ends", false},
         {"not aligned", not_aligned, "not aligned", false},
         {"rows not aligned", rows_not_aligned, "no multiple of 16", false},
+        {"a box not aligned", box_not_aligned, "a tensor copy from 1,", false},
         {"a warp that only waits", a_warp_that_only_waits, "waits for an mbarrier: threads 96",
          false},
         {"registers", registers_that_nobody_gave_back, "setmaxnreg asks for", false},

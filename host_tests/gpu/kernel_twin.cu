@@ -163,18 +163,33 @@ static int try_quantise()
     return out.same("quantise.rows") & scales.same("quantise.scales");
 }
 
-// Rows of several slabs in one launch: of every format, e4m3 among them, which is left alone.
+// Every number below `count` once, a third of them -1.
+static void shuffle_places(int32_t *to, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        size_t other = draw((uint32_t)i + 1);
+
+        to[i] = to[other];
+        to[other] = draw(3) ? (int32_t)i : -1;
+    }
+}
+
+// Rows of several slabs in one launch, of every format, e4m3 among them: to the places of their pairs, or from where a pair says.
 static int try_quantise_slabs()
 {
-    int slabs = 1 + (int)draw(draw(4) ? 5 : SLABS_MAX), cap = 1 + (int)draw(6), columns = 1 + (int)draw(300);
-    int groups = (columns + 127) / 128, x_bytes = columns * 4 + 8;
-    size_t rows = (size_t)slabs * cap;
-    twin x(rows * x_bytes), out(rows * (columns + 3)), scales(rows * groups * 4), counts(slabs * 4);
-    bool counted = draw(4);
+    int slabs = 1 + (int)draw(draw(4) ? 5 : SLABS_MAX), cap = 1 + (int)draw(6), columns = 1 + (int)draw(1500);
+    bool aligned = draw(2);
+    int groups = (columns + 127) / 128, x_bytes = aligned ? (columns + 7) / 8 * 32 : columns * 4 + 8;
+    int row_bytes = aligned ? (columns + 7) / 8 * 8 : columns + 3, top_k = 1 + (int)draw(draw(3) ? 4 : 32);
+    bool counted = draw(4), scattered = draw(3), by_group = draw(2);
+    size_t rows = (size_t)slabs * cap, places = scattered ? rows * top_k : draw(50), pitch = (places + 3) / 4 * 4;
+    twin x(rows * x_bytes), x_scales(rows * (groups + 1) * 4), out(places * row_bytes + 1), scales(pitch * groups * 4 + 4);
+    twin counts(slabs * 4), row_pair(rows * top_k * 4), x_row(places * 4 + 4);
     row_slab views[SLABS_MAX];
     int formats[SLABS_MAX], caps[SLABS_MAX];
 
     fill_rows(x.cpu.data(), (int64_t)(rows * x_bytes / 2));
+    fill_rows(x_scales.cpu.data(), (int64_t)(rows * (groups + 1) * 2));
     for (int i = 0; i < slabs; i++) {
         static const int any[] = {FORMAT_BF16, FORMAT_F16, FORMAT_F32, FORMAT_FP8_BLOCK128};
 
@@ -182,27 +197,38 @@ static int try_quantise_slabs()
         caps[i] = draw(3) ? cap : (int)draw(cap + 1);
         ((int32_t *)counts.cpu.data())[i] = (int32_t)draw(cap + 3) - 1;
     }
-    x.send();
-    counts.send();
+    shuffle_places((int32_t *)row_pair.cpu.data(), rows * top_k);
+    for (size_t i = 0; i < places; i++)
+        ((int32_t *)x_row.cpu.data())[i] = (int32_t)draw((uint32_t)rows);
+    for (twin *each : {&x, &x_scales, &counts, &row_pair, &x_row})
+        each->send();
     for (int device = 0; device < 2; device++) {
         quantise_args args = {};
 
         for (int i = 0; i < slabs; i++) {
             views[i] = row_slab();
             views[i].rows = x.on<char>(device) + (int64_t)i * cap * x_bytes;
+            views[i].scales = x_scales.on<char>(device) + (int64_t)i * cap * (groups + 1) * 4;
             views[i].count = counted ? counts.on<int32_t>(device) + i : NULL;
             views[i].row_stride_bytes = x_bytes;
+            views[i].scale_stride_bytes = (groups + 1) * 4;
             views[i].cap = caps[i];
             views[i].format = formats[i];
         }
         args.slabs = views;
+        args.row_pair = scattered ? row_pair.on<int32_t>(device) : NULL;
+        args.x_row = scattered ? NULL : x_row.on<int32_t>(device);
+        args.count = !scattered && counted ? counts.on<int32_t>(device) : NULL;
+        args.rows_count = scattered ? 0 : (int32_t)places;
         args.rows = out.on<void>(device);
         args.scales = scales.on<void>(device);
-        args.row_stride_bytes = columns + 3;
-        args.scale_stride_bytes = groups * 4;
+        args.row_stride_bytes = row_bytes;
+        args.scale_stride_bytes = by_group ? 4 : groups * 4;
+        args.group_stride_bytes = by_group ? (int64_t)pitch * 4 : 0;
         args.format = FORMAT_FP8_BLOCK128;
         args.slabs_count = slabs;
         args.rows_cap = cap;
+        args.top_k = top_k;
         args.columns = columns;
         CHECK(device ? kernels_cuda.quantise(&args, NULL) : kernels_cpu.quantise(&args, stream_of_cpu()));
     }
@@ -210,7 +236,8 @@ static int try_quantise_slabs()
     out.clear_nan_signs();
     scales.one_nan();
     if (out.same("quantise.rows of slabs") & scales.same("quantise.scales of slabs")) return 1;
-    printf("quantise: slabs %d cap %d columns %d counted %d\n", slabs, cap, columns, counted);
+    printf("quantise: slabs %d cap %d columns %d counted %d scattered %d by group %d\n", slabs, cap, columns, counted, scattered,
+           by_group);
     return 0;
 }
 

@@ -205,36 +205,48 @@ static void make_last_stages(stages &s, const layer_case &c, const weight_view &
     s.combine.scale = 1.0f;
 }
 
+// Between the scales of a row, which lie by group.
+static int64_t group_bytes(const layer_case &c)
+{
+    return ((int64_t)c.tokens * c.top_k * 4 + 15) / 16 * 16;
+}
+
 // x and mid, each quantised before it is multiplied: buffers 6 to 9.
 static void make_fp8_stages(stages &s, const layer_case &c, void *buffers[])
 {
     s.fp8 = true;
-    s.quantise_x.x = s.slab.rows;
+    s.quantise_x.slabs = &s.slab;
+    s.quantise_x.row_pair = s.route.row_pair;
     s.quantise_x.rows = buffers[6];
     s.quantise_x.scales = buffers[7];
-    s.quantise_x.x_stride_bytes = c.hidden * 2;
     s.quantise_x.row_stride_bytes = (c.hidden + 127) / 128 * 128;
-    s.quantise_x.scale_stride_bytes = (c.hidden + 127) / 128 * 4;
-    s.quantise_x.x_format = FORMAT_BF16;
+    s.quantise_x.scale_stride_bytes = 4;
+    s.quantise_x.group_stride_bytes = group_bytes(c);
     s.quantise_x.format = FORMAT_FP8_BLOCK128;
-    s.quantise_x.rows_count = c.tokens;
+    s.quantise_x.slabs_count = 1;
+    s.quantise_x.rows_cap = c.tokens;
+    s.quantise_x.top_k = c.top_k;
     s.quantise_x.columns = c.hidden;
-    s.quantised_slab = s.slab;
     s.quantised_slab.rows = buffers[6];
     s.quantised_slab.scales = buffers[7];
     s.quantised_slab.row_stride_bytes = s.quantise_x.row_stride_bytes;
     s.quantised_slab.scale_stride_bytes = s.quantise_x.scale_stride_bytes;
+    s.quantised_slab.group_stride_bytes = s.quantise_x.group_stride_bytes;
+    s.quantised_slab.cap = c.tokens * c.top_k;
     s.quantised_slab.format = FORMAT_FP8_BLOCK128;
     s.gate_up.slabs = &s.quantised_slab;
+    s.gate_up.pair_row = NULL;
+    s.gate_up.rows_cap = s.quantised_slab.cap;
     s.gate_up.operand_format = FORMAT_FP8;
     s.quantise_mid = s.quantise_x;
+    s.quantise_mid.slabs = NULL;
+    s.quantise_mid.row_pair = NULL;
     s.quantise_mid.x = buffers[4];
     s.quantise_mid.rows = buffers[8];
     s.quantise_mid.scales = buffers[9];
     s.quantise_mid.count = s.route.expert_offset + c.experts;
     s.quantise_mid.x_stride_bytes = s.gate_up.mid_stride_bytes;
     s.quantise_mid.row_stride_bytes = (c.intermediate + 127) / 128 * 128;
-    s.quantise_mid.scale_stride_bytes = (c.intermediate + 127) / 128 * 4;
     s.quantise_mid.x_format = s.gate_up.mid_format;
     s.quantise_mid.rows_count = c.tokens * c.top_k;
     s.quantise_mid.columns = c.intermediate;
@@ -242,6 +254,7 @@ static void make_fp8_stages(stages &s, const layer_case &c, void *buffers[])
     s.down.mid_stride_bytes = s.quantise_mid.row_stride_bytes;
     s.down.mid_scales = buffers[9];
     s.down.mid_scale_stride_bytes = s.quantise_mid.scale_stride_bytes;
+    s.down.mid_group_stride_bytes = s.quantise_mid.group_stride_bytes;
     s.down.mid_format = FORMAT_FP8_BLOCK128;
     s.down.operand_format = FORMAT_FP8;
 }
@@ -319,10 +332,10 @@ static void buffers_for(const layer_case &c, size_t sizes[BUFFERS])
     sizes[1] = sizes[2] = sizes[3] = pairs * 4;
     sizes[4] = pairs * (((size_t)c.intermediate * 4 + 127) / 128 * 128);
     sizes[5] = pairs * (((size_t)c.hidden * 4 + 127) / 128 * 128);
-    sizes[6] = (size_t)c.tokens * ((c.hidden + 127) / 128 * 128);
-    sizes[7] = (size_t)c.tokens * ((c.hidden + 127) / 128 * 4);
+    sizes[6] = pairs * ((c.hidden + 127) / 128 * 128);
+    sizes[7] = group_bytes(c) * ((c.hidden + 127) / 128);
     sizes[8] = pairs * ((c.intermediate + 127) / 128 * 128);
-    sizes[9] = pairs * ((c.intermediate + 127) / 128 * 4);
+    sizes[9] = group_bytes(c) * ((c.intermediate + 127) / 128);
 }
 
 struct gpu_layer {
@@ -359,7 +372,7 @@ static void upload_layer(gpu_layer &g, const layer &l)
         w2 = fp8_view_of(m[4], m[8], m[6], c.hidden, c.intermediate, ORDER_PLAIN, c.format);
     }
     make_stages(g.s, c, m[0], m[1], m[2], w1, w2, FORMAT_BF16, buffers, g.y);
-    g.s.route.slabs = &g.s.slab;
+    g.s.route.slabs = g.s.quantise_x.slabs = &g.s.slab;
     g.s.gate_up.slabs = fp8 ? &g.s.quantised_slab : &g.s.slab;
     g.s.combine.slabs = &g.s.out;
     g.s.gate_up.tiles_taken = g.s.down.tiles_taken = (uint32_t *)m[9];

@@ -96,6 +96,7 @@ static void fetch_mid(const struct gemm *gemm, int64_t pair, int64_t k, int64_t 
     const struct down_args *args = gemm->down;
     struct row_view row = {
         .values = (const unsigned char *)args->mid + pair * args->mid_stride_bytes,
+        .group_stride_bytes = args->mid_group_stride_bytes,
         .format = args->mid_format,
     };
 

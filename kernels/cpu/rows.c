@@ -43,6 +43,7 @@ struct row_view slab_row(const struct row_slab *slab, int64_t row)
 {
     struct row_view view = {
         .values = (const unsigned char *)slab->rows + row * slab->row_stride_bytes,
+        .group_stride_bytes = slab->group_stride_bytes,
         .format = slab->format,
     };
 
@@ -54,11 +55,13 @@ struct row_view slab_row(const struct row_slab *slab, int64_t row)
 static void decode_fp8(const struct row_view *row, int64_t first, int64_t count, float *to)
 {
     const uint8_t *values = (const uint8_t *)row->values + first;
+    int64_t stride = row->group_stride_bytes != 0 ? row->group_stride_bytes : 4;
     float scale = 0.0f;
 
     for (int64_t i = 0; i < count; i++) {
         if (i % FP8_GROUP == 0)
-            scale = number_load(FORMAT_F32, row->scales, (first + i) / FP8_GROUP);
+            memcpy(&scale, (const unsigned char *)row->scales + (first + i) / FP8_GROUP * stride,
+                   sizeof scale);
         to[i] = e4m3_decode(values[i]) * scale;
     }
 }

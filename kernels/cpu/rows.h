@@ -23,6 +23,7 @@ int has_failed(const uint32_t *failed);
 struct row_view {
     const void *values;
     const void *scales;
+    int64_t group_stride_bytes; // fp8; 0: 4
     int32_t format;
 };
 

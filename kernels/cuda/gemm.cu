@@ -3,14 +3,14 @@
 //
 // grid   one block an SM, persistent; tiles in the order expert, weight rows, tokens, each to the block that is free, so that the
 //        tiles which share a piece of the weights run beside each other and read it from HBM once
-// block  3 warpgroups: one loads, two multiply 64 weight rows each (many tokens in e4m3: 64 tokens each)
-// smem   4 to 8 stages of 128 weight rows and 256, 128 or 64 token rows of 128 bytes (64 inputs, e4m3 128), swizzled
+// block  3 warpgroups: one loads, two multiply 64 weight rows each; e4m3 has a third for many tokens, of which each takes 64
+// smem   4 to 8 stages of 128 weight rows and 256 (e4m3: 192), 128 or 64 token rows of 128 bytes (64 inputs, e4m3 128), swizzled
 // N      8 to 256 (e4m3: 80, and 128 weight rows beside many tokens), chosen for each tile from the expert's real count: a
 //        captured graph replays with any
 //
 // Gate and up of eight units alternate in the weight tile (a 5-D tensor map; nothing is repacked), so a thread's
-// accumulator rows r and r + 8 are gate and up of the same unit and the activation needs no exchange. Token rows are
-// gathered by index with 16-byte copies; down reads its rows, which lie in pair order, by tensor map. A pair's sum runs
+// accumulator rows r and r + 8 are gate and up of the same unit and the activation needs no exchange. gate_up's token rows are
+// gathered by index with 16-byte copies; those of down and of e4m3 lie in pair order and come by tensor map. A pair's sum runs
 // over K in a fixed order, so its bits do not depend on its batch mates. e4m3 sums 128 inputs in the tensor core, then in
 // fp32 with the scales of both sides; many tokens go on its M (gemm_many.cuh).
 
@@ -25,15 +25,19 @@
 #include "kernels/cuda/tensor_map.cuh"
 
 #include <cuda_runtime.h>
+#include <limits.h>
 #include <math.h>
 
 namespace {
 
-enum { kProducer, kConsumer0, kConsumer1 };
+// Of a block's warpgroups the first loads.
+enum { kProducer, kConsumer0 };
 
-// Registers of a thread. A block is launched with 168 for each, and warpgroups that ask for more than others gave back wait for ever.
+// Registers of a thread. A block is launched with kLaunched for each, and warpgroups that ask for more than others gave back wait
+// for ever.
+template <class P> constexpr int kLaunched = 65536 / P::threads / 8 * 8;
 template <class P> constexpr int kLoading = P::is_scaled ? 56 : 72;
-template <class P> constexpr int kMultiplying = P::is_scaled ? 224 : 216;
+template <class P> constexpr int kMultiplying = P::is_scaled ? 152 : 216;
 
 // A thread's sums of what its warpgroup multiplies. Where weight rows lie along K, that is one block of 64 rows and all
 // tokens; rows_in, both blocks and half of the tokens: gate and up of a unit, in two blocks then, still meet in one thread.
@@ -44,7 +48,7 @@ template <int N, class P> struct sums {
 };
 
 template <int N, class P>
-__device__ __forceinline__ void multiply(const gemm_args &args, gemm_smem &smem, int32_t warpgroup, stage_ring &ring, sums<N, P> &to)
+__device__ __forceinline__ void multiply(const gemm_args &args, gemm_smem<P> &smem, int32_t warpgroup, stage_ring &ring, sums<N, P> &to)
 {
     constexpr bool rows_in = P::rows_in;
     constexpr int tokens = to.tokens;
@@ -52,11 +56,11 @@ __device__ __forceinline__ void multiply(const gemm_args &args, gemm_smem &smem,
     uint64_t *multiplied = nullptr; // the stage before
 
     for (int32_t k = 0; k < args.depth; k += P::depth, ring.advance()) {
-        uint64_t a = wgmma_descriptor(ring.weights(smem) + (rows_in ? 0 : warpgroup * kBlockBytes));
-        uint64_t b = wgmma_descriptor(ring.tokens(smem) + (rows_in ? warpgroup * tokens * kRowBytes : 0));
+        uint32_t a = wgmma_descriptor(ring.weights(smem) + (rows_in ? 0 : warpgroup * kBlockBytes));
+        uint32_t b = wgmma_descriptor(ring.tokens(smem) + (rows_in ? warpgroup * tokens * kRowBytes : 0));
 
         mbarrier_wait(&smem.full[ring.stage], ring.round_odd);
-        if (P::is_gate_up) fence_proxy_async(); // copies of threads brought the tokens
+        if (P::gathers) fence_proxy_async(); // copies of threads brought the tokens
         wgmma_fence();
 #pragma unroll
         for (int32_t part = 0; part < 4; part++)
@@ -83,22 +87,22 @@ template <class P> __device__ __forceinline__ row_scales row_scales_of_thread(co
 
 // e4m3: 128 inputs in the tensor core, then fp32 with the scales of both. Those are read while it works.
 template <int N, class P>
-__device__ __forceinline__ void multiply_scaled(const gemm_args &args, gemm_smem &smem, const row_scales &rows, int32_t warpgroup,
+__device__ __forceinline__ void multiply_scaled(const gemm_args &args, gemm_smem<P> &smem, const tile &t, int32_t warpgroup,
                                                 stage_ring &ring, sums<N, P> &to)
 {
-    const int32_t lane = threadIdx.x % 32;
+    const row_scales rows = row_scales_of_thread<P>(args, t, warpgroup);
+    const int32_t lane = threadIdx.x % 32, first = (t.pair & 3) + lane % 4 * 2;
     float part_sums[N / 2];
 
 #pragma unroll
     for (int32_t i = 0; i < N / 2; i++)
         part_sums[i] = 0.0f;
     for (int32_t k = 0; k < args.depth; k += P::depth, ring.advance()) {
-        uint64_t a = wgmma_descriptor(ring.weights(smem) + warpgroup * kBlockBytes);
-        uint64_t b = wgmma_descriptor(ring.tokens(smem));
+        uint32_t a = wgmma_descriptor(ring.weights(smem) + warpgroup * kBlockBytes);
+        uint32_t b = wgmma_descriptor(ring.tokens(smem));
         float2 weight = rows.of_block(k / P::depth), token[N / 8];
 
         mbarrier_wait(&smem.full[ring.stage], ring.round_odd);
-        if (P::is_gate_up) fence_proxy_async();
         wgmma_fence();
 #pragma unroll
         for (int32_t part = 0; part < 4; part++)
@@ -106,7 +110,7 @@ __device__ __forceinline__ void multiply_scaled(const gemm_args &args, gemm_smem
         wgmma_commit();
 #pragma unroll
         for (int32_t block = 0; block < N / 8; block++)
-            token[block] = *reinterpret_cast<const float2 *>(&smem.token_scale[ring.stage][block * 8 + lane % 4 * 2]);
+            token[block] = {smem.token_scale[ring.stage][first + block * 8], smem.token_scale[ring.stage][first + block * 8 + 1]};
         wgmma_wait<0>();
         __syncwarp();
         if (lane == 0) mbarrier_arrive(&smem.empty[ring.stage]);
@@ -120,7 +124,7 @@ __device__ __forceinline__ void multiply_scaled(const gemm_args &args, gemm_smem
 }
 
 template <int N, class P>
-__device__ __forceinline__ void finish(const gemm_args &args, gemm_smem &smem, const tile &t, int32_t warpgroup, sums<N, P> &from)
+__device__ __forceinline__ void finish(const gemm_args &args, gemm_smem<P> &smem, const tile &t, int32_t warpgroup, sums<N, P> &from)
 {
     constexpr int blocks = from.blocks, tokens = from.tokens;
     constexpr bool rows_in = P::rows_in, is_bf16 = P::is_bf16;
@@ -152,7 +156,7 @@ __device__ __forceinline__ void finish(const gemm_args &args, gemm_smem &smem, c
 }
 
 template <int N, class P>
-__device__ __forceinline__ void consume(const gemm_args &args, gemm_smem &smem, const tile &t, int32_t warpgroup, stage_ring &ring)
+__device__ __forceinline__ void consume(const gemm_args &args, gemm_smem<P> &smem, const tile &t, int32_t warpgroup, stage_ring &ring)
 {
     sums<N, P> own;
 
@@ -163,66 +167,88 @@ __device__ __forceinline__ void consume(const gemm_args &args, gemm_smem &smem, 
         for (int32_t i = 0; i < own.tokens / 2; i++)
             own.c[block][i] = 0.0f;
     if constexpr (P::is_scaled)
-        multiply_scaled<N, P>(args, smem, row_scales_of_thread<P>(args, t, warpgroup), warpgroup, ring, own);
+        multiply_scaled<N, P>(args, smem, t, warpgroup, ring, own);
     else
         multiply<N, P>(args, smem, warpgroup, ring, own);
     finish<N, P>(args, smem, t, warpgroup, own);
 }
 
-// By the tile's N, of all that columns_for gives.
+// By N, of all that columns_for gives.
 template <int N, class P>
-__device__ __forceinline__ void consume_columns(const gemm_args &args, gemm_smem &smem, const tile &t, int32_t warpgroup, stage_ring &ring)
+__device__ __forceinline__ void consume_columns(const gemm_args &args, gemm_smem<P> &smem, const tile &t, int32_t columns,
+                                                int32_t warpgroup, stage_ring &ring)
 {
     constexpr int next = N == 8 || P::rows_in ? N * 2 : N + 16;
 
-    if (t.columns == N)
+    if (columns == N)
         consume<N, P>(args, smem, t, warpgroup, ring);
     else if constexpr (next <= P::columns_on_n)
-        consume_columns<next, P>(args, smem, t, warpgroup, ring);
+        consume_columns<next, P>(args, smem, t, columns, warpgroup, ring);
 }
 
-template <class P> __device__ __forceinline__ void consumer_loop(const gemm_args &args, gemm_smem &smem, int32_t warpgroup)
+// Gives a tile's stages back for a warpgroup that has no share of it.
+template <class P>
+__device__ __forceinline__ void let_pass(const gemm_args &args, gemm_smem<P> &smem, stage_ring &ring)
+{
+    for (int32_t k = 0; k < args.depth; k += P::depth, ring.advance()) {
+        mbarrier_wait(&smem.full[ring.stage], ring.round_odd);
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) mbarrier_arrive(&smem.empty[ring.stage]);
+    }
+}
+
+template <class P> __device__ __forceinline__ void consumer_loop(const gemm_args &args, gemm_smem<P> &smem, int32_t warpgroup)
 {
     stage_ring ring(smem);
 
     for (int32_t at = 0;; at = (at + 1) % kTiles) {
-        tile t;
+        const tile &t = smem.tiles[at]; // read again where it is needed, which costs fewer registers
+        int32_t columns;
 
         mbarrier_wait(&smem.full[ring.stage], ring.round_odd);
-        t = smem.tiles[at];
-        if (t.tokens == 0) return;
+        if (uniform(t.tokens) == 0) return;
+        columns = uniform(t.columns);
         if constexpr (P::is_scaled) {
-            if (t.columns > P::columns_on_n) {
+            bool many = columns > P::columns_on_n;
+
+            if (warpgroup * kBlockRows >= (many ? columns : kRows)) {
+                let_pass<P>(args, smem, ring);
+                continue;
+            }
+            if (many) {
                 consume_many<P>(args, smem, t, warpgroup, ring);
                 continue;
             }
         }
-        consume_columns<8, P>(args, smem, t, warpgroup, ring);
+        consume_columns<8, P>(args, smem, t, columns, warpgroup, ring);
     }
 }
 
 template <int type, bool is_gate_up, bool rows_in>
-__global__ void __launch_bounds__(kThreads, 1) gemm_kernel(const __grid_constant__ gemm_args args)
-{
-    using P = product<static_cast<operand>(type), is_gate_up, rows_in>;
-    gemm_smem &smem = *dynamic_smem<gemm_smem>();
-    int32_t warpgroup = threadIdx.x / 128, ahead = 0;
+using product_of = product<static_cast<operand>(type), is_gate_up, rows_in>;
 
-    static_assert(kLoading<P> + 2 * kMultiplying<P> <= 3 * 168);
+template <int type, bool is_gate_up, bool rows_in>
+__global__ void __launch_bounds__((product_of<type, is_gate_up, rows_in>::threads), 1) gemm_kernel(const __grid_constant__ gemm_args args)
+{
+    using P = product_of<type, is_gate_up, rows_in>;
+    gemm_smem<P> &smem = *dynamic_smem<gemm_smem<P>>();
+    int32_t warpgroup = uniform(threadIdx.x / 128), ahead = 0;
+
+    static_assert(kLoading<P> + P::warpgroups * kMultiplying<P> <= (1 + P::warpgroups) * kLaunched<P>);
 
     if (threadIdx.x == 0) {
         prefetch_tensormap(&args.weights);
         for (int32_t stage = 0; stage < kStagesMax; stage++) {
             mbarrier_init(&smem.full[stage], P::arrivals);
-            mbarrier_init(&smem.empty[stage], P::is_scaled ? 8 : 2); // a warp, or a warpgroup, releases a stage
+            mbarrier_init(&smem.empty[stage], P::is_scaled ? 4 * P::warpgroups : 2); // a warp, or a warpgroup, releases a stage
         }
         fence_mbarrier_init();
     }
-    // down's launch begins after gate_up has waited for route, so the offsets are there before gate_up's rows are.
-    if (is_gate_up) griddepcontrol_wait();
+    // What is loaded as boxes was made by a launch that had waited for route, so the offsets are there before it is.
+    if (P::gathers) griddepcontrol_wait();
     make_tables<P>(args, smem);
     if (warpgroup == kProducer) ahead = load_ahead<P>(args, smem);
-    if (!is_gate_up) griddepcontrol_wait();
+    if (!P::gathers) griddepcontrol_wait();
     griddepcontrol_launch_dependents();
     if (warpgroup == kProducer) {
         setmaxnreg_dec<kLoading<P>>();
@@ -289,25 +315,36 @@ int32_t sm_count()
     return count;
 }
 
-typedef void (*gemm_entry)(gemm_args);
+struct gemm_entry {
+    void (*kernel)(gemm_args);
+    unsigned threads;
+    size_t smem_bytes;
+};
+
+template <int type, bool is_gate_up, bool rows_in> gemm_entry entry()
+{
+    using P = product_of<type, is_gate_up, rows_in>;
+
+    return {gemm_kernel<type, is_gate_up, rows_in>, P::threads, sizeof(gemm_smem<P>)};
+}
 
 template <bool is_gate_up> gemm_entry entry_of(operand type, bool rows_in)
 {
     switch (type) {
     case OPERAND_BF16:
-        return rows_in ? gemm_kernel<OPERAND_BF16, is_gate_up, true> : gemm_kernel<OPERAND_BF16, is_gate_up, false>;
+        return rows_in ? entry<OPERAND_BF16, is_gate_up, true>() : entry<OPERAND_BF16, is_gate_up, false>();
     case OPERAND_F16:
-        return rows_in ? gemm_kernel<OPERAND_F16, is_gate_up, true> : gemm_kernel<OPERAND_F16, is_gate_up, false>;
+        return rows_in ? entry<OPERAND_F16, is_gate_up, true>() : entry<OPERAND_F16, is_gate_up, false>();
     default:
-        return gemm_kernel<OPERAND_E4M3, is_gate_up, false>;
+        return entry<OPERAND_E4M3, is_gate_up, false>();
     }
 }
 
 template <bool is_gate_up> cudaError_t launch_gemm(const gemm_args &args, const weight_view &view, void *stream)
 {
-    launch_shape shape = {static_cast<unsigned>(sm_count()), kThreads, sizeof(gemm_smem), LAUNCH_EARLY};
+    gemm_entry by = entry_of<is_gate_up>(operand_of(view.format), view.rows_in != 0);
 
-    return launch(entry_of<is_gate_up>(operand_of(view.format), view.rows_in != 0), shape, stream, args);
+    return launch(by.kernel, {static_cast<unsigned>(sm_count()), by.threads, by.smem_bytes, LAUNCH_EARLY}, stream, args);
 }
 
 void take_weights(gemm_args &to, const weight_view &view)
@@ -319,7 +356,7 @@ void take_weights(gemm_args &to, const weight_view &view)
     to.depth = static_cast<int32_t>(view.k);
     to.scales.scales = static_cast<const float *>(view.scales);
     to.scales.expert_stride = view.scale_expert_stride_bytes / 4;
-    to.scales.row_stride = view.scale_row_stride_bytes / 4;
+    to.scales.row_stride = static_cast<int32_t>(view.scale_row_stride_bytes / 4);
     to.scales.format = view.format;
     to.scales.second_block = static_cast<int32_t>((view.n / 2 + 127) / 128);
     to.scales.halves = view.global_stride;
@@ -366,6 +403,40 @@ int32_t rows_format_of(const weight_view &view)
     return element_bytes_of(view.format) == 1 ? FORMAT_FP8_BLOCK128 : view.format;
 }
 
+// Rows in the order of the pairs, which come in boxes; their scales, where they have any, by group.
+cudaError_t map_tokens(gemm_args &to, const row_slab &rows, const weight_view &by)
+{
+    CUtensorMapDataType numbers = numbers_of(by.format);
+    cuuint64_t stride = rows.row_stride_bytes, count = rows.cap, k = by.k;
+    cuuint64_t group = rows.group_stride_bytes, groups = (k + 127) / 128;
+    cuuint32_t depth = kRowBytes / max(element_bytes_of(by.format), 1);
+    tensor_map_shape shape = {3, {k, count, 1}, {stride, stride * count}, {depth, 8, 1}};
+    tensor_map_shape scales = {3, {count, groups, 1}, {group, group * groups}, {kScales, 1, 1}};
+    cudaError_t st;
+
+    if (rows.format != rows_format_of(by)) return cudaErrorInvalidValue;
+    st = tensor_map_make(&to.tokens, rows.rows, numbers, shape);
+    shape.box[1] = kManyTokens;
+    if (st == cudaSuccess) st = tensor_map_make(&to.many_tokens, rows.rows, numbers, shape);
+    if (st != cudaSuccess || rows.format != FORMAT_FP8_BLOCK128) return st;
+    if (rows.scale_stride_bytes != 4) return cudaErrorInvalidValue;
+    return tensor_map_make(&to.token_scales, rows.scales, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, scales);
+}
+
+// Rows of any slab, which are gathered.
+cudaError_t take_slabs(gemm_args &to, const gate_up_args &from)
+{
+    for (int32_t i = 0; i < from.slabs_count; i++) {
+        const row_slab &slab = from.slabs[i];
+
+        if (slab.format != rows_format_of(from.w1)) return cudaErrorInvalidValue;
+        to.slabs[i] = {static_cast<const unsigned char *>(slab.rows), slab.row_stride_bytes};
+    }
+    to.pair_row = from.pair_row;
+    to.rows_cap = from.rows_cap;
+    return cudaSuccess;
+}
+
 } // namespace
 
 extern "C" int32_t gemm_cuda_load(void)
@@ -376,7 +447,7 @@ extern "C" int32_t gemm_cuda_load(void)
         operand type = static_cast<operand>(i / 4);
         gemm_entry entry = i & 1 ? entry_of<true>(type, i & 2) : entry_of<false>(type, i & 2);
 
-        st = cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(gemm_smem));
+        st = cudaFuncSetAttribute(entry.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(entry.smem_bytes));
     }
     return st;
 }
@@ -390,43 +461,41 @@ extern "C" int32_t gate_up_cuda(const struct gate_up_args *args, void *stream)
         (args->w1.order == ORDER_PLAIN) != (args->activation == ACTIVATION_RELU2))
         return cudaErrorInvalidValue;
     take_weights(to, args->w1);
-    for (int32_t i = 0; i < args->slabs_count; i++) {
-        const row_slab &slab = args->slabs[i];
-
-        if (slab.format != rows_format_of(args->w1)) return cudaErrorInvalidValue;
-        to.slabs[i] = {static_cast<const unsigned char *>(slab.rows), static_cast<const unsigned char *>(slab.scales),
-                       slab.row_stride_bytes, slab.scale_stride_bytes};
-    }
     to.expert_offset = args->expert_offset;
     to.tiles_taken = args->tiles_taken;
-    to.pair_row = args->pair_row;
     to.pair_weight = args->pair_weight;
     to.out = static_cast<unsigned char *>(args->mid);
     to.out_stride_bytes = args->mid_stride_bytes;
     to.experts = args->experts;
     to.outputs = args->intermediate;
     to.row_tiles = args->w1.order == ORDER_PLAIN ? (args->intermediate + kRows - 1) / kRows : (args->intermediate + 63) / 64;
-    to.rows_cap = args->rows_cap;
     to.activation = terms_of(*args);
-    st = tensor_map_make(&to.weights, args->w1.values, numbers_of(args->w1.format), weights_shape(args->w1, args->experts));
+    if (args->operand_format != FORMAT_FP8)
+        st = take_slabs(to, *args);
+    else
+        st = args->slabs_count == 1 && args->pair_row == nullptr ? map_tokens(to, args->slabs[0], args->w1) : cudaErrorInvalidValue;
+    if (st == cudaSuccess)
+        st = tensor_map_make(&to.weights, args->w1.values, numbers_of(args->w1.format), weights_shape(args->w1, args->experts));
     return st != cudaSuccess ? st : launch_gemm<true>(to, args->w1, stream);
 }
 
 extern "C" int32_t down_cuda(const struct down_args *args, void *stream)
 {
-    CUtensorMapDataType numbers = numbers_of(args->w2.format);
-    cuuint64_t stride = args->mid_stride_bytes, pairs = args->pairs_max;
-    cuuint32_t depth = kRowBytes / max(element_bytes_of(args->w2.format), 1);
-    tensor_map_shape mid = {3, {cuuint64_t(args->w2.k), pairs, 1}, {stride, stride * pairs}, {depth, 8, 1}};
+    row_slab mid = {};
     gemm_args to = {};
     cudaError_t st;
 
-    if (!fits(args->w2) || args->experts > kExpertsMax || args->mid_format != rows_format_of(args->w2) ||
-        !formats_meet(args->w2, args->operand_format, args->pair_format))
+    if (!fits(args->w2) || args->experts > kExpertsMax || !formats_meet(args->w2, args->operand_format, args->pair_format) ||
+        args->pairs_max > INT_MAX)
         return cudaErrorInvalidValue;
     take_weights(to, args->w2);
-    to.slabs[0].scales = static_cast<const unsigned char *>(args->mid_scales);
-    to.slabs[0].scale_stride_bytes = args->mid_scale_stride_bytes;
+    mid.rows = args->mid;
+    mid.scales = args->mid_scales;
+    mid.row_stride_bytes = args->mid_stride_bytes;
+    mid.scale_stride_bytes = args->mid_scale_stride_bytes;
+    mid.group_stride_bytes = args->mid_group_stride_bytes;
+    mid.cap = static_cast<int32_t>(args->pairs_max);
+    mid.format = args->mid_format;
     to.expert_offset = args->expert_offset;
     to.tiles_taken = args->tiles_taken;
     to.out = static_cast<unsigned char *>(args->pair_out);
@@ -434,9 +503,8 @@ extern "C" int32_t down_cuda(const struct down_args *args, void *stream)
     to.experts = args->experts;
     to.outputs = static_cast<int32_t>(args->w2.n);
     to.row_tiles = static_cast<int32_t>((args->w2.n + kRows - 1) / kRows);
-    st = tensor_map_make(&to.weights, args->w2.values, numbers, weights_shape(args->w2, args->experts));
-    if (st == cudaSuccess) st = tensor_map_make(&to.tokens, args->mid, numbers, mid);
-    mid.box[1] = kManyTokens;
-    if (st == cudaSuccess) st = tensor_map_make(&to.many_tokens, args->mid, numbers, mid);
+    st = map_tokens(to, mid, args->w2);
+    if (st == cudaSuccess)
+        st = tensor_map_make(&to.weights, args->w2.values, numbers_of(args->w2.format), weights_shape(args->w2, args->experts));
     return st != cudaSuccess ? st : launch_gemm<false>(to, args->w2, stream);
 }

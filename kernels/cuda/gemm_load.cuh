@@ -8,13 +8,12 @@
 
 namespace {
 
-// A loading thread's share of the gather: the same 16 bytes of every 128 of each sixteenth token row, and a token's scales.
-// Tokens past the tile's own are its last one: nothing is stored for them.
+// A loading thread's share of the gather: the same 16 bytes of every 128 of each sixteenth token row. Tokens past the tile's own
+// are its last one: nothing is stored for them.
 template <class P> struct gathered {
     static constexpr int rows = P::columns / 16;
     static constexpr int looked_up = (P::columns + 127) / 128;
     const unsigned char *row[rows];
-    const float *scales; // one per 128 inputs
 };
 
 // The flat rows whose addresses this thread finds for all; asked for a tile ahead, so that nobody waits for them.
@@ -25,30 +24,25 @@ __device__ __forceinline__ void look_up(const gemm_args &args, const tile &t, in
     for (int32_t i = 0; i < gathered<P>::looked_up; i++) {
         int32_t pair = t.pair + max(min(thread + i * 128, t.tokens - 1), 0);
 
-        flat[i] = P::is_gate_up && args.pair_row != nullptr ? args.pair_row[pair] : pair;
+        flat[i] = args.pair_row != nullptr ? args.pair_row[pair] : pair;
     }
 }
 
 template <class P>
-__device__ __forceinline__ void find_rows(const gemm_args &args, gemm_smem &smem, const int32_t (&flat)[gathered<P>::looked_up],
+__device__ __forceinline__ void find_rows(const gemm_args &args, gemm_smem<P> &smem, const int32_t (&flat)[gathered<P>::looked_up],
                                           int32_t thread, gathered<P> &to)
 {
-    if constexpr (P::is_gate_up) {
 #pragma unroll
-        for (int32_t i = 0; i < gathered<P>::looked_up; i++) {
-            int32_t index = flat[i] / args.rows_cap, row = flat[i] % args.rows_cap;
-            const gemm_slab &slab = args.slabs[index];
+    for (int32_t i = 0; i < gathered<P>::looked_up; i++) {
+        int32_t index = flat[i] / args.rows_cap, row = flat[i] % args.rows_cap;
+        const gemm_slab &slab = args.slabs[index];
 
-            smem.token_row[thread + i * 128] = slab.rows + row * slab.row_stride_bytes;
-            to.scales = reinterpret_cast<const float *>(slab.scales + row * slab.scale_stride_bytes);
-        }
-        bar_sync<1, 128>();
-#pragma unroll
-        for (int32_t i = 0; i < gathered<P>::rows; i++)
-            to.row[i] = smem.token_row[thread / 8 + i * 16] + thread % 8 * 16;
-    } else {
-        to.scales = reinterpret_cast<const float *>(args.slabs[0].scales + flat[0] * args.slabs[0].scale_stride_bytes);
+        smem.token_row[thread + i * 128] = slab.rows + row * slab.row_stride_bytes;
     }
+    bar_sync<1, 128>();
+#pragma unroll
+    for (int32_t i = 0; i < gathered<P>::rows; i++)
+        to.row[i] = smem.token_row[thread / 8 + i * 16] + thread % 8 * 16;
 }
 
 // A stage's inputs of the tile's token rows, from byte `at` of the rows on, swizzled as the copy engine would. Past the end of
@@ -88,32 +82,38 @@ __device__ __forceinline__ void load_weights(const gemm_args &args, unsigned cha
     }
 }
 
-// This warp's share of the tile's token rows. Rows past the tile's own belong to the next expert, or are zeros. For one thread of
-// each warp, since asking for a box takes time; the first warp, which asks for the weights, comes last.
-__device__ __forceinline__ void load_tokens(const gemm_args &args, unsigned char *to, uint64_t *full, const tile &t, int32_t k)
+// This warp's share of the tile's token rows and of their scales. Rows past the tile's own belong to the next expert, or are zeros.
+// For one thread of each warp, since asking for a box takes time; the first warp, which asks for the weights, comes last.
+template <class P>
+__device__ __forceinline__ void load_tokens(const gemm_args &args, gemm_smem<P> &smem, const stage_ring &ring, const tile &t, int32_t k)
 {
+    uint64_t *full = &smem.full[ring.stage];
     int32_t large = t.columns / kManyTokens, boxes = large + t.columns % kManyTokens / 8;
 
 #pragma unroll 1
-    for (int32_t box = (threadIdx.x / 32 + 3) % 4; box < boxes; box += 4) {
+    for (int32_t box = (threadIdx.x / 32 + 3) % 4; box < boxes + P::is_scaled; box += 4) {
         int32_t n = box < large ? box * kManyTokens : large * kManyTokens + (box - large) * 8;
 
-        cp_async_bulk_tensor_3d(to + n * kRowBytes, box < large ? &args.many_tokens : &args.tokens, full, k, t.pair + n, 0);
+        if (box == boxes)
+            cp_async_bulk_tensor_3d(smem.token_scale[ring.stage], &args.token_scales, full, t.pair & ~3, k / P::depth, 0);
+        else
+            cp_async_bulk_tensor_3d(ring.tokens(smem) + n * kRowBytes, box < large ? &args.many_tokens : &args.tokens, full, k, t.pair + n, 0);
     }
 }
 
 // A stage's weights, and how many bytes the copy engine will have brought when it is full.
 template <class P>
-__device__ __forceinline__ void begin_stage(const gemm_args &args, gemm_smem &smem, const stage_ring &ring, const tile &t, int32_t k)
+__device__ __forceinline__ void begin_stage(const gemm_args &args, gemm_smem<P> &smem, const stage_ring &ring, const tile &t, int32_t k)
 {
     uint64_t *full = &smem.full[ring.stage];
+    int32_t scales_bytes = P::is_scaled ? kScales * 4 : 0;
 
-    mbarrier_arrive_expect_tx(full, (kRows + (P::is_gate_up ? 0 : t.columns)) * kRowBytes);
+    mbarrier_arrive_expect_tx(full, (kRows + (P::gathers ? 0 : t.columns)) * kRowBytes + scales_bytes);
     load_weights<P>(args, ring.weights(smem), full, t, k);
 }
 
 // The block's first tile, and the weights of its first steps, which need nothing but the tables; how many steps those are.
-template <class P> __device__ __forceinline__ int32_t load_ahead(const gemm_args &args, gemm_smem &smem)
+template <class P> __device__ __forceinline__ int32_t load_ahead(const gemm_args &args, gemm_smem<P> &smem)
 {
     const bool is_any = static_cast<int32_t>(blockIdx.x) < smem.tile_first[args.experts];
     stage_ring ring(smem);
@@ -133,7 +133,7 @@ template <class P> __device__ __forceinline__ int32_t load_ahead(const gemm_args
 // The tiles of one block after its first, in order, each for the block that is free. For one thread.
 template <class P> struct tile_source {
     const gemm_args &args;
-    const gemm_smem &smem;
+    const gemm_smem<P> &smem;
     int32_t tiles, index;
 
     // What comes next is asked for a tile ahead, so that nobody waits for the answer. Every block that has a tile asks until it is
@@ -154,39 +154,37 @@ template <class P> struct tile_source {
     }
 };
 
-// The stages of a tile, from where the ring is. The weights of the first `ahead` are under way. For every thread that copies, or
+// The stages of a tile, from where the ring is. The weights of the first `ahead` are under way. For every thread that gathers, or
 // one of each warp: each arrives at every stage, or it could fall behind by a round of the ring and wait for ever.
 template <class P>
-__device__ __forceinline__ void load_tile(const gemm_args &args, gemm_smem &smem, const tile &t, const gathered<P> &from,
+__device__ __forceinline__ void load_tile(const gemm_args &args, gemm_smem<P> &smem, const tile &t, const gathered<P> &from,
                                           stage_ring &ring, int32_t &ahead)
 {
     constexpr int32_t element_bytes = kRowBytes / P::depth;
     const int32_t thread = threadIdx.x % 128;
 
     for (int32_t k = 0; k < args.depth; k += P::depth, ring.advance(), ahead--) {
-        unsigned char *tokens = ring.tokens(smem);
         uint64_t *full = &smem.full[ring.stage];
 
         // Those that are under way were free, and may have been used already: the first thread has arrived for them.
         if (ahead <= 0) mbarrier_wait(&smem.empty[ring.stage], ring.round_odd ^ 1);
         if (thread == 0 && ahead <= 0) begin_stage<P>(args, smem, ring, t, k);
-        if (thread % 32 == 0 && !P::is_gate_up) load_tokens(args, tokens, full, t, k);
-        if (P::is_gate_up) gather<P>(from, tokens, (args.depth - k) * element_bytes, k * element_bytes, t.columns, thread);
-        if (P::is_scaled && thread < t.columns)
-            cp_async<4>(smem_address(&smem.token_scale[ring.stage][thread]), from.scales + k / P::depth, 4);
-        if (P::copies)
+        if constexpr (P::gathers) {
+            gather<P>(from, ring.tokens(smem), (args.depth - k) * element_bytes, k * element_bytes, t.columns, thread);
             cp_async_mbarrier_arrive_noinc(full);
-        else if (thread != 0)
-            mbarrier_arrive(full);
+        } else {
+            load_tokens<P>(args, smem, ring, t, k);
+            if (thread != 0) mbarrier_arrive(full);
+        }
     }
 }
 
 // A thread's copies arrive at the stage's barrier by themselves, so that the loads run ahead as far as there are stages. The
 // weights of the first `ahead` steps are under way.
-template <class P> __device__ __forceinline__ void producer_loop(const gemm_args &args, gemm_smem &smem, int32_t ahead)
+template <class P> __device__ __forceinline__ void producer_loop(const gemm_args &args, gemm_smem<P> &smem, int32_t ahead)
 {
     const int32_t thread = threadIdx.x % 128;
-    const bool loads = P::copies || thread % 32 == 0;
+    const bool loads = P::gathers || thread % 32 == 0;
     int32_t flat[gathered<P>::looked_up];
     tile_source<P> source = {args, smem, smem.tile_first[args.experts], 0};
     gathered<P> from;
@@ -196,15 +194,17 @@ template <class P> __device__ __forceinline__ void producer_loop(const gemm_args
     bar_sync<1, 128>(); // the first tile is there
     t = smem.tiles[0];
     if (thread == 0 && t.tokens > 0) source.ask();
-    look_up<P>(args, t, thread, flat);
+    if (P::gathers) look_up<P>(args, t, thread, flat);
     for (int32_t at = 1; t.tokens > 0; at = (at + 1) % kTiles) {
         tile next;
 
         if (thread == 0) smem.tiles[at] = source.next();
         bar_sync<1, 128>(); // the next tile is there, and the addresses of the one before have been read
         next = smem.tiles[at];
-        if (P::copies) find_rows<P>(args, smem, flat, thread, from);
-        look_up<P>(args, next, thread, flat);
+        if (P::gathers) {
+            find_rows<P>(args, smem, flat, thread, from);
+            look_up<P>(args, next, thread, flat);
+        }
         if (loads) load_tile<P>(args, smem, t, from, ring, ahead);
         __syncwarp();
         t = next;
@@ -213,7 +213,7 @@ template <class P> __device__ __forceinline__ void producer_loop(const gemm_args
     if (!loads) return;
     mbarrier_wait(&smem.empty[ring.stage], ring.round_odd ^ 1);
     mbarrier_arrive(&smem.full[ring.stage]);
-    if (P::copies && thread == 0) mbarrier_arrive(&smem.full[ring.stage]);
+    if (P::gathers && thread == 0) mbarrier_arrive(&smem.full[ring.stage]);
 }
 
 } // namespace

@@ -1,6 +1,7 @@
 // Tiles of many tokens in e4m3: tokens on wgmma's M and 128 weight rows on its N, so that a thread has two tokens, and two scales
-// of them a step to read. With tokens on N it had 32, and shared memory, which feeds wgmma too, had no time for them. Included by
-// gemm.cu alone.
+// of them a step to read. With tokens on N it had 32, and shared memory, which feeds wgmma too, had no time for them. A warpgroup
+// has 64 tokens: with three of them the tensor core is always busy, because two multiply while one scales. Included by gemm.cu
+// alone.
 
 #ifndef MOXIE_KERNELS_CUDA_GEMM_MANY_CUH
 #define MOXIE_KERNELS_CUDA_GEMM_MANY_CUH
@@ -21,7 +22,7 @@ struct many_sums {
 
 constexpr int kWarpTokens = 16;
 constexpr int kWarpBytes = kWarpTokens * kTurnPitch; // of the buffers in which outputs become rows
-static_assert(4 * kWarpBytes == sizeof(gemm_smem::turned[0]));
+static_assert(4 * kWarpBytes == 2 * kTurn * kTurnPitch);
 
 // The scales of the weight rows as a whole, where they have any. The tile has no row past the last one that is stored.
 template <class P> __device__ __forceinline__ void scale_rows(const gemm_args &args, const tile &t, many_sums &sums)
@@ -40,77 +41,41 @@ template <class P> __device__ __forceinline__ void scale_rows(const gemm_args &a
         }
 }
 
-// Two sums of stages take turns, so that the tensor core has the next stage while one is scaled.
-template <class P> struct many_steps {
-    const gemm_args &args;
-    gemm_smem &smem;
-    stage_ring &ring; // the next stage to multiply
-    const row_scales rows;
-    const int32_t warpgroup;
-    int32_t block; // the next to scale
-
-    // Multiplies a stage once it is full; which it was.
-    __device__ __forceinline__ int32_t multiply(many_sums &to)
-    {
-        uint64_t a = wgmma_descriptor(ring.tokens(smem) + warpgroup * kBlockBytes);
-        uint64_t b = wgmma_descriptor(ring.weights(smem));
-        int32_t stage = ring.stage;
-
-        mbarrier_wait(&smem.full[stage], ring.round_odd);
-        if (P::is_gate_up) fence_proxy_async();
-        wgmma_hold(to.c);
-        wgmma_fence();
-#pragma unroll
-        for (int32_t part = 0; part < 4; part++)
-            wgmma_e4m3<kRows>::run(to.c, a + part * wgmma_next_inputs<false>, b + part * wgmma_next_inputs<false>, part);
-        wgmma_commit();
-        wgmma_hold(to.c);
-        ring.advance();
-        return stage;
-    }
-
-    // Adds a stage's sums, times the scales of both sides, and gives the stage back. `pending` stages are being multiplied.
-    template <int pending> __device__ __forceinline__ void scale(many_sums &from, int32_t stage, many_sums &to)
-    {
-        const float *token = &smem.token_scale[stage][warpgroup * 64 + threadIdx.x / 32 % 4 * kWarpTokens + threadIdx.x % 32 / 4];
-        float2 weight = rows.of_block(block++);
-        float scale[2][2] = {{token[0] * weight.x, token[0] * weight.y}, {token[8] * weight.x, token[8] * weight.y}};
-
-        wgmma_wait<pending>();
-        wgmma_hold(from.c);
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) mbarrier_arrive(&smem.empty[stage]);
-#pragma unroll
-        for (int32_t i = 0; i < kRows / 2; i++)
-            to.c[i] += from.c[i] * scale[i / 2 % 2][i / 4 % 2];
-    }
-};
-
 template <class P>
-__device__ __forceinline__ void multiply_many(const gemm_args &args, gemm_smem &smem, const tile &t, int32_t warpgroup,
+__device__ __forceinline__ void multiply_many(const gemm_args &args, gemm_smem<P> &smem, const tile &t, int32_t warpgroup,
                                               stage_ring &ring, many_sums &sums)
 {
     // Every block of 128 weight rows that has one row of the tile has all.
-    many_steps<P> steps = {args, smem, ring, find_scales<P>(args, t, find_rows_of<P>(args, t, 0, 0)), warpgroup, 0};
-    int32_t left = (args.depth + P::depth - 1) / P::depth, even_stage, odd_stage;
-    many_sums even, odd;
+    row_scales rows = find_scales<P>(args, t, find_rows_of<P>(args, t, 0, 0));
+    const int32_t token = (t.pair & 3) + warpgroup * 64 + threadIdx.x / 32 % 4 * kWarpTokens + threadIdx.x % 32 / 4;
+    float2 next = rows.of_block(0);
+    many_sums part;
 
 #pragma unroll
     for (int32_t i = 0; i < kRows / 2; i++)
-        even.c[i] = odd.c[i] = 0.0f;
-    even_stage = steps.multiply(even);
-    for (; left > 2; left -= 2) {
-        odd_stage = steps.multiply(odd);
-        steps.template scale<1>(even, even_stage, sums);
-        even_stage = steps.multiply(even);
-        steps.template scale<1>(odd, odd_stage, sums);
-    }
-    if (left == 2) {
-        odd_stage = steps.multiply(odd);
-        steps.template scale<1>(even, even_stage, sums);
-        steps.template scale<0>(odd, odd_stage, sums);
-    } else {
-        steps.template scale<0>(even, even_stage, sums);
+        part.c[i] = 0.0f;
+    for (int32_t left = (args.depth + P::depth - 1) / P::depth; left > 0; left--, ring.advance()) {
+        uint32_t a = wgmma_descriptor(ring.tokens(smem) + warpgroup * kBlockBytes);
+        uint32_t b = wgmma_descriptor(ring.weights(smem));
+        float2 weight = next;
+        float low, high;
+
+        // Asked for a step ahead, so that nobody waits for them.
+        if (left > 1 && rows.low != nullptr) next = {__ldg(++rows.low), __ldg(rows.low + rows.high)};
+        mbarrier_wait(&smem.full[ring.stage], ring.round_odd);
+        low = smem.token_scale[ring.stage][token];
+        high = smem.token_scale[ring.stage][token + 8];
+        wgmma_fence();
+#pragma unroll
+        for (int32_t i = 0; i < 4; i++)
+            wgmma_e4m3<kRows>::run(part.c, a + i * wgmma_next_inputs<false>, b + i * wgmma_next_inputs<false>, i);
+        wgmma_commit();
+        wgmma_wait<0>();
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) mbarrier_arrive(&smem.empty[ring.stage]);
+#pragma unroll
+        for (int32_t i = 0; i < kRows / 2; i++)
+            sums.c[i] += part.c[i] * ((i & 2 ? high : low) * (i & 4 ? weight.y : weight.x));
     }
     scale_rows<P>(args, t, sums);
 }
@@ -176,7 +141,7 @@ __device__ __forceinline__ void store_rows(const gemm_args &args, const tile &t,
 
 // Rows of 64 outputs, which take as many weight rows, or twice as many.
 template <class P, bool gated>
-__device__ __forceinline__ void finish_many(const gemm_args &args, gemm_smem &smem, const tile &t, int32_t warpgroup, const many_sums &sums)
+__device__ __forceinline__ void finish_many(const gemm_args &args, gemm_smem<P> &smem, const tile &t, int32_t warpgroup, const many_sums &sums)
 {
     constexpr int eight = gated ? 16 : 8; // weight rows of eight outputs
     const int32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, output = t.row_tile * (kRows / eight * 8);
@@ -204,7 +169,7 @@ __device__ __forceinline__ void finish_many(const gemm_args &args, gemm_smem &sm
 }
 
 template <class P>
-__device__ __forceinline__ void consume_many(const gemm_args &args, gemm_smem &smem, const tile &t, int32_t warpgroup, stage_ring &ring)
+__device__ __forceinline__ void consume_many(const gemm_args &args, gemm_smem<P> &smem, const tile &t, int32_t warpgroup, stage_ring &ring)
 {
     many_sums own;
 

@@ -9,13 +9,14 @@ namespace {
 
 // x of row r, y of row r + 8 of sixteen: gate and up, in the order they lie in memory, or two outputs.
 struct row_scales {
-    const float *low, *high; // by block of 128 inputs; NULL: all 1
-    float2 whole;            // of the whole row
+    const float *low; // by block of 128 inputs; NULL: all 1
+    int32_t high;     // of the other row, after `low`
+    float2 whole;     // of the whole row
 
     __device__ __forceinline__ float2 of_block(int32_t block) const
     {
         if (low == nullptr) return {1.0f, 1.0f};
-        return {low[block], high[block]};
+        return {__ldg(low + block), __ldg(low + block + high)};
     }
 };
 
@@ -46,10 +47,10 @@ template <class P> __device__ __forceinline__ row_scales find_scales(const gemm_
     bool up_first = args.order == ORDER_UP_GATE;
 
     if (from.format == FORMAT_FP8_BLOCK128)
-        return {scales + rows.low_block * from.row_stride, scales + rows.high_block * from.row_stride, {1.0f, 1.0f}};
-    if (from.format == FORMAT_FP8_CHANNEL) return {nullptr, nullptr, {scales[rows.low], scales[rows.high]}};
-    if (from.halves == 1 || !P::is_gate_up) return {nullptr, nullptr, {scales[0], scales[0]}};
-    return {nullptr, nullptr, {scales[up_first], scales[!up_first]}};
+        return {scales + rows.low_block * from.row_stride, (rows.high_block - rows.low_block) * from.row_stride, {1.0f, 1.0f}};
+    if (from.format == FORMAT_FP8_CHANNEL) return {nullptr, 0, {scales[rows.low], scales[rows.high]}};
+    if (from.halves == 1 || !P::is_gate_up) return {nullptr, 0, {scales[0], scales[0]}};
+    return {nullptr, 0, {scales[up_first], scales[!up_first]}};
 }
 
 } // namespace

@@ -15,15 +15,15 @@ constexpr int kRows = 128;      // weight rows of a tile
 constexpr int kBlockRows = 64;  // of one wgmma
 constexpr int kBlockBytes = kBlockRows * 128; // of a stage
 constexpr int kColumns = 256;   // tokens of the largest tile
-constexpr int kScaled = 128;    // of the largest fp8 one, which keeps its sums twice
+constexpr int kScaled = 192;    // of the largest fp8 one: 64 of a warpgroup, which keeps its sums twice
 constexpr int kFewScaled = 80;  // tokens up to which fp8 has them on wgmma's N
+constexpr int kScales = kScaled + 4;      // tokens of a box of scales, which begins at a multiple of 4
+constexpr int kScalesPitch = 224;         // and whose place is one of 128 bytes
 constexpr int kRowBytes = 128;  // of a stage, for each weight row and token
 constexpr int kStagesMax = 8;
-constexpr int kStageBytes = 4 * (kRows + kColumns) * kRowBytes; // of all stages
 constexpr int kManyTokens = 64; // token rows of the larger box
 constexpr int kTurn = 32;       // tokens whose outputs a warpgroup turns into rows at once
 constexpr int kTurnPitch = 144; // bytes between their rows: up to 64 outputs, and 16 so that banks differ
-constexpr int kThreads = 384;
 constexpr int kExpertsMax = 1024;
 constexpr int kTiles = 2 * kStagesMax; // that the loading threads may be ahead: a tile takes a stage at least
 
@@ -38,8 +38,11 @@ template <operand type, bool is_gate_up_, bool rows_in_> struct product {
     static constexpr int depth = is_scaled ? kRowBytes : kRowBytes / 2; // inputs of a stage
     static constexpr int columns = is_scaled ? kScaled : kColumns; // tokens of the largest tile
     static constexpr int columns_on_n = is_scaled ? kFewScaled : kColumns;
-    static constexpr bool copies = is_gate_up || is_scaled; // the loading threads copy, besides the engine
-    static constexpr int arrivals = copies ? 1 + 128 : 4;   // that fill a stage, besides the engine's bytes
+    static constexpr bool gathers = is_gate_up && !is_scaled; // the loading threads copy tokens; else the engine does
+    static constexpr int arrivals = gathers ? 1 + 128 : 4;    // that fill a stage, besides the engine's bytes
+    static constexpr int warpgroups = is_scaled ? 3 : 2;      // that multiply
+    static constexpr int threads = (1 + warpgroups) * 128;
+    static constexpr int stages_bytes = (is_scaled ? 9 * 160 : 8 * 192) * kRowBytes; // of all stages
 };
 
 struct tile {
@@ -50,17 +53,23 @@ struct tile {
     int32_t columns; // token rows that are loaded: N of the wgmma, where tokens are on it
 };
 
-struct alignas(1024) gemm_smem {
-    unsigned char stages[kStageBytes]; // each kRows weight rows, then columns_max token rows
-    float token_scale[kStagesMax][kScaled];
-    unsigned char turned[2][2][kTurn * kTurnPitch]; // of each warpgroup, outputs on their way out
+template <class P> struct alignas(1024) gemm_smem {
+    unsigned char stages[P::stages_bytes]; // each kRows weight rows, then columns_most token rows
+    float token_scale[kStagesMax][P::is_scaled ? kScalesPitch : 1];
+    unsigned char turned[P::warpgroups][2][kTurn * kTurnPitch]; // of each warpgroup, outputs on their way out
     uint64_t full[kStagesMax], empty[kStagesMax];
-    const unsigned char *token_row[kColumns]; // of the tile being loaded
+    const unsigned char *token_row[P::gathers ? kColumns : 1]; // of the tile being loaded
     int32_t tile_first[kExpertsMax + 1];      // prefix sums
     int32_t expert_first[kExpertsMax + 1];    // pairs
-    int32_t columns_log2;                     // of the most tokens of a tile in this launch
+    int32_t columns_most;                     // tokens of a tile in this launch
     tile tiles[kTiles];                       // of this block, in turns: a tile is there once its first stage is full
 };
+
+// A value that is the same in all lanes of a warp. The compiler then knows, and keeps what follows from it in uniform registers.
+__device__ __forceinline__ int32_t uniform(int32_t value)
+{
+    return __shfl_sync(~0u, value, 0);
+}
 
 // The stages that a thread goes through, over all its tiles. The fewer tokens the largest tile has, the more stages there are,
 // and the more bytes under way.
@@ -70,8 +79,9 @@ struct stage_ring {
     int32_t stage;
     uint32_t round_odd;
 
-    __device__ __forceinline__ explicit stage_ring(const gemm_smem &smem)
-        : bytes((kRows + (1 << smem.columns_log2)) * kRowBytes), count(kStageBytes / bytes), stage(0), round_odd(0)
+    template <class P>
+    __device__ __forceinline__ explicit stage_ring(const gemm_smem<P> &smem)
+        : bytes((kRows + uniform(smem.columns_most)) * kRowBytes), count(min(P::stages_bytes / bytes, kStagesMax)), stage(0), round_odd(0)
     {
     }
 
@@ -82,26 +92,27 @@ struct stage_ring {
         round_odd ^= 1;
     }
 
-    __device__ __forceinline__ unsigned char *weights(gemm_smem &smem) const
+    template <class P> __device__ __forceinline__ unsigned char *weights(gemm_smem<P> &smem) const
     {
         return smem.stages + stage * bytes;
     }
 
-    __device__ __forceinline__ unsigned char *tokens(gemm_smem &smem) const
+    template <class P> __device__ __forceinline__ unsigned char *tokens(gemm_smem<P> &smem) const
     {
         return weights(smem) + kRows * kRowBytes;
     }
 };
 
 struct gemm_slab {
-    const unsigned char *rows, *scales;
-    int64_t row_stride_bytes, scale_stride_bytes;
+    const unsigned char *rows;
+    int64_t row_stride_bytes;
 };
 
 // Scales of fp8 weights: by block of 128 x 128, by row, or one or two an expert.
 struct weight_scales {
     const float *scales;
-    int64_t expert_stride, row_stride; // floats
+    int64_t expert_stride; // floats
+    int32_t row_stride;
     int32_t format;
     int32_t second_block; // block row of the half that lies second in w1
     int32_t halves;       // scales an expert, FORMAT_FP8_TENSOR
@@ -116,12 +127,13 @@ struct activation_terms {
 // What both products need on the device.
 struct gemm_args {
     CUtensorMap weights;
-    CUtensorMap tokens;      // down: boxes of 8 rows
-    CUtensorMap many_tokens; // and of kManyTokens
-    gemm_slab slabs[KERNEL_RANKS_MAX]; // gate_up; down: [0] holds mid's scales
+    CUtensorMap tokens;       // but where they are gathered: boxes of 8 rows
+    CUtensorMap many_tokens;  // and of kManyTokens
+    CUtensorMap token_scales; // fp8: boxes of kScaled
+    gemm_slab slabs[KERNEL_RANKS_MAX]; // to gather from
     weight_scales scales;
     const int32_t *expert_offset;
-    const int32_t *pair_row;  // gate_up: gather
+    const int32_t *pair_row;  // to gather by
     const float *pair_weight; // gate_up: router weight on the input, or NULL
     uint32_t *tiles_taken;    // 0 before and after each launch
     const void *bias;
@@ -138,25 +150,27 @@ struct gemm_args {
     activation_terms activation;
 };
 
-__device__ __forceinline__ int32_t token_tiles(const gemm_smem &smem, int32_t pairs)
+// Tokens of the largest tile where no expert has more pairs.
+template <class P> __device__ __forceinline__ int32_t columns_most_for(int32_t pairs)
 {
-    return (pairs + (1 << smem.columns_log2) - 1) >> smem.columns_log2;
+    return pairs <= 64 ? 64 : pairs <= 128 ? 128 : P::columns;
 }
 
-// Of the tokens of the largest tile where no expert has more pairs.
-template <class P> __device__ __forceinline__ int32_t columns_log2_for(int32_t pairs)
+// One of three constants, because divisions take longer than all the rest.
+template <class P> __device__ __forceinline__ int32_t token_tiles(const gemm_smem<P> &smem, int32_t pairs)
 {
-    static_assert(P::columns == 128 || P::columns == 256);
-    return pairs <= 64 ? 6 : pairs <= 128 || P::columns == 128 ? 7 : 8;
+    if (smem.columns_most == 64) return (pairs + 63) / 64;
+    if (smem.columns_most == 128) return (pairs + 127) / 128;
+    return (pairs + P::columns - 1) / P::columns;
 }
 
 // Every block makes the same tables: a lane of the first warp has the experts from one multiple of `own` to the next. Ends with a
 // block barrier.
-template <class P> __device__ __forceinline__ void make_tables(const gemm_args &args, gemm_smem &smem)
+template <class P> __device__ __forceinline__ void make_tables(const gemm_args &args, gemm_smem<P> &smem)
 {
     const int32_t lane = threadIdx.x, own = (args.experts + 31) / 32;
 
-    for (int32_t e = threadIdx.x; e <= args.experts; e += kThreads)
+    for (int32_t e = threadIdx.x; e <= args.experts; e += P::threads)
         smem.expert_first[e] = __ldcg(&args.expert_offset[e]); // past the L1, which may be older than the launch that wrote them
     __syncthreads();
     if (threadIdx.x < 32) {
@@ -166,7 +180,7 @@ template <class P> __device__ __forceinline__ void make_tables(const gemm_args &
             most = max(most, smem.expert_first[e + 1] - smem.expert_first[e]);
         for (int32_t step = 16; step > 0; step /= 2)
             most = max(most, __shfl_xor_sync(~0u, most, step));
-        if (lane == 0) smem.columns_log2 = columns_log2_for<P>(most);
+        if (lane == 0) smem.columns_most = columns_most_for<P>(most);
         __syncwarp();
         for (int32_t e = first; e < end; e++)
             tiles += token_tiles(smem, smem.expert_first[e + 1] - smem.expert_first[e]) * args.row_tiles;
@@ -186,17 +200,19 @@ template <class P> __device__ __forceinline__ void make_tables(const gemm_args &
     __syncthreads();
 }
 
-// N of the wgmma for so many tokens: 8, or a multiple of 16; where a warpgroup takes half of them, a power of two.
+// N of the wgmma for so many tokens: 8, or a multiple of 16; where a warpgroup takes half of them, a power of two. Past
+// columns_on_n, whole blocks of M.
 template <class P> __device__ __forceinline__ int32_t columns_for(int32_t tokens)
 {
     if (tokens <= 8) return 8;
+    if (tokens > P::columns_on_n) return (tokens + 63) / 64 * 64;
     if (!P::rows_in) return (tokens + 15) / 16 * 16;
     return tokens <= 16 ? 16 : tokens <= 32 ? 32 : tokens <= 64 ? 64 : tokens <= 128 ? 128 : 256;
 }
 
-// The tiles of an expert share its pairs evenly: a small last one would read the weights again for few tokens. But fp8 multiplies
-// any number past kFewScaled as kScaled.
-template <class P> __device__ __forceinline__ tile find_tile(const gemm_args &args, const gemm_smem &smem, int32_t index)
+// The tiles of an expert share its pairs evenly: a small last one would read the weights again for few tokens. But fp8 is best with
+// as many as there can be, and then with few.
+template <class P> __device__ __forceinline__ tile find_tile(const gemm_args &args, const gemm_smem<P> &smem, int32_t index)
 {
     int32_t expert = last_at_most(smem.tile_first, args.experts, index);
     int32_t first = smem.expert_first[expert], pairs = smem.expert_first[expert + 1] - first;
@@ -206,7 +222,7 @@ template <class P> __device__ __forceinline__ tile find_tile(const gemm_args &ar
     if (tiles > 1) { // divisions take longer than all the rest
         int32_t within = row_tile;
 
-        share = P::is_scaled ? P::columns : columns_for<P>((pairs + tiles - 1) / tiles);
+        share = P::is_scaled ? smem.columns_most : columns_for<P>((pairs + tiles - 1) / tiles);
         row_tile = within / tiles;
         before = (within - row_tile * tiles) * share;
     }

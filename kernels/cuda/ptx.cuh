@@ -73,7 +73,8 @@ __device__ __forceinline__ void prefetch_tensormap(const CUtensorMap *map)
     asm volatile("prefetch.tensormap [%0];" ::"l"(reinterpret_cast<uint64_t>(map)) : "memory");
 }
 
-// A box of a 5-D tensor into shared memory; its bytes count towards the barrier. Out of bounds reads zero.
+// A box of a 5-D tensor into shared memory; its bytes count towards the barrier. Out of bounds reads zero. Along the first
+// dimension a box begins at a multiple of 16 bytes.
 __device__ __forceinline__ void cp_async_bulk_tensor_5d(void *smem, const CUtensorMap *map, uint64_t *barrier, int32_t c0,
                                                         int32_t c1, int32_t c2, int32_t c3, int32_t c4)
 {
@@ -293,15 +294,19 @@ template <int count> __device__ __forceinline__ void wgmma_hold(float (&c)[count
 
 // A tile of 128-byte rows, swizzled by 128 bytes, groups of 8 rows 1024 bytes apart: K-major, a row holds 64 inputs of one
 // of M or N; rows_in, it holds 64 of M of one input.
-__device__ __forceinline__ uint64_t wgmma_descriptor(const void *smem)
+__device__ __forceinline__ uint32_t wgmma_descriptor(const void *smem)
 {
-    uint64_t address = (smem_address(smem) & 0x3ffffu) >> 4;
+    return (smem_address(smem) & 0x3ffffu) >> 4 | 1u << 16;
+}
 
-    return address | uint64_t{1} << 16 | uint64_t{1024 >> 4} << 32 | uint64_t{1} << 62;
+// The upper half, which is the same for all. It is joined last, so that nobody adds 64 bits.
+__device__ __forceinline__ uint64_t wgmma_whole(uint32_t descriptor)
+{
+    return uint64_t{1u << 30 | 1024 >> 4} << 32 | descriptor;
 }
 
 // What a descriptor grows by for the next 16 inputs.
-template <bool rows_in> constexpr uint64_t wgmma_next_inputs = (rows_in ? 16 * 128 : 16 * 2) >> 4;
+template <bool rows_in> constexpr uint32_t wgmma_next_inputs = (rows_in ? 16 * 128 : 16 * 2) >> 4;
 
 // c[64 x N] += a[64 x 16] . b[N x 16]^T, fp32 sums; a warpgroup's c is N / 2 registers a thread. The operands' type is bf16
 // or f16; a_rows_in: a's tile is rows_in. b's is K-major.
@@ -349,16 +354,16 @@ template <int N, bool is_bf16, bool a_rows_in> struct wgmma;
 // n / 2 sums, and the numbers of the three operands after them.
 #define WGMMA(n, sums, a_at, b_at, trans_at)                                                                              \
     template <bool is_bf16, bool a_rows_in> struct wgmma<n, is_bf16, a_rows_in> {                                         \
-        static __device__ __forceinline__ void run(float (&c)[sums], uint64_t a, uint64_t b)                              \
+        static __device__ __forceinline__ void run(float (&c)[sums], uint32_t a, uint32_t b)                              \
         {                                                                                                                 \
             if constexpr (is_bf16)                                                                                        \
                 asm volatile(WGMMA_TEXT(n, "bf16", WGMMA_R##sums, a_at, b_at, trans_at)                                   \
                              : WGMMA_C##sums(0)                                                                           \
-                             : "l"(a), "l"(b), "n"(static_cast<int>(a_rows_in)));                                         \
+                             : "l"(wgmma_whole(a)), "l"(wgmma_whole(b)), "n"(static_cast<int>(a_rows_in)));               \
             else                                                                                                          \
                 asm volatile(WGMMA_TEXT(n, "f16", WGMMA_R##sums, a_at, b_at, trans_at)                                    \
                              : WGMMA_C##sums(0)                                                                           \
-                             : "l"(a), "l"(b), "n"(static_cast<int>(a_rows_in)));                                         \
+                             : "l"(wgmma_whole(a)), "l"(wgmma_whole(b)), "n"(static_cast<int>(a_rows_in)));               \
         }                                                                                                                 \
     }
 
@@ -367,13 +372,13 @@ template <int N> struct wgmma_e4m3;
 
 #define WGMMA_E4M3(n, sums, a_at, b_at, adds_at)                                                                          \
     template <> struct wgmma_e4m3<n> {                                                                                    \
-        static __device__ __forceinline__ void run(float (&c)[sums], uint64_t a, uint64_t b, int32_t adds)                \
+        static __device__ __forceinline__ void run(float (&c)[sums], uint32_t a, uint32_t b, int32_t adds)                \
         {                                                                                                                 \
             asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %" #adds_at ", 0;\n\t"                                     \
                          "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e4m3.e4m3 {" WGMMA_R##sums "}, %" #a_at          \
                          ", %" #b_at ", p, 1, 1;\n\t}"                                                                    \
                          : WGMMA_C##sums(0)                                                                               \
-                         : "l"(a), "l"(b), "r"(adds));                                                                    \
+                         : "l"(wgmma_whole(a)), "l"(wgmma_whole(b)), "r"(adds));                                          \
         }                                                                                                                 \
     }
 

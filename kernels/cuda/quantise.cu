@@ -1,8 +1,9 @@
-// quantise on CUDA: rows of 16- or 32-bit numbers to e4m3 with an f32 scale per 128.
+// quantise on CUDA: rows of 16- or 32-bit numbers to e4m3 with an f32 scale per 128, each to one place or to one for each of its
+// experts.
 //
 // grid   a warp up to 1024 numbers of a row, the same ones of each of its rows; the valid rows of all slabs, one after the other
 // smem   the valid rows before each slab
-// bytes  the rows once, half or a quarter of them written: bound by memory
+// bytes  the rows once, half or a quarter of them written to each place: bound by memory
 
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/launch.cuh"
@@ -11,6 +12,8 @@
 #include "kernels/cuda/quantise.cuh"
 #include "kernels/cuda/search.cuh"
 
+#include <limits.h>
+
 namespace {
 
 constexpr int kThreads = 256;
@@ -18,18 +21,20 @@ constexpr int kBatch = 4; // loads of a lane under way at once
 constexpr int32_t kPiece = kBatch * kFp8Warp;
 
 struct slab {
-    const unsigned char *rows;
+    const unsigned char *rows, *scales;
     const int32_t *count;
     int64_t row_stride_bytes;
+    int32_t scale_stride, group_stride; // floats
     int32_t cap, format;
 };
 
 struct args {
     slab slabs[KERNEL_RANKS_MAX];
-    const int32_t *x_row;
-    unsigned char *rows, *scales;
-    int64_t row_stride_bytes, scale_stride_bytes;
-    int32_t slabs_count, rows_cap, columns;
+    const int32_t *row_pair, *x_row, *count;
+    unsigned char *rows;
+    float *scales;
+    int64_t row_stride_bytes, scale_stride, group_stride; // of scales: floats
+    int32_t slabs_count, rows_cap, top_k, rows_count, columns;
 };
 
 // Two slabs a lane of the first warp.
@@ -63,17 +68,40 @@ __device__ void sum_rows(const args &a, int32_t *rows_before)
     __syncthreads();
 }
 
-// kPiece numbers of a row from column `first` on, or as many as there are.
-__device__ __forceinline__ void quantise_piece(const args &a, const slab &s, int64_t x_row, int64_t row, int32_t first)
+// A lane's numbers of a piece, as e4m3, and the scale of the group they are in.
+struct coded {
+    uint2 codes[kBatch];
+    float scales[kBatch];
+};
+
+// Eight bytes from `column` on, as many as there are.
+__device__ __forceinline__ uint2 load_codes(const unsigned char *from, int32_t column, int32_t columns, bool by_eight)
+{
+    uint2 codes = {};
+
+    if (by_eight) return *reinterpret_cast<const uint2 *>(from + column);
+    for (int32_t j = 0; j < kFp8Lane && column + j < columns; j++)
+        (j < 4 ? codes.x : codes.y) |= static_cast<uint32_t>(from[column + j]) << 8 * (j % 4);
+    return codes;
+}
+
+__device__ __forceinline__ void store_codes(unsigned char *to, int32_t column, int32_t columns, bool by_eight, uint2 codes)
+{
+    if (by_eight) {
+        *reinterpret_cast<uint2 *>(to + column) = codes;
+        return;
+    }
+    for (int32_t j = 0; j < kFp8Lane && column + j < columns; j++)
+        to[column + j] = static_cast<unsigned char>((j < 4 ? codes.x : codes.y) >> 8 * (j % 4));
+}
+
+// kPiece numbers of a row, this lane's from column `first` on, or as many as there are.
+__device__ __forceinline__ void code(const args &a, const slab &s, int64_t x_row, int32_t first, coded &to)
 {
     const unsigned char *from = s.rows + x_row * s.row_stride_bytes;
-    unsigned char *to = a.rows + row * a.row_stride_bytes;
-    float *scales = reinterpret_cast<float *>(a.scales + row * a.scale_stride_bytes);
-    bool by_eight = a.columns % kFp8Lane == 0 && is_aligned(from, 16) && is_aligned(to, 8);
-    int32_t lane = threadIdx.x % 32, batches = min(kBatch, (a.columns - first + kFp8Warp - 1) / kFp8Warp);
+    bool by_eight = a.columns % kFp8Lane == 0 && is_aligned(from, 16);
     float values[kBatch][kFp8Lane] = {};
 
-    first += lane * kFp8Lane;
 #pragma unroll
     for (int32_t i = 0; i < kBatch; i++) {
         int32_t column = first + i * kFp8Warp;
@@ -84,55 +112,106 @@ __device__ __forceinline__ void quantise_piece(const args &a, const slab &s, int
     }
 #pragma unroll
     for (int32_t i = 0; i < kBatch; i++) {
-        int32_t column = first + i * kFp8Warp;
-        float scale;
-        uint2 codes;
+        to.scales[i] = fp8_scale(values[i]);
+        to.codes[i] = fp8_codes(values[i], to.scales[i]);
+    }
+}
 
-        if (i >= batches) break;
-        scale = fp8_scale(values[i]);
-        codes = fp8_codes(values[i], scale);
-        if (by_eight && column < a.columns) *reinterpret_cast<uint2 *>(to + column) = codes;
-        for (int32_t j = 0; !by_eight && j < kFp8Lane; j++)
-            if (column + j < a.columns) to[column + j] = static_cast<unsigned char>((j < 4 ? codes.x : codes.y) >> (8 * (j % 4)));
-        if (column % kFp8Group == 0 && column < a.columns) scales[column / kFp8Group] = scale;
+// The same of a row that is e4m3 already.
+__device__ __forceinline__ void copy(const args &a, const slab &s, int64_t x_row, int32_t first, coded &to)
+{
+    const unsigned char *from = s.rows + x_row * s.row_stride_bytes;
+    const float *scales = reinterpret_cast<const float *>(s.scales) + x_row * s.scale_stride;
+    bool by_eight = a.columns % kFp8Lane == 0 && is_aligned(from, 8);
+
+#pragma unroll
+    for (int32_t i = 0; i < kBatch; i++) {
+        int32_t column = first + i * kFp8Warp;
+
+        if (column >= a.columns) break;
+        to.codes[i] = load_codes(from, column, a.columns, by_eight);
+        to.scales[i] = scales[column / kFp8Group * s.group_stride];
+    }
+}
+
+__device__ __forceinline__ void store(const args &a, int64_t row, int32_t first, const coded &from)
+{
+    unsigned char *to = a.rows + row * a.row_stride_bytes;
+    float *scales = a.scales + row * a.scale_stride;
+    bool by_eight = a.columns % kFp8Lane == 0 && is_aligned(to, 8);
+
+#pragma unroll
+    for (int32_t i = 0; i < kBatch; i++) {
+        int32_t column = first + i * kFp8Warp;
+
+        if (column >= a.columns) break;
+        store_codes(to, column, a.columns, by_eight, from.codes[i]);
+        if (column % kFp8Group == 0) scales[column / kFp8Group * a.group_stride] = from.scales[i];
     }
 }
 
 __global__ void __launch_bounds__(kThreads) quantise_kernel(const __grid_constant__ args a)
 {
     __shared__ int32_t rows_before[KERNEL_RANKS_MAX + 1];
-    int32_t warp = static_cast<int32_t>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
+    int32_t warp = static_cast<int32_t>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
     int32_t pieces = (a.columns + kPiece - 1) / kPiece, rows_at_once = static_cast<int32_t>(gridDim.x) * (kThreads / 32) / pieces;
+    int32_t first = warp % pieces * kPiece + lane * kFp8Lane, rows = a.rows_count;
 
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
-    sum_rows(a, rows_before);
-    for (int32_t valid_row = warp / pieces; warp < rows_at_once * pieces && valid_row < rows_before[KERNEL_RANKS_MAX];
-         valid_row += rows_at_once) {
-        int32_t slab = last_at_most(rows_before, a.slabs_count, valid_row);
-        int64_t row = valid_row - rows_before[slab], x_row = a.x_row != nullptr ? a.x_row[row] : row;
+    if (a.row_pair != nullptr) {
+        sum_rows(a, rows_before);
+        rows = rows_before[KERNEL_RANKS_MAX];
+    } else if (a.count != nullptr) {
+        rows = min(*a.count, rows);
+    }
+    for (int32_t at = warp / pieces; warp < rows_at_once * pieces && at < rows; at += rows_at_once) {
+        int32_t slab, x_row, place = lane == 0 ? at : -1; // a lane's, where there are several
+        uint32_t left;
+        coded piece;
 
-        row += static_cast<int64_t>(slab) * a.rows_cap;
-        quantise_piece(a, a.slabs[slab], x_row, row, warp % pieces * kPiece);
+        if (a.row_pair != nullptr) {
+            slab = last_at_most(rows_before, a.slabs_count, at);
+            x_row = at - rows_before[slab];
+            place = lane < a.top_k ? a.row_pair[(static_cast<int64_t>(slab) * a.rows_cap + x_row) * a.top_k + lane] : -1;
+        } else {
+            x_row = a.x_row != nullptr ? a.x_row[at] : at;
+            slab = x_row / a.rows_cap;
+            x_row -= slab * a.rows_cap;
+        }
+        left = __ballot_sync(~0u, place >= 0);
+        if (left == 0) continue;
+        if (a.slabs[slab].format == FORMAT_FP8_BLOCK128)
+            copy(a, a.slabs[slab], x_row, first, piece);
+        else
+            code(a, a.slabs[slab], x_row, first, piece);
+        for (; left != 0; left &= left - 1)
+            store(a, __shfl_sync(~0u, place, __ffs(static_cast<int>(left)) - 1), first, piece);
     }
 }
 
-// The slabs that there are, those of e4m3 without rows; x is one. Returns how many rows there could be.
+// The slabs that there are; x is one. Returns how many rows could be read.
 int64_t take_slabs(const quantise_args *from, args *to)
 {
     int64_t rows = 0;
 
     to->slabs_count = from->slabs == nullptr ? 1 : from->slabs_count;
-    to->slabs[0] = {static_cast<const unsigned char *>(from->x), from->count, from->x_stride_bytes, from->rows_count, from->x_format};
+    to->rows_cap = from->slabs == nullptr ? INT_MAX : from->rows_cap;
+    to->slabs[0] = {static_cast<const unsigned char *>(from->x), nullptr, nullptr, from->x_stride_bytes, 0, 0, 0, from->x_format};
     for (int32_t i = 0; from->slabs != nullptr && i < from->slabs_count; i++) {
         const row_slab &s = from->slabs[i];
 
-        to->slabs[i] = {static_cast<const unsigned char *>(s.rows), s.count, s.row_stride_bytes, s.cap, s.format};
-        if (s.format == from->format) to->slabs[i] = {};
+        to->slabs[i] = {static_cast<const unsigned char *>(s.rows),
+                        static_cast<const unsigned char *>(s.scales),
+                        s.count,
+                        s.row_stride_bytes,
+                        static_cast<int32_t>(s.scale_stride_bytes / 4),
+                        s.group_stride_bytes != 0 ? static_cast<int32_t>(s.group_stride_bytes / 4) : 1,
+                        s.cap,
+                        s.format};
+        rows += s.cap;
     }
-    for (int32_t i = 0; i < to->slabs_count; i++)
-        rows += to->slabs[i].cap;
-    return rows;
+    return from->row_pair != nullptr ? rows : from->rows_count;
 }
 
 } // namespace
@@ -151,12 +230,16 @@ extern "C" int32_t quantise_cuda(const struct quantise_args *from, void *stream)
     // A grid has a warp for each piece of a row at least.
     if (from->format != FORMAT_FP8_BLOCK128 || pieces > kGridBlocksMax * (kThreads / 32)) return cudaErrorInvalidValue;
     if (rows == 0) return cudaSuccess;
-    to.x_row = from->slabs == nullptr ? from->x_row : nullptr;
+    to.row_pair = from->row_pair;
+    to.x_row = from->x_row;
+    to.count = from->count;
     to.rows = static_cast<unsigned char *>(from->rows);
-    to.scales = static_cast<unsigned char *>(from->scales);
+    to.scales = static_cast<float *>(from->scales);
     to.row_stride_bytes = from->row_stride_bytes;
-    to.scale_stride_bytes = from->scale_stride_bytes;
-    to.rows_cap = from->rows_cap;
+    to.scale_stride = from->scale_stride_bytes / 4;
+    to.group_stride = from->group_stride_bytes != 0 ? from->group_stride_bytes / 4 : 1;
+    to.top_k = from->top_k;
+    to.rows_count = from->rows_count;
     to.columns = from->columns;
     return launch(quantise_kernel, {grid_for(rows * pieces, kThreads / 32), kThreads, 0, LAUNCH_EARLY}, stream, to);
 }

@@ -25,13 +25,14 @@ cudaError_t find_encoder(encode_tiled *encoder)
 cudaError_t tensor_map_make(CUtensorMap *map, const void *base, CUtensorMapDataType numbers, const tensor_map_shape &shape)
 {
     static const cuuint32_t ones[5] = {1, 1, 1, 1, 1};
+    bool is_scales = numbers == CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
     encode_tiled encode;
     cudaError_t st = find_encoder(&encode);
 
     if (st != cudaSuccess) return st;
     if (encode(map, numbers, shape.rank,
                const_cast<void *>(base), shape.extents, shape.strides, shape.box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
-               CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+               is_scales ? CU_TENSOR_MAP_SWIZZLE_NONE : CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS)
         return cudaErrorInvalidValue;
     return cudaSuccess;

@@ -11,7 +11,7 @@ struct tensor_map_shape {
     cuuint32_t rank;
     cuuint64_t extents[5];
     cuuint64_t strides[4]; // bytes, of dimensions 1..
-    cuuint32_t box[5];
+    cuuint32_t box[5]; // swizzled by 128 bytes, but for f32
 };
 
 cudaError_t tensor_map_make(CUtensorMap *map, const void *base, CUtensorMapDataType numbers, const tensor_map_shape &shape);

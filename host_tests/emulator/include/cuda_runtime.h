@@ -46,6 +46,11 @@ template <class T> T __ldcg(const T *at)
 {
     return *at;
 }
+
+template <class T> T __ldg(const T *at)
+{
+    return *at;
+}
 static inline int __ffs(uint32_t bits)
 {
     return __builtin_ffs(static_cast<int>(bits));

@@ -207,26 +207,29 @@ template <int pending> void wgmma_wait()
 
 template <int count> void wgmma_hold(float (&)[count]) {}
 
-static inline uint64_t wgmma_descriptor(const void *smem)
+static inline uint32_t wgmma_descriptor(const void *smem)
 {
-    uint64_t address = (smem_address(smem) & 0x3ffffu) >> 4;
-
-    return address | uint64_t{1} << 16 | uint64_t{1024 >> 4} << 32 | uint64_t{1} << 62;
+    return (smem_address(smem) & 0x3ffffu) >> 4 | 1u << 16;
 }
 
-template <bool rows_in> constexpr uint64_t wgmma_next_inputs = (rows_in ? 16 * 128 : 16 * 2) >> 4;
+static inline uint64_t wgmma_whole(uint32_t descriptor)
+{
+    return uint64_t{1u << 30 | 1024 >> 4} << 32 | descriptor;
+}
+
+template <bool rows_in> constexpr uint32_t wgmma_next_inputs = (rows_in ? 16 * 128 : 16 * 2) >> 4;
 
 template <int N, bool is_bf16, bool a_rows_in> struct wgmma {
-    static void run(float (&c)[N / 2], uint64_t a, uint64_t b)
+    static void run(float (&c)[N / 2], uint32_t a, uint32_t b)
     {
-        emulator::wgmma_issue({a, b, N, is_bf16 ? emulator::kBf16 : emulator::kF16, a_rows_in, true}, c);
+        emulator::wgmma_issue({wgmma_whole(a), wgmma_whole(b), N, is_bf16 ? emulator::kBf16 : emulator::kF16, a_rows_in, true}, c);
     }
 };
 
 template <int N> struct wgmma_e4m3 {
-    static void run(float (&c)[N / 2], uint64_t a, uint64_t b, int32_t adds)
+    static void run(float (&c)[N / 2], uint32_t a, uint32_t b, int32_t adds)
     {
-        emulator::wgmma_issue({a, b, N, emulator::kE4m3, false, adds != 0}, c);
+        emulator::wgmma_issue({wgmma_whole(a), wgmma_whole(b), N, emulator::kE4m3, false, adds != 0}, c);
     }
 };
 
