@@ -278,17 +278,15 @@ __device__ void push_fp8(const args &a, int32_t token, const places &at, int32_t
 
     for (; begin < end; begin += kFp8Warp * kBatchFp8) {
         int32_t first = begin + lane * kFp8Lane;
-        float values[kBatchFp8][kFp8Lane] = {}, scales[kBatchFp8];
-        uint2 codes[kBatchFp8];
+        float values[kBatchFp8][kFp8Lane] = {};
+        fp8_eight piece[kBatchFp8];
 
 #pragma unroll
         for (int32_t i = 0; i < kBatchFp8; i++)
             if (first + i * kFp8Warp < end) load_8(from, first + i * kFp8Warp, a.x_format, values[i]);
 #pragma unroll
-        for (int32_t i = 0; i < kBatchFp8; i++) {
-            scales[i] = fp8_scale(values[i]);
-            codes[i] = fp8_codes(values[i], scales[i]);
-        }
+        for (int32_t i = 0; i < kBatchFp8; i++)
+            piece[i] = fp8_code(values[i], fp8_largest(values[i]));
         for (uint64_t left = at.ranks; left != 0;) {
             place to = next_place(at, &left);
             float *row_scales = reinterpret_cast<float *>(static_cast<unsigned char *>(a.to[to.rank].scales) + to.row * a.scale_stride_bytes);
@@ -297,8 +295,8 @@ __device__ void push_fp8(const args &a, int32_t token, const places &at, int32_t
             for (int32_t i = 0; i < kBatchFp8; i++) {
                 int32_t column = first + i * kFp8Warp;
 
-                if (column < end) *reinterpret_cast<uint2 *>(row_at(a, to) + column) = codes[i];
-                if (column < end && column % kFp8Group == 0) row_scales[column / kFp8Group] = scales[i];
+                if (column < end) *reinterpret_cast<uint2 *>(row_at(a, to) + column) = piece[i].codes;
+                if (column < end && column % kFp8Group == 0) row_scales[column / kFp8Group] = piece[i].scale;
             }
         }
     }

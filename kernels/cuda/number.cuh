@@ -9,7 +9,7 @@
 #include <cuda_fp16.h>
 #include <string.h>
 
-__device__ __forceinline__ bool is_aligned(const void *at, int32_t bytes)
+__host__ __device__ __forceinline__ bool is_aligned(const void *at, int32_t bytes)
 {
     return reinterpret_cast<uintptr_t>(at) % bytes == 0;
 }

@@ -26,6 +26,7 @@ struct slab {
     int64_t row_stride_bytes;
     int32_t scale_stride, group_stride; // floats
     int32_t cap, format;
+    int32_t by_words; // 16-bit rows that can be read by eight numbers
 };
 
 struct args {
@@ -68,12 +69,6 @@ __device__ void sum_rows(const args &a, int32_t *rows_before)
     __syncthreads();
 }
 
-// A lane's numbers of a piece, as e4m3, and the scale of the group they are in.
-struct coded {
-    uint2 codes[kBatch];
-    float scales[kBatch];
-};
-
 // Eight bytes from `column` on, as many as there are.
 __device__ __forceinline__ uint2 load_codes(const unsigned char *from, int32_t column, int32_t columns, bool by_eight)
 {
@@ -95,30 +90,58 @@ __device__ __forceinline__ void store_codes(unsigned char *to, int32_t column, i
         to[column + j] = static_cast<unsigned char>((j < 4 ? codes.x : codes.y) >> 8 * (j % 4));
 }
 
-// kPiece numbers of a row, this lane's from column `first` on, or as many as there are.
-__device__ __forceinline__ void code(const args &a, const slab &s, int64_t x_row, int32_t first, coded &to)
+// kPiece numbers of a row, this lane's from column `first` on, or as many as there are: of any format, and anywhere.
+__device__ __forceinline__ void code(const args &a, const slab &s, int64_t x_row, int32_t first, fp8_eight (&to)[kBatch])
 {
     const unsigned char *from = s.rows + x_row * s.row_stride_bytes;
-    bool by_eight = a.columns % kFp8Lane == 0 && is_aligned(from, 16);
-    float values[kBatch][kFp8Lane] = {};
 
 #pragma unroll
     for (int32_t i = 0; i < kBatch; i++) {
-        int32_t column = first + i * kFp8Warp;
+        float values[kFp8Lane] = {};
 
-        if (by_eight && column < a.columns) load_8(from, column, s.format, values[i]);
-        for (int32_t j = 0; !by_eight && j < kFp8Lane; j++)
-            if (column + j < a.columns) values[i][j] = number_load(from, column + j, s.format);
+        for (int32_t j = 0; j < kFp8Lane; j++) {
+            int32_t column = first + i * kFp8Warp + j;
+
+            if (column < a.columns) values[j] = number_load(from, column, s.format);
+        }
+        to[i] = fp8_code(values, fp8_largest(values));
     }
+}
+
+// The same of 16-bit numbers that can be read by eight.
+__device__ __forceinline__ void code_words(const args &a, const slab &s, int64_t x_row, int32_t first, fp8_eight (&to)[kBatch])
+{
+    const unsigned char *from = s.rows + x_row * s.row_stride_bytes;
+    const bool is_bf16 = s.format == FORMAT_BF16;
+    uint4 words[kBatch] = {};
+    float largest[kBatch], values[kFp8Lane];
+    bool plain = true;
+
+#pragma unroll
+    for (int32_t i = 0; i < kBatch; i++)
+        if (first + i * kFp8Warp < a.columns) words[i] = *reinterpret_cast<const uint4 *>(from + (first + i * kFp8Warp) * 2);
 #pragma unroll
     for (int32_t i = 0; i < kBatch; i++) {
-        to.scales[i] = fp8_scale(values[i]);
-        to.codes[i] = fp8_codes(values[i], to.scales[i]);
+        largest[i] = fp8_largest(words[i], is_bf16);
+        plain = plain && fp8_is_plain(largest[i]);
+    }
+    if (__ballot_sync(~0u, plain) == ~0u) {
+#pragma unroll
+        for (int32_t i = 0; i < kBatch; i++) {
+            unpack_8(words[i], is_bf16, values);
+            to[i] = fp8_code_plain(values, largest[i]);
+        }
+    } else {
+#pragma unroll
+        for (int32_t i = 0; i < kBatch; i++) {
+            unpack_8(words[i], is_bf16, values);
+            to[i] = fp8_code(values, largest[i]);
+        }
     }
 }
 
 // The same of a row that is e4m3 already.
-__device__ __forceinline__ void copy(const args &a, const slab &s, int64_t x_row, int32_t first, coded &to)
+__device__ __forceinline__ void copy(const args &a, const slab &s, int64_t x_row, int32_t first, fp8_eight (&to)[kBatch])
 {
     const unsigned char *from = s.rows + x_row * s.row_stride_bytes;
     const float *scales = reinterpret_cast<const float *>(s.scales) + x_row * s.scale_stride;
@@ -129,12 +152,11 @@ __device__ __forceinline__ void copy(const args &a, const slab &s, int64_t x_row
         int32_t column = first + i * kFp8Warp;
 
         if (column >= a.columns) break;
-        to.codes[i] = load_codes(from, column, a.columns, by_eight);
-        to.scales[i] = scales[column / kFp8Group * s.group_stride];
+        to[i] = {load_codes(from, column, a.columns, by_eight), scales[column / kFp8Group * s.group_stride]};
     }
 }
 
-__device__ __forceinline__ void store(const args &a, int64_t row, int32_t first, const coded &from)
+__device__ __forceinline__ void store(const args &a, int64_t row, int32_t first, const fp8_eight (&from)[kBatch])
 {
     unsigned char *to = a.rows + row * a.row_stride_bytes;
     float *scales = a.scales + row * a.scale_stride;
@@ -145,12 +167,12 @@ __device__ __forceinline__ void store(const args &a, int64_t row, int32_t first,
         int32_t column = first + i * kFp8Warp;
 
         if (column >= a.columns) break;
-        store_codes(to, column, a.columns, by_eight, from.codes[i]);
-        if (column % kFp8Group == 0) scales[column / kFp8Group * a.group_stride] = from.scales[i];
+        store_codes(to, column, a.columns, by_eight, from[i].codes);
+        if (column % kFp8Group == 0) scales[column / kFp8Group * a.group_stride] = from[i].scale;
     }
 }
 
-__global__ void __launch_bounds__(kThreads) quantise_kernel(const __grid_constant__ args a)
+__global__ void __launch_bounds__(kThreads, 4) quantise_kernel(const __grid_constant__ args a)
 {
     __shared__ int32_t rows_before[KERNEL_RANKS_MAX + 1];
     int32_t warp = static_cast<int32_t>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -166,25 +188,27 @@ __global__ void __launch_bounds__(kThreads) quantise_kernel(const __grid_constan
         rows = min(*a.count, rows);
     }
     for (int32_t at = warp / pieces; warp < rows_at_once * pieces && at < rows; at += rows_at_once) {
-        int32_t slab, x_row, place = lane == 0 ? at : -1; // a lane's, where there are several
+        int32_t index, x_row, place = lane == 0 ? at : -1; // a lane's, where there are several
+        fp8_eight piece[kBatch];
         uint32_t left;
-        coded piece;
 
         if (a.row_pair != nullptr) {
-            slab = last_at_most(rows_before, a.slabs_count, at);
-            x_row = at - rows_before[slab];
-            place = lane < a.top_k ? a.row_pair[(static_cast<int64_t>(slab) * a.rows_cap + x_row) * a.top_k + lane] : -1;
+            index = last_at_most(rows_before, a.slabs_count, at);
+            x_row = at - rows_before[index];
+            place = lane < a.top_k ? a.row_pair[(static_cast<int64_t>(index) * a.rows_cap + x_row) * a.top_k + lane] : -1;
         } else {
             x_row = a.x_row != nullptr ? a.x_row[at] : at;
-            slab = x_row / a.rows_cap;
-            x_row -= slab * a.rows_cap;
+            index = x_row / a.rows_cap;
+            x_row -= index * a.rows_cap;
         }
         left = __ballot_sync(~0u, place >= 0);
         if (left == 0) continue;
-        if (a.slabs[slab].format == FORMAT_FP8_BLOCK128)
-            copy(a, a.slabs[slab], x_row, first, piece);
+        if (a.slabs[index].by_words)
+            code_words(a, a.slabs[index], x_row, first, piece);
+        else if (a.slabs[index].format == FORMAT_FP8_BLOCK128)
+            copy(a, a.slabs[index], x_row, first, piece);
         else
-            code(a, a.slabs[slab], x_row, first, piece);
+            code(a, a.slabs[index], x_row, first, piece);
         for (; left != 0; left &= left - 1)
             store(a, __shfl_sync(~0u, place, __ffs(static_cast<int>(left)) - 1), first, piece);
     }
@@ -197,7 +221,7 @@ int64_t take_slabs(const quantise_args *from, args *to)
 
     to->slabs_count = from->slabs == nullptr ? 1 : from->slabs_count;
     to->rows_cap = from->slabs == nullptr ? INT_MAX : from->rows_cap;
-    to->slabs[0] = {static_cast<const unsigned char *>(from->x), nullptr, nullptr, from->x_stride_bytes, 0, 0, 0, from->x_format};
+    to->slabs[0] = {static_cast<const unsigned char *>(from->x), nullptr, nullptr, from->x_stride_bytes, 0, 0, 0, from->x_format, 0};
     for (int32_t i = 0; from->slabs != nullptr && i < from->slabs_count; i++) {
         const row_slab &s = from->slabs[i];
 
@@ -208,8 +232,15 @@ int64_t take_slabs(const quantise_args *from, args *to)
                         static_cast<int32_t>(s.scale_stride_bytes / 4),
                         s.group_stride_bytes != 0 ? static_cast<int32_t>(s.group_stride_bytes / 4) : 1,
                         s.cap,
-                        s.format};
+                        s.format,
+                        0};
         rows += s.cap;
+    }
+    for (int32_t i = 0; i < to->slabs_count; i++) {
+        slab &s = to->slabs[i];
+
+        s.by_words = (s.format == FORMAT_BF16 || s.format == FORMAT_F16) && from->columns % kFp8Lane == 0 && is_aligned(s.rows, 16) &&
+                     s.row_stride_bytes % 16 == 0;
     }
     return from->row_pair != nullptr ? rows : from->rows_count;
 }

@@ -51,6 +51,11 @@ template <class T> T __ldg(const T *at)
 {
     return *at;
 }
+// The larger of each half.
+static inline uint32_t __vmaxu2(uint32_t a, uint32_t b)
+{
+    return max(a >> 16, b >> 16) << 16 | max(a & 0xffffu, b & 0xffffu);
+}
 static inline int __ffs(uint32_t bits)
 {
     return __builtin_ffs(static_cast<int>(bits));
