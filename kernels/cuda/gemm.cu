@@ -403,24 +403,32 @@ int32_t rows_format_of(const weight_view &view)
     return element_bytes_of(view.format) == 1 ? FORMAT_FP8_BLOCK128 : view.format;
 }
 
-// Rows in the order of the pairs, which come in boxes; their scales, where they have any, by group.
-cudaError_t map_tokens(gemm_args &to, const row_slab &rows, const weight_view &by)
+// Of the weights, and of rows in the order of the pairs, which come in boxes; of their scales, where they have any, by group. No
+// rows: they are gathered.
+cudaError_t make_maps(gemm_args &to, const weight_view &by, int32_t experts, const row_slab *rows)
 {
-    CUtensorMapDataType numbers = numbers_of(by.format);
-    cuuint64_t stride = rows.row_stride_bytes, count = rows.cap, k = by.k;
-    cuuint64_t group = rows.group_stride_bytes, groups = (k + 127) / 128;
-    cuuint32_t depth = kRowBytes / max(element_bytes_of(by.format), 1);
-    tensor_map_shape shape = {3, {k, count, 1}, {stride, stride * count}, {depth, 8, 1}};
-    tensor_map_shape scales = {3, {count, groups, 1}, {group, group * groups}, {kScales, 1, 1}};
-    cudaError_t st;
+    const CUtensorMapDataType numbers = numbers_of(by.format);
+    const cuuint32_t depth = kRowBytes / max(element_bytes_of(by.format), 1);
+    tensor_map_request maps[4] = {{&to.weights, by.values, numbers, weights_shape(by, experts)}};
+    int32_t count = 1;
 
-    if (rows.format != rows_format_of(by)) return cudaErrorInvalidValue;
-    st = tensor_map_make(&to.tokens, rows.rows, numbers, shape);
-    shape.box[1] = kManyTokens;
-    if (st == cudaSuccess) st = tensor_map_make(&to.many_tokens, rows.rows, numbers, shape);
-    if (st != cudaSuccess || rows.format != FORMAT_FP8_BLOCK128) return st;
-    if (rows.scale_stride_bytes != 4) return cudaErrorInvalidValue;
-    return tensor_map_make(&to.token_scales, rows.scales, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, scales);
+    if (rows != nullptr) {
+        const cuuint64_t k = by.k, cap = rows->cap, stride = rows->row_stride_bytes;
+
+        if (rows->format != rows_format_of(by)) return cudaErrorInvalidValue;
+        maps[count++] = {&to.tokens, rows->rows, numbers, {3, {k, cap, 1}, {stride, stride * cap}, {depth, 8, 1}}};
+        maps[count++] = {&to.many_tokens, rows->rows, numbers, {3, {k, cap, 1}, {stride, stride * cap}, {depth, kManyTokens, 1}}};
+    }
+    if (rows != nullptr && rows->format == FORMAT_FP8_BLOCK128) {
+        const cuuint64_t groups = (by.k + 127) / 128, cap = rows->cap, stride = rows->group_stride_bytes;
+
+        if (rows->scale_stride_bytes != 4) return cudaErrorInvalidValue;
+        maps[count++] = {&to.token_scales,
+                         rows->scales,
+                         CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+                         {3, {cap, groups, 1}, {stride, stride * groups}, {kScales, 1, 1}}};
+    }
+    return tensor_maps_make(maps, count);
 }
 
 // Rows of any slab, which are gathered.
@@ -454,6 +462,7 @@ extern "C" int32_t gemm_cuda_load(void)
 
 extern "C" int32_t gate_up_cuda(const struct gate_up_args *args, void *stream)
 {
+    const bool is_fp8 = args->operand_format == FORMAT_FP8;
     gemm_args to = {};
     cudaError_t st;
 
@@ -470,12 +479,9 @@ extern "C" int32_t gate_up_cuda(const struct gate_up_args *args, void *stream)
     to.outputs = args->intermediate;
     to.row_tiles = args->w1.order == ORDER_PLAIN ? (args->intermediate + kRows - 1) / kRows : (args->intermediate + 63) / 64;
     to.activation = terms_of(*args);
-    if (args->operand_format != FORMAT_FP8)
-        st = take_slabs(to, *args);
-    else
-        st = args->slabs_count == 1 && args->pair_row == nullptr ? map_tokens(to, args->slabs[0], args->w1) : cudaErrorInvalidValue;
-    if (st == cudaSuccess)
-        st = tensor_map_make(&to.weights, args->w1.values, numbers_of(args->w1.format), weights_shape(args->w1, args->experts));
+    if (is_fp8 && (args->slabs_count != 1 || args->pair_row != nullptr)) return cudaErrorInvalidValue;
+    st = is_fp8 ? cudaSuccess : take_slabs(to, *args);
+    if (st == cudaSuccess) st = make_maps(to, args->w1, args->experts, is_fp8 ? args->slabs : nullptr);
     return st != cudaSuccess ? st : launch_gemm<true>(to, args->w1, stream);
 }
 
@@ -503,8 +509,6 @@ extern "C" int32_t down_cuda(const struct down_args *args, void *stream)
     to.experts = args->experts;
     to.outputs = static_cast<int32_t>(args->w2.n);
     to.row_tiles = static_cast<int32_t>((args->w2.n + kRows - 1) / kRows);
-    st = map_tokens(to, mid, args->w2);
-    if (st == cudaSuccess)
-        st = tensor_map_make(&to.weights, args->w2.values, numbers_of(args->w2.format), weights_shape(args->w2, args->experts));
+    st = make_maps(to, args->w2, args->experts, &mid);
     return st != cudaSuccess ? st : launch_gemm<false>(to, args->w2, stream);
 }

@@ -179,6 +179,9 @@ __global__ void __launch_bounds__(kThreads, 4) quantise_kernel(const __grid_cons
     int32_t pieces = (a.columns + kPiece - 1) / kPiece, rows_at_once = static_cast<int32_t>(gridDim.x) * (kThreads / 32) / pieces;
     int32_t first = warp % pieces * kPiece + lane * kFp8Lane, rows = a.rows_count;
 
+    // A product reads route's counts before it waits. Where this launch reads nothing of route's, the one before it did, and had
+    // waited for route before this one could begin; so the product may begin now, with its weights.
+    if (a.row_pair == nullptr && a.x_row == nullptr) griddepcontrol_launch_dependents();
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
     if (a.row_pair != nullptr) {

@@ -22,18 +22,20 @@ cudaError_t find_encoder(encode_tiled *encoder)
 
 } // namespace
 
-cudaError_t tensor_map_make(CUtensorMap *map, const void *base, CUtensorMapDataType numbers, const tensor_map_shape &shape)
+cudaError_t tensor_maps_make(const tensor_map_request *requests, int32_t count)
 {
     static const cuuint32_t ones[5] = {1, 1, 1, 1, 1};
-    bool is_scales = numbers == CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
     encode_tiled encode;
     cudaError_t st = find_encoder(&encode);
 
-    if (st != cudaSuccess) return st;
-    if (encode(map, numbers, shape.rank,
-               const_cast<void *>(base), shape.extents, shape.strides, shape.box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
-               is_scales ? CU_TENSOR_MAP_SWIZZLE_NONE : CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS)
-        return cudaErrorInvalidValue;
-    return cudaSuccess;
+    for (int32_t i = 0; i < count && st == cudaSuccess; i++) {
+        const tensor_map_request &r = requests[i];
+        bool is_scales = r.numbers == CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+
+        if (encode(r.map, r.numbers, r.shape.rank, const_cast<void *>(r.base), r.shape.extents, r.shape.strides, r.shape.box, ones,
+                   CU_TENSOR_MAP_INTERLEAVE_NONE, is_scales ? CU_TENSOR_MAP_SWIZZLE_NONE : CU_TENSOR_MAP_SWIZZLE_128B,
+                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS)
+            st = cudaErrorInvalidValue;
+    }
+    return st;
 }

@@ -14,6 +14,14 @@ struct tensor_map_shape {
     cuuint32_t box[5]; // swizzled by 128 bytes, but for f32
 };
 
-cudaError_t tensor_map_make(CUtensorMap *map, const void *base, CUtensorMapDataType numbers, const tensor_map_shape &shape);
+struct tensor_map_request {
+    CUtensorMap *map;
+    const void *base;
+    CUtensorMapDataType numbers;
+    tensor_map_shape shape;
+};
+
+// Several at once, because the lookup of the driver's function takes longer than a map.
+cudaError_t tensor_maps_make(const tensor_map_request *requests, int32_t count);
 
 #endif
