@@ -43,7 +43,7 @@ void multiply(smem &s, const arguments &args)
 void fill(smem &s, const arguments &args)
 {
     for (uint32_t at = threadIdx.x * 16; at < sizeof s.tile; at += blockDim.x * 16)
-        cp_async<16>(smem_address(s.tile[0] + at), args.global + at % 4096, 16);
+        cp_async(smem_address(s.tile[0] + at), args.global + at % 4096, 16);
     cp_async_commit();
 }
 
@@ -159,12 +159,12 @@ void barrier_never_initialised(arguments)
 
 void copies_left_in_flight(arguments args)
 {
-    cp_async<16>(smem_address(dynamic_smem<smem>()->tile[0]), args.global, 16);
+    cp_async(smem_address(dynamic_smem<smem>()->tile[0]), args.global, 16);
 }
 
 void past_the_end(arguments args)
 {
-    cp_async<16>(smem_address(dynamic_smem<smem>() + 1), args.global, 16);
+    cp_async(smem_address(dynamic_smem<smem>() + 1), args.global, 16);
     cp_async_wait<0>();
 }
 
@@ -180,7 +180,7 @@ void registers_that_nobody_gave_back(arguments)
 
 void not_aligned(arguments args)
 {
-    cp_async<16>(smem_address(dynamic_smem<smem>()), args.global + 8, 16);
+    cp_async(smem_address(dynamic_smem<smem>()), args.global + 8, 16);
 }
 
 // Reads its own tile before its copy can be known to have landed; fails with some seeds only, so

@@ -91,7 +91,7 @@ void exchange(arguments a)
 
     if (threadIdx.x == 0) arrived = 0;
     for (uint32_t at = threadIdx.x * 16; at < sizeof s.tile; at += kThreads * 16)
-        cp_async<16>(smem_address(s.tile[0] + at), a.numbers + at / sizeof s.tile[0] * 8, 16);
+        cp_async(smem_address(s.tile[0] + at), a.numbers + at / sizeof s.tile[0] * 8, 16);
     cp_async_commit();
     __syncthreads();
     atomicAdd(&arrived, 1u);

@@ -56,7 +56,7 @@ __device__ __forceinline__ void gather(const gathered<P> &from, unsigned char *t
 
 #pragma unroll
     for (int32_t i = 0; i < gathered<P>::rows; i++)
-        if (i * 16 < columns) cp_async<16>(to + i * 16 * kRowBytes, from.row[i] + at, bytes);
+        if (i * 16 < columns) cp_async(to + i * 16 * kRowBytes, from.row[i] + at, bytes);
 }
 
 // Two blocks of 64 rows, [64 rows][64 inputs], or rows_in [64 inputs][64 rows]: gate and up of 64 units, or rows in their order.

@@ -94,14 +94,10 @@ __device__ __forceinline__ void cp_async_bulk_tensor_3d(void *smem, const CUtens
                  : "memory");
 }
 
-// 16 bytes past the L1, or 4, into shared memory; `given` 0 writes zeros and reads nothing.
-template <int bytes> __device__ __forceinline__ void cp_async(uint32_t smem, const void *global, uint32_t given)
+// 16 bytes past the L1 into shared memory; `given` 0 writes zeros and reads nothing.
+__device__ __forceinline__ void cp_async(uint32_t smem, const void *global, uint32_t given)
 {
-    static_assert(bytes == 4 || bytes == 16);
-    if constexpr (bytes == 16)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem), "l"(global), "r"(given) : "memory");
-    else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(smem), "l"(global), "r"(given) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem), "l"(global), "r"(given) : "memory");
 }
 
 __device__ __forceinline__ void cp_async_commit()
@@ -281,15 +277,6 @@ __device__ __forceinline__ void wgmma_commit()
 template <int pending> __device__ __forceinline__ void wgmma_wait()
 {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
-}
-
-// The compiler neither moves a use of the sums past it nor copies them there. Around products that run while others' sums are used:
-// a copy would make ptxas wait for each.
-template <int count> __device__ __forceinline__ void wgmma_hold(float (&c)[count])
-{
-#pragma unroll
-    for (int32_t i = 0; i < count; i++)
-        asm volatile("" : "+f"(c[i])::"memory");
 }
 
 // A tile of 128-byte rows, swizzled by 128 bytes, groups of 8 rows 1024 bytes apart: K-major, a row holds 64 inputs of one

@@ -57,9 +57,9 @@ static inline void cp_async_bulk_tensor_3d(void *smem, const CUtensorMap *map, u
     emulator::copy_tensor(smem, map, barrier, at, 3);
 }
 
-template <int bytes> void cp_async(uint32_t smem, const void *global, uint32_t given)
+static inline void cp_async(uint32_t smem, const void *global, uint32_t given)
 {
-    emulator::copy(smem, global, bytes, given);
+    emulator::copy(smem, global, 16, given);
 }
 
 static inline void cp_async_commit()
@@ -204,8 +204,6 @@ template <int pending> void wgmma_wait()
 {
     emulator::wgmma_wait(pending);
 }
-
-template <int count> void wgmma_hold(float (&)[count]) {}
 
 static inline uint32_t wgmma_descriptor(const void *smem)
 {
