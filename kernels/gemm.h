@@ -11,7 +11,8 @@
 
 struct gate_up_args {
     const struct row_slab *slabs; // [slabs_count], host array. CUDA, fp8: one, in the order of the
-                                  // pairs, e4m3 with its scales by group: scale_stride_bytes 4
+                                  // pairs, e4m3 with its scales by group (scale_stride_bytes 4),
+                                  // made by a launch right before that waited for route
     const int32_t *expert_offset; // [experts + 1]
     uint32_t *tiles_taken;        // CUDA: device, one, 0 before; every launch leaves 0
     const int32_t *pair_row;      // [pairs] flat rows; NULL: a pair's row is its own number

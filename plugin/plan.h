@@ -36,7 +36,7 @@ struct limits {
     int32_t capture, expert_load;
     int32_t timeout_ms; // clamped to INT32_MAX
     int32_t staged; // 1: peers do not map windows; what goes to them is staged, and NCCL sends it
-    int32_t reserved;
+    int32_t mid_fp8_groups; // of 128 numbers, where mid_fp8_bytes is not 0
     int64_t capture_tokens; // rows of one DP rank's slice of the capture
     int64_t row_bytes, scale_bytes, id_bytes, weight_bytes; // of one wire row, pitched
     int64_t result_bytes;                                   // of one result row, pitched
@@ -45,7 +45,6 @@ struct limits {
     // for 128 of their numbers, pitched; else 0. The quantised x lies in pair_out, which is written
     // after its last reader.
     int64_t x_fp8_bytes, mid_fp8_bytes, fp8_group_bytes;
-    int32_t mid_fp8_groups, reserved2;
 };
 
 // Where everything lies inside a symmetric window: one window per slot. Offsets from its base, in
