@@ -210,8 +210,7 @@ template <class P> __device__ __forceinline__ int32_t columns_for(int32_t tokens
     return tokens <= 16 ? 16 : tokens <= 32 ? 32 : tokens <= 64 ? 64 : tokens <= 128 ? 128 : 256;
 }
 
-// The tiles of an expert share its pairs evenly: a small last one would read the weights again for few tokens. But fp8 is best with
-// as many as there can be, and then with few.
+// The tiles of an expert share its pairs evenly: a small last one would read the weights again for few tokens.
 template <class P> __device__ __forceinline__ tile find_tile(const gemm_args &args, const gemm_smem<P> &smem, int32_t index)
 {
     int32_t expert = last_at_most(smem.tile_first, args.experts, index);
@@ -222,7 +221,7 @@ template <class P> __device__ __forceinline__ tile find_tile(const gemm_args &ar
     if (tiles > 1) { // divisions take longer than all the rest
         int32_t within = row_tile;
 
-        share = P::is_scaled ? smem.columns_most : columns_for<P>((pairs + tiles - 1) / tiles);
+        share = columns_for<P>((pairs + tiles - 1) / tiles);
         row_tile = within / tiles;
         before = (within - row_tile * tiles) * share;
     }
