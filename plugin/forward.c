@@ -122,10 +122,10 @@ static int32_t quantise_x(const struct experts_job *job, const struct experts_bu
         .row_stride_bytes = args.row_stride_bytes,
         .scale_stride_bytes = args.scale_stride_bytes,
         .group_stride_bytes = args.group_stride_bytes,
-        .cap = args.rows_count,
+        .cap = (int32_t)job->instance->plan.limits.pairs_max, // never 0, as a box wants it
         .format = args.format,
     };
-    *operand = (struct operand_rows){quantised, NULL, 1, args.rows_count};
+    *operand = (struct operand_rows){quantised, NULL, 1, quantised->cap};
     return instance_launched(job->instance,
                              job->instance->device->kernels->quantise(&args, job->stream),
                              "quantise", error);

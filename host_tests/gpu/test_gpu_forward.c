@@ -76,7 +76,7 @@ START_TEST(no_tokens_are_a_forward)
 {
     struct gpu_layer gpu;
 
-    gpu_layer_open(&gpu, "mixtral_a", bf16);
+    gpu_layer_open(&gpu, "mixtral_a", _i ? fp8 : bf16);
     gpu.step.tokens = 0;
     for (int32_t i = 0; i < 4; i++)
         gpu.batch.dims[i][0] = 0;
@@ -309,7 +309,7 @@ static void add(TCase *tests)
     tcase_add_loop_test(tests, golden_layers, 0, GPU_LAYERS);
     tcase_add_loop_test(tests, golden_layers_in_fp8, 0, GPU_LAYERS_FP8);
     tcase_add_test(tests, batch_mates_change_nothing);
-    tcase_add_test(tests, no_tokens_are_a_forward);
+    tcase_add_loop_test(tests, no_tokens_are_a_forward, 0, 2);
     tcase_add_test(tests, graphs_replay_with_other_counts);
     tcase_add_test(tests, graphs_of_two_instances_interleave);
     tcase_add_test(tests, memory_is_taken_before_a_capture);
