@@ -8,28 +8,26 @@
 
 #include <string.h>
 
-#define GRAIN     8
-#define FP8_GROUP 128
+#define GRAIN 8
 
-// A piece's scales, which row_encode writes one after the other.
-static void spread_scales(const struct quantise_args *args, const float *from, int64_t first,
-                          int64_t count, unsigned char *scales)
+// The scales of `columns` numbers of a row, which lie `from_stride` bytes apart, from column
+// `first` of `row` on.
+static void put_scales(const struct quantise_args *args, const void *from, int64_t from_stride,
+                       int64_t row, int64_t first, int64_t columns)
 {
-    scales += first / FP8_GROUP * args->group_stride_bytes;
-    for (int64_t i = 0; i * FP8_GROUP < count; i++)
-        memcpy(scales + i * args->group_stride_bytes, &from[i], sizeof *from);
+    int64_t stride = group_stride(args->group_stride_bytes);
+    unsigned char *to =
+        (unsigned char *)args->scales + row * args->scale_stride_bytes + first / FP8_GROUP * stride;
+
+    for (int64_t i = 0; i * FP8_GROUP < columns; i++)
+        memcpy(to + i * stride, (const unsigned char *)from + i * from_stride, sizeof(float));
 }
 
 static void copy_row(const struct quantise_args *args, const struct row_view *from, int64_t row)
 {
-    int64_t from_stride = from->group_stride_bytes != 0 ? from->group_stride_bytes : 4;
-    int64_t stride = args->group_stride_bytes != 0 ? args->group_stride_bytes : 4;
-    unsigned char *scales = (unsigned char *)args->scales + row * args->scale_stride_bytes;
-
     memcpy((unsigned char *)args->rows + row * args->row_stride_bytes, from->values,
            (size_t)args->columns);
-    for (int64_t i = 0; i * FP8_GROUP < args->columns; i++)
-        memcpy(scales + i * stride, (const unsigned char *)from->scales + i * from_stride, 4);
+    put_scales(args, from->scales, group_stride(from->group_stride_bytes), row, 0, args->columns);
 }
 
 static void quantise_row(const struct quantise_args *args, const struct row_view *from, int64_t row)
@@ -38,9 +36,9 @@ static void quantise_row(const struct quantise_args *args, const struct row_view
     unsigned char *scales = (unsigned char *)args->scales + row * args->scale_stride_bytes;
     float global = 0.0f;
     float piece[ROW_PIECE], held[ROW_PIECE / FP8_GROUP];
-    int by_group = args->format == FORMAT_FP8_BLOCK128 && args->group_stride_bytes != 0;
+    int is_fp8 = args->format == FORMAT_FP8_BLOCK128;
 
-    if (from->format == FORMAT_FP8_BLOCK128 && args->format == FORMAT_FP8_BLOCK128) {
+    if (is_fp8 && from->format == FORMAT_FP8_BLOCK128) {
         copy_row(args, from, row);
         return;
     }
@@ -50,10 +48,10 @@ static void quantise_row(const struct quantise_args *args, const struct row_view
         struct row_out to = row_piece(args->format, values, scales, first);
         int64_t count = min64(args->columns - first, ROW_PIECE);
 
-        if (by_group) to.scales = held;
+        if (is_fp8) to.scales = held;
         row_decode(from, first, count, piece);
         row_encode(args->format, piece, count, global, &to);
-        if (by_group) spread_scales(args, held, first, count, scales);
+        if (is_fp8) put_scales(args, held, sizeof *held, row, first, count);
     }
 }
 

@@ -7,7 +7,6 @@
 #include <math.h>
 #include <string.h>
 
-#define FP8_GROUP    128
 #define NVFP4_GROUP  16
 #define NVFP4_HEADER 4
 #define E4M3_MAX     448.0f
@@ -39,6 +38,11 @@ int has_failed(const uint32_t *failed)
     return failed != NULL && __atomic_load_n(failed, __ATOMIC_RELAXED) != 0;
 }
 
+int64_t group_stride(int64_t stride_bytes)
+{
+    return stride_bytes != 0 ? stride_bytes : 4;
+}
+
 struct row_view slab_row(const struct row_slab *slab, int64_t row)
 {
     struct row_view view = {
@@ -55,7 +59,7 @@ struct row_view slab_row(const struct row_slab *slab, int64_t row)
 static void decode_fp8(const struct row_view *row, int64_t first, int64_t count, float *to)
 {
     const uint8_t *values = (const uint8_t *)row->values + first;
-    int64_t stride = row->group_stride_bytes != 0 ? row->group_stride_bytes : 4;
+    int64_t stride = group_stride(row->group_stride_bytes);
     float scale = 0.0f;
 
     for (int64_t i = 0; i < count; i++) {

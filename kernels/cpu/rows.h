@@ -8,6 +8,9 @@
 // Columns are worked on in pieces that begin at multiples of this: whole groups of every format.
 #define ROW_PIECE 512
 
+// Numbers that share a scale in fp8.
+#define FP8_GROUP 128
+
 // Bytes of a row of F32, BF16, F16, FP8_BLOCK128 or NVFP4, and of its scales (0 where there are
 // none).
 int64_t row_bytes(int32_t format, int64_t columns);
@@ -26,6 +29,9 @@ struct row_view {
     int64_t group_stride_bytes; // fp8; 0: 4
     int32_t format;
 };
+
+// Bytes between the scales of a row, where 0 stands for 4.
+int64_t group_stride(int64_t stride_bytes);
 
 struct row_view slab_row(const struct row_slab *slab, int64_t row);
 

@@ -112,8 +112,7 @@ __device__ __forceinline__ void multiply_scaled(const gemm_args &args, gemm_smem
         for (int32_t block = 0; block < N / 8; block++)
             token[block] = {smem.token_scale[ring.stage][first + block * 8], smem.token_scale[ring.stage][first + block * 8 + 1]};
         wgmma_wait<0>();
-        __syncwarp();
-        if (lane == 0) mbarrier_arrive(&smem.empty[ring.stage]);
+        release_stage(smem, ring.stage);
 #pragma unroll
         for (int32_t i = 0; i < N / 2; i++)
             to.c[0][i] += part_sums[i] * ((i & 1 ? token[i / 4].y : token[i / 4].x) * (i & 2 ? weight.y : weight.x));
@@ -192,8 +191,7 @@ __device__ __forceinline__ void let_pass(const gemm_args &args, gemm_smem<P> &sm
 {
     for (int32_t k = 0; k < args.depth; k += P::depth, ring.advance()) {
         mbarrier_wait(&smem.full[ring.stage], ring.round_odd);
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) mbarrier_arrive(&smem.empty[ring.stage]);
+        release_stage(smem, ring.stage);
     }
 }
 

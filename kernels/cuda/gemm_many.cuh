@@ -24,6 +24,12 @@ constexpr int kWarpTokens = 16;
 constexpr int kWarpBytes = kWarpTokens * kTurnPitch; // of the buffers in which outputs become rows
 static_assert(4 * kWarpBytes == 2 * kTurn * kTurnPitch);
 
+// This lane's, of the tile; the other is eight on.
+__device__ __forceinline__ int32_t first_token(int32_t warpgroup)
+{
+    return warpgroup * kBlockRows + threadIdx.x / 32 % 4 * kWarpTokens + threadIdx.x % 32 / 4;
+}
+
 // The scales of the weight rows as a whole, where they have any. The tile has no row past the last one that is stored.
 template <class P> __device__ __forceinline__ void scale_rows(const gemm_args &args, const tile &t, many_sums &sums)
 {
@@ -47,7 +53,7 @@ __device__ __forceinline__ void multiply_many(const gemm_args &args, gemm_smem<P
 {
     // Every block of 128 weight rows that has one row of the tile has all.
     row_scales rows = find_scales<P>(args, t, find_rows_of<P>(args, t, 0, 0));
-    const int32_t token = (t.pair & 3) + warpgroup * 64 + threadIdx.x / 32 % 4 * kWarpTokens + threadIdx.x % 32 / 4;
+    const int32_t token = (t.pair & 3) + first_token(warpgroup);
     float2 next = rows.of_block(0);
     many_sums part;
 
@@ -61,7 +67,10 @@ __device__ __forceinline__ void multiply_many(const gemm_args &args, gemm_smem<P
         float low, high;
 
         // Asked for a step ahead, so that nobody waits for them.
-        if (left > 1 && rows.low != nullptr) next = {__ldg(++rows.low), __ldg(rows.low + rows.high)};
+        if (left > 1 && rows.low != nullptr) {
+            rows.low++;
+            next = rows.of_block(0);
+        }
         mbarrier_wait(&smem.full[ring.stage], ring.round_odd);
         low = smem.token_scale[ring.stage][token];
         high = smem.token_scale[ring.stage][token + 8];
@@ -71,8 +80,7 @@ __device__ __forceinline__ void multiply_many(const gemm_args &args, gemm_smem<P
             wgmma_e4m3<kRows>::run(part.c, a + i * wgmma_next_inputs<false>, b + i * wgmma_next_inputs<false>, i);
         wgmma_commit();
         wgmma_wait<0>();
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) mbarrier_arrive(&smem.empty[ring.stage]);
+        release_stage(smem, ring.stage);
 #pragma unroll
         for (int32_t i = 0; i < kRows / 2; i++)
             sums.c[i] += part.c[i] * ((i & 2 ? high : low) * (i & 4 ? weight.y : weight.x));
@@ -178,7 +186,7 @@ __device__ __forceinline__ void consume_many(const gemm_args &args, gemm_smem<P>
         own.c[i] = 0.0f;
     multiply_many<P>(args, smem, t, warpgroup, ring, own);
     if (P::is_gate_up && args.pair_weight != nullptr)
-        weigh_tokens(args, t, warpgroup * 64 + threadIdx.x / 32 % 4 * kWarpTokens + threadIdx.x % 32 / 4, own);
+        weigh_tokens(args, t, first_token(warpgroup), own);
     if constexpr (P::is_gate_up) {
         if (args.order != ORDER_PLAIN) {
             finish_many<P, true>(args, smem, t, warpgroup, own);

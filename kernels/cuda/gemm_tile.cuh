@@ -103,6 +103,13 @@ struct stage_ring {
     }
 };
 
+// Gives a stage back to those who load, for a warp that has read it.
+template <class P> __device__ __forceinline__ void release_stage(gemm_smem<P> &smem, int32_t stage)
+{
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(&smem.empty[stage]);
+}
+
 struct gemm_slab {
     const unsigned char *rows;
     int64_t row_stride_bytes;
@@ -129,7 +136,7 @@ struct gemm_args {
     CUtensorMap weights;
     CUtensorMap tokens;       // but where they are gathered: boxes of 8 rows
     CUtensorMap many_tokens;  // and of kManyTokens
-    CUtensorMap token_scales; // fp8: boxes of kScaled
+    CUtensorMap token_scales; // fp8: boxes of kScales
     gemm_slab slabs[KERNEL_RANKS_MAX]; // to gather from
     weight_scales scales;
     const int32_t *expert_offset;

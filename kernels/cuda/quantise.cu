@@ -217,6 +217,12 @@ __global__ void __launch_bounds__(kThreads, 4) quantise_kernel(const __grid_cons
     }
 }
 
+// In floats.
+int32_t group_stride(int64_t stride_bytes)
+{
+    return stride_bytes != 0 ? static_cast<int32_t>(stride_bytes / 4) : 1;
+}
+
 // The slabs that there are; x is one. Returns how many rows could be read.
 int64_t take_slabs(const quantise_args *from, args *to)
 {
@@ -233,7 +239,7 @@ int64_t take_slabs(const quantise_args *from, args *to)
                         s.count,
                         s.row_stride_bytes,
                         static_cast<int32_t>(s.scale_stride_bytes / 4),
-                        s.group_stride_bytes != 0 ? static_cast<int32_t>(s.group_stride_bytes / 4) : 1,
+                        group_stride(s.group_stride_bytes),
                         s.cap,
                         s.format,
                         0};
@@ -270,7 +276,7 @@ extern "C" int32_t quantise_cuda(const struct quantise_args *from, void *stream)
     to.scales = static_cast<float *>(from->scales);
     to.row_stride_bytes = from->row_stride_bytes;
     to.scale_stride = from->scale_stride_bytes / 4;
-    to.group_stride = from->group_stride_bytes != 0 ? from->group_stride_bytes / 4 : 1;
+    to.group_stride = group_stride(from->group_stride_bytes);
     to.top_k = from->top_k;
     to.rows_count = from->rows_count;
     to.columns = from->columns;

@@ -61,23 +61,31 @@ __device__ __forceinline__ bool fp8_is_plain(float largest)
     return largest == 0.0f || (largest >= 0x1p-70f && largest <= 0x1p90f);
 }
 
-// largest / kFp8Largest, and values / scale, rounded as divisions round without one: a quotient by an inverse, and what remains
+// values * factor / divisor, rounded as a division rounds without one: a quotient by the inverse, and what remains of the value
 // (Markstein). What a code is decided by has so few digits that the inverse need not be the nearest.
+__device__ __forceinline__ uint2 fp8_quotients(const float (&values)[kFp8Lane], float factor, float divisor, float inverse)
+{
+    float q[kFp8Lane];
+
+#pragma unroll
+    for (int32_t i = 0; i < kFp8Lane; i++) {
+        float value = values[i] * factor, quotient = value * inverse;
+        float corrected = __fmaf_rn(__fmaf_rn(-quotient, divisor, value), inverse, quotient);
+
+        q[i] = copysignf(corrected, value); // the remainder of -0 is 0, and their sum too
+    }
+    return {fp8_pack(q), fp8_pack(q + 4)};
+}
+
+// With scale = largest / kFp8Largest, as a division rounds too.
 __device__ __forceinline__ fp8_eight fp8_code_plain(const float (&values)[kFp8Lane], float largest)
 {
     const float part = 1.0f / kFp8Largest;
     float first = largest * part, scale = __fmaf_rn(__fmaf_rn(-first, kFp8Largest, largest), part, first);
-    float inverse = reciprocal_approx(scale), q[kFp8Lane];
+    uint2 codes = fp8_quotients(values, 1.0f, scale, reciprocal_approx(scale));
 
-#pragma unroll
-    for (int32_t i = 0; i < kFp8Lane; i++) {
-        float quotient = values[i] * inverse;
-        float corrected = __fmaf_rn(__fmaf_rn(-quotient, scale, values[i]), inverse, quotient);
-
-        q[i] = copysignf(corrected, values[i]); // the remainder of -0 is 0, and their sum too
-    }
     if (largest == 0.0f) return {{0, 0}, 0.0f};
-    return {{fp8_pack(q), fp8_pack(q + 4)}, scale};
+    return {codes, scale};
 }
 
 // The same of any numbers. A factor, exact, keeps scale and inverse among the normal numbers; a quotient that it would change is far
@@ -86,18 +94,11 @@ __device__ __forceinline__ fp8_eight fp8_code(const float (&values)[kFp8Lane], f
 {
     float scale = largest / kFp8Largest, factor = scale < 0x1p-80f ? 0x1p100f : scale > 0x1p80f ? 0x1p-100f : 1.0f;
     float divisor = scale * factor, inverse = 1.0f / divisor;
-    float remains = divisor < INFINITY ? divisor : 0.0f; // by infinity a quotient is 0 or NaN already
-    float q[kFp8Lane];
+    // By infinity a quotient is 0 or NaN already, and nothing remains.
+    uint2 codes = fp8_quotients(values, factor, divisor < INFINITY ? divisor : 0.0f, inverse);
 
-#pragma unroll
-    for (int32_t i = 0; i < kFp8Lane; i++) {
-        float value = values[i] * factor, quotient = value * inverse;
-        float corrected = __fmaf_rn(__fmaf_rn(-quotient, remains, value), inverse, quotient);
-
-        q[i] = copysignf(corrected, value);
-    }
     if (scale == 0.0f) return {{0, 0}, 0.0f};
-    return {{fp8_pack(q), fp8_pack(q + 4)}, scale};
+    return {codes, scale};
 }
 
 __device__ __forceinline__ void unpack_8(const uint4 &eight, bool is_bf16, float (&to)[kFp8Lane])
