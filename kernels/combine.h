@@ -18,6 +18,7 @@ struct combine_args {
     const struct out_slab *slabs; // [slabs_count], host array; one without rows is left out
     int32_t pair_format;          // F32, BF16 or F16
     int32_t slabs_count;
+    int32_t slab_first; // whose rows a device may write first: another one on every rank
     int32_t rows_cap;
     int32_t hidden;
     int32_t top_k;

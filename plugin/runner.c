@@ -280,6 +280,7 @@ int32_t runner_fold(moxie_runner *runner, const moxie_call *call, const moxie_ro
         .slabs = to.slabs,
         .pair_format = from.slabs[0].format,
         .slabs_count = to.slabs_count,
+        .slab_first = limits->rank + 1,
         .rows_cap = to.rows_cap,
         .hidden = limits->hidden,
         .top_k = limits->top_k,

@@ -54,7 +54,7 @@ static shape draw_shape()
 
     s.ranks = many_ranks ? 10 + (int)draw(55) : 1 + (int)draw(9);
     s.rank = (int)draw(s.ranks);
-    s.tokens = one_in(10) ? 0 : many_tokens ? 1000 + (int)draw(2200) : (int)draw(70);
+    s.tokens = one_in(10) ? 0 : many_tokens ? 1000 + (int)draw(2200) : one_in(4) ? 200 + (int)draw(120) : (int)draw(70);
     s.cap = one_in(3) ? 1 + (int)draw(s.tokens + 1) : s.tokens + 1 + (int)draw(draw(2) ? 3 : 30);
     s.top_k = 1 + (int)draw(one_in(8) ? 32 : 8);
     s.hidden = 8 * (1 + (int)draw(many_tokens || many_ranks ? 4 : one_in(3) ? 300 : 80));

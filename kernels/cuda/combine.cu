@@ -1,12 +1,13 @@
 // combine on CUDA: a row's pairs, weighted and summed in fp32 in slot order, into one result row.
 //
-// grid   a warp a row and 256 columns, 16 bytes a lane and pair; a lane looks up the pair of its own slot
+// grid   a warp a row and 256 columns, 16 bytes a lane and pair; a lane looks up the pair of its own slot, while the row before is summed
 // bytes  every pair's row once, every result row once: bound by memory
 
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/row8.cuh"
+#include "kernels/cuda/walk.cuh"
 
 #include <cuda_runtime.h>
 
@@ -21,8 +22,10 @@ struct args {
     const unsigned char *pair_out;
     const int32_t *row_pair, *pair_row, *pairs_count;
     const float *pair_weight;
-    int64_t pair_stride_bytes, pairs;
-    int32_t slabs_count, rows_cap, hidden, top_k;
+    int64_t pair_stride_bytes;
+    int32_t pairs;
+    uint32_t slabs_count, slab_first;
+    int32_t rows_cap, hidden, top_k;
     float scale;
 };
 
@@ -44,12 +47,13 @@ __device__ __forceinline__ void add_pairs(const args &a, uint32_t left, int32_t 
             loaded &= loaded - 1;
         }
 #pragma unroll
-        for (int32_t i = 0; i < kBatch; i++) {
+        for (int32_t i = 0; i < kBatch && left != 0; i++) {
             float weight = __shfl_sync(~0u, own_weight, __ffs(static_cast<int>(left)) - 1);
             float values[8];
 
             unpack_8(rows[i], values);
-            for (int32_t j = 0; left != 0 && j < 8; j++)
+#pragma unroll
+            for (int32_t j = 0; j < 8; j++)
                 sum[j] += weight * values[j];
             left &= left - 1;
         }
@@ -69,7 +73,7 @@ __device__ __forceinline__ int32_t rows_most(const args &a)
 {
     int32_t most = 0;
 
-    for (int32_t index = threadIdx.x % 32; index < a.slabs_count; index += 32) {
+    for (uint32_t index = threadIdx.x % 32; index < a.slabs_count; index += 32) {
         const out_slab &to = a.slabs[index];
 
         if (to.rows != nullptr) most = max(most, to.count != nullptr ? min(*to.count, to.cap) : to.cap);
@@ -79,32 +83,65 @@ __device__ __forceinline__ int32_t rows_most(const args &a)
     return min(most, a.rows_cap);
 }
 
-template <int32_t format> __global__ void __launch_bounds__(kThreads) combine_kernel(const __grid_constant__ args a)
+// A row of the results, or with pair_row a pair of the only slab.
+struct place {
+    uint32_t row, turn; // slabs take turns
+};
+
+// Written one after another by all ranks at once, each slab in turn would be the end of every link; so each rank begins with another.
+__device__ __forceinline__ uint32_t slab_of(const args &a, uint32_t turn)
 {
-    int64_t pieces = (a.hidden + kColumns - 1) / kColumns;
-    int64_t warps = static_cast<int64_t>(gridDim.x) * (kThreads / 32);
-    int32_t lane = threadIdx.x % 32;
-    int64_t rows;
+    uint32_t index = a.slab_first + turn;
+
+    return index < a.slabs_count ? index : index - a.slabs_count;
+}
+
+__device__ __forceinline__ place place_after(const args &a, place at, place step)
+{
+    at.row += step.row;
+    at.turn += step.turn;
+    if (at.turn < a.slabs_count) return at;
+    return {at.row + 1, at.turn - a.slabs_count};
+}
+
+// The pair in this lane's slot of the row, -1 for none.
+__device__ __forceinline__ int32_t pair_at(const args &a, place at, uint32_t rows)
+{
+    int32_t lane = threadIdx.x % 32, pair = -1;
+
+    if (at.row >= rows) return -1;
+    if (a.row_pair == nullptr)
+        pair = lane == 0 ? static_cast<int32_t>(at.row) : -1;
+    else if (lane < a.top_k)
+        pair = a.row_pair[(static_cast<int64_t>(slab_of(a, at.turn)) * a.rows_cap + at.row) * a.top_k + lane];
+    return pair < a.pairs ? pair : -1;
+}
+
+// So many blocks an SM that enough loads are under way.
+template <int32_t format> __global__ void __launch_bounds__(kThreads, format == FORMAT_F32 ? 4 : 6) combine_kernel(const __grid_constant__ args a)
+{
+    const row_walk walk = walk_rows((a.hidden + kColumns - 1) / kColumns, kThreads / 32);
+    const place step = {walk.step / a.slabs_count, walk.step % a.slabs_count};
+    place at = {walk.first / a.slabs_count, walk.first % a.slabs_count};
+    int32_t column = walk.piece * kColumns + threadIdx.x % 32 * 8, pair;
+    uint32_t rows;
 
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
-    rows = a.row_pair == nullptr ? min(static_cast<int64_t>(*a.pairs_count), a.pairs)
-                                 : static_cast<int64_t>(a.slabs_count) * rows_most(a);
-    for (int64_t item = static_cast<int64_t>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32; item < rows * pieces; item += warps) {
-        int64_t at = item / pieces;
-        int32_t column = static_cast<int32_t>(item % pieces) * kColumns + lane * 8;
-        // Slabs take turns: written one after another by all ranks at once, each in turn would be the end of every link.
-        int32_t index = a.row_pair == nullptr ? 0 : static_cast<int32_t>(at % a.slabs_count);
-        int32_t row = a.row_pair == nullptr ? a.pair_row[at] : static_cast<int32_t>(at / a.slabs_count);
-        const out_slab &to = a.slabs[index];
+    rows = a.row_pair == nullptr ? min(max(*a.pairs_count, 0), a.pairs) : rows_most(a);
+    pair = pair_at(a, at, rows);
+    while (at.row < rows) { // of a warp that is left over it is not, since all slabs together have under 2^31
+        const out_slab &to = a.slabs[slab_of(a, at.turn)];
+        int32_t row = a.row_pair == nullptr ? a.pair_row[at.row] : static_cast<int32_t>(at.row);
         bool wanted = to.rows != nullptr && row >= 0 && row < to.cap && (a.row_pair == nullptr || to.count == nullptr || row < *to.count);
-        int32_t pair = -1;
+        place next = place_after(a, at, step);
+        int32_t pair_next = pair_at(a, next, rows);
         float sum[8] = {};
 
-        if (wanted && a.row_pair == nullptr && lane == 0) pair = static_cast<int32_t>(at);
-        if (wanted && a.row_pair != nullptr && lane < a.top_k) pair = a.row_pair[(static_cast<int64_t>(index) * a.rows_cap + row) * a.top_k + lane];
-        add_pairs<format>(a, __ballot_sync(~0u, pair >= 0 && pair < a.pairs), pair, column, sum);
+        if (wanted) add_pairs<format>(a, __ballot_sync(~0u, pair >= 0), pair, column, sum);
         if (wanted && column < a.hidden) store_row(to, row, column, sum, a.scale);
+        at = next;
+        pair = pair_next;
     }
 }
 
@@ -142,7 +179,8 @@ extern "C" int32_t combine_cuda(const struct combine_args *from, void *stream)
     launch_shape shape = {1, kThreads, 0, LAUNCH_EARLY};
     args to = {};
 
-    if (from->hidden % 8 != 0 || entry_of(from->pair_format) == nullptr) return cudaErrorInvalidValue;
+    if (from->hidden % 8 != 0 || pieces > kGridBlocksMax * (kThreads / 32) || entry_of(from->pair_format) == nullptr) return cudaErrorInvalidValue;
+    if (from->slabs_count == 0) return cudaSuccess;
     for (int32_t i = 0; i < from->slabs_count; i++)
         to.slabs[i] = from->slabs[i];
     to.pair_out = static_cast<const unsigned char *>(from->pair_out);
@@ -151,8 +189,9 @@ extern "C" int32_t combine_cuda(const struct combine_args *from, void *stream)
     to.pairs_count = from->pairs_count;
     to.pair_weight = from->pair_weight;
     to.pair_stride_bytes = from->pair_stride_bytes;
-    to.pairs = from->pairs;
-    to.slabs_count = from->slabs_count;
+    to.pairs = static_cast<int32_t>(min(from->pairs, static_cast<int64_t>(INT32_MAX)));
+    to.slabs_count = from->row_pair != nullptr ? from->slabs_count : 1;
+    to.slab_first = from->row_pair != nullptr && from->slab_first < from->slabs_count ? from->slab_first : 0;
     to.rows_cap = from->rows_cap;
     to.hidden = from->hidden;
     to.top_k = from->top_k;

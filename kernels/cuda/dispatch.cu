@@ -1,4 +1,5 @@
-// dispatch on CUDA, in two launches: which row of each destination a token takes, then the rows.
+// dispatch on CUDA, in two launches: which row of each destination a token takes, then the rows. Few tokens take one, whose blocks all
+// find all places.
 //
 // slots  a block of 1024 threads a rank, a thread a token, 1024 tokens in order at a time
 //        bytes  the ids once a rank, 4 a (token, rank): bound by the latency of one load a turn
@@ -12,6 +13,7 @@
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/quantise.cuh"
 #include "kernels/cuda/search.cuh"
+#include "kernels/cuda/walk.cuh"
 
 #include <cuda_runtime.h>
 
@@ -20,10 +22,17 @@ namespace {
 constexpr int kSlotThreads = 1024;
 constexpr int kSlotWarps = kSlotThreads / 32;
 constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / 32;
+constexpr int kFewTokens = 1024; // whose places every block finds in less time than another launch takes
+constexpr int kFewWords = kFewTokens / 32;
 constexpr int kBatch = 4;           // loads of a lane under way at once
 constexpr int kBatchFp8 = 2;        // where they become e4m3
-constexpr int kWarpsWanted = 4096;  // of push: enough to fill the links with a few tokens
-constexpr int kPieceBytesMin = 512; // of a source row: 16 a lane
+constexpr int kWarpsWanted = 2048;  // of push: enough to fill the links with a few tokens
+constexpr int kPushBlocksMax = 528; // four an SM: all at once
+constexpr int kPieceColumns = kFp8Warp * kBatchFp8; // a multiple of it: as many as are under way
+constexpr int kPieceColumnsMax = 32 * kFp8Group;    // a lane keeps the scale of one group
+constexpr int kFp8WarpGroups = kFp8Warp / kFp8Group;
+constexpr int kSlotTurns = 4; // whose ids are under way at once
 
 struct args {
     push_slab to[KERNEL_RANKS_MAX];
@@ -59,7 +68,27 @@ __device__ __forceinline__ int32_t physical_id(const args &a, int64_t valid, int
     return id_mapped(a.expert_map, a.map_count, id_read(a.ids + token * a.id_stride_bytes, t, a.id_bytes), 0, a.expert_first[a.ranks]);
 }
 
+// Rows are pushed there.
+__device__ __forceinline__ bool is_destination(const args &a, int32_t rank)
+{
+    return rank != a.rank && a.to[rank].rows != nullptr;
+}
+
 // ---- slots ---------------------------------------------------------------------------------------------------------------
+
+// Of the lanes before this one.
+__device__ __forceinline__ int32_t sum_before(int32_t own)
+{
+    int32_t lane = threadIdx.x % 32, sum = own;
+
+#pragma unroll
+    for (int32_t step = 1; step < 32; step *= 2) {
+        int32_t before = __shfl_up_sync(~0u, sum, step);
+
+        if (lane >= step) sum += before;
+    }
+    return sum - own;
+}
 
 __device__ bool goes(const args &a, int64_t valid, int32_t token, int32_t rank)
 {
@@ -82,22 +111,28 @@ __device__ int32_t place_rows(const args &a, int64_t valid, int32_t rank)
     __shared__ int32_t sums[2][kSlotWarps]; // by turns, so that a turn has one barrier
     int32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, sent = 0;
 
-    for (int32_t base = 0, turn = 0; base < a.tokens; base += kSlotThreads, turn ^= 1) {
-        int32_t token = base + static_cast<int32_t>(threadIdx.x), sum, own, slot;
-        bool wanted = token < a.tokens && goes(a, valid, token, rank);
-        uint32_t lanes = __ballot_sync(~0u, wanted);
+    for (int32_t base = 0; base < a.tokens; base += kSlotTurns * kSlotThreads) {
+        bool wanted[kSlotTurns];
 
-        if (lane == 0) sums[turn][warp] = __popc(lanes);
-        __syncthreads();
-        own = sum = sums[turn][lane];
-        for (int32_t step = 1; step < kSlotWarps; step *= 2) {
-            int32_t before = __shfl_up_sync(~0u, sum, step);
+#pragma unroll
+        for (int32_t i = 0; i < kSlotTurns; i++) {
+            int32_t token = base + i * kSlotThreads + static_cast<int32_t>(threadIdx.x);
 
-            if (lane >= step) sum += before;
+            wanted[i] = token < a.tokens && goes(a, valid, token, rank);
         }
-        slot = sent + __shfl_sync(~0u, sum - own, warp) + __popc(lanes & ((1u << lane) - 1));
-        if (token < a.tokens) a.send_slot[static_cast<int64_t>(token) * a.ranks + rank] = wanted && slot < a.rows_cap ? slot : -1;
-        sent += __shfl_sync(~0u, sum, kSlotWarps - 1);
+#pragma unroll
+        for (int32_t i = 0; i < kSlotTurns; i++) {
+            int32_t token = base + i * kSlotThreads + static_cast<int32_t>(threadIdx.x), sum, own, slot;
+            uint32_t lanes = __ballot_sync(~0u, wanted[i]);
+
+            if (lane == 0) sums[i % 2][warp] = __popc(lanes);
+            __syncthreads();
+            own = sums[i % 2][lane];
+            sum = sum_before(own) + own;
+            slot = sent + __shfl_sync(~0u, sum - own, warp) + __popc(lanes & ((1u << lane) - 1));
+            if (token < a.tokens) a.send_slot[static_cast<int64_t>(token) * a.ranks + rank] = wanted[i] && slot < a.rows_cap ? slot : -1;
+            sent += __shfl_sync(~0u, sum, kSlotWarps - 1);
+        }
     }
     return min(sent, a.rows_cap);
 }
@@ -112,7 +147,7 @@ __device__ void finish_slab(const args &a, const push_slab &to, int32_t sent)
 {
     int64_t end = static_cast<int64_t>(padded(a)) * a.top_k;
 
-    for (int64_t i = static_cast<int64_t>(sent) * a.top_k + threadIdx.x; i < end; i += kSlotThreads) {
+    for (int64_t i = static_cast<int64_t>(sent) * a.top_k + threadIdx.x; i < end; i += blockDim.x) {
         to.ids[i] = -1;
         to.weights[i] = 0.0f;
     }
@@ -124,6 +159,10 @@ __device__ uint64_t owners(const args &a, int64_t valid, int32_t token)
 {
     uint64_t ranks = 0;
 
+    if (token >= a.tokens) return 0;
+    if (a.everywhere) return ~static_cast<uint64_t>(0);
+
+#pragma unroll 4
     for (int32_t t = 0; t < a.top_k; t++) {
         int32_t id = physical_id(a, valid, token, t);
 
@@ -147,7 +186,7 @@ __device__ void add_rows_sent(const args &a, int64_t valid)
     __syncwarp();
     for (int32_t base = 0; base < a.tokens; base += kSlotThreads) {
         int32_t token = base + thread;
-        uint64_t ranks = token >= a.tokens ? 0 : a.everywhere ? ~static_cast<uint64_t>(0) : owners(a, valid, token);
+        uint64_t ranks = owners(a, valid, token);
 
         for (int32_t rank = 0; rank < a.ranks; rank++) {
             int32_t tokens = __popc(__ballot_sync(~0u, (ranks >> rank & 1) != 0));
@@ -156,7 +195,7 @@ __device__ void add_rows_sent(const args &a, int64_t valid)
         }
     }
     __syncthreads();
-    if (thread < a.ranks && thread != a.rank && a.to[thread].rows != nullptr) {
+    if (thread < a.ranks && is_destination(a, thread)) {
         int32_t rows = 0;
 
         for (int32_t w = 0; w < kSlotWarps; w++)
@@ -178,7 +217,7 @@ __global__ void __launch_bounds__(kSlotThreads) slots_kernel(const __grid_consta
     if (threadIdx.x == 0) failed = has_failed(a);
     __syncthreads();
     valid = tokens_valid(a);
-    if (failed || rank == a.rank || a.to[rank].rows == nullptr) {
+    if (failed || !is_destination(a, rank)) {
         for (int64_t token = threadIdx.x; token < a.tokens; token += kSlotThreads)
             a.send_slot[token * a.ranks + rank] = -1;
         if (!failed && rank == a.rank && a.rows_sent != nullptr) add_rows_sent(a, valid);
@@ -190,21 +229,97 @@ __global__ void __launch_bounds__(kSlotThreads) slots_kernel(const __grid_consta
 
 // ---- push ----------------------------------------------------------------------------------------------------------------
 
-// Where a token goes. A lane holds the rows of two ranks, its own number and that + 32.
+// Which of few tokens go to a rank: a bit each, and how many go before each word of 32. A lane reads its own rank's.
+struct few_tokens {
+    uint32_t wanted[KERNEL_RANKS_MAX][kFewWords + 1];
+    int32_t before[KERNEL_RANKS_MAX][kFewWords + 1]; // at the end, all
+};
+
+__device__ void find_few(const args &a, bool failed, int64_t valid, few_tokens *few)
+{
+    int32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, words = (a.tokens + 31) / 32;
+
+    for (int32_t word = warp; word < words; word += kWarps) {
+        uint64_t ranks = failed ? 0 : owners(a, valid, word * 32 + lane);
+
+        for (int32_t rank = 0; rank < a.ranks; rank++) {
+            uint32_t lanes = __ballot_sync(~0u, is_destination(a, rank) && (ranks >> rank & 1) != 0);
+
+            if (lane == 0) few->wanted[rank][word] = lanes;
+        }
+    }
+    __syncthreads();
+    for (int32_t rank = warp; rank < a.ranks; rank += kWarps) {
+        int32_t own = lane < words ? __popc(few->wanted[rank][lane]) : 0, before = sum_before(own);
+
+        few->before[rank][lane] = before;
+        if (lane == kFewWords - 1) few->before[rank][kFewWords] = before + own;
+    }
+    __syncthreads();
+}
+
+// The row of a token at that rank, -1 for none.
+__device__ __forceinline__ int32_t few_slot(const args &a, const few_tokens &few, int32_t token, int32_t rank)
+{
+    uint32_t lanes;
+    int32_t slot;
+
+    if (rank >= a.ranks) return -1;
+    lanes = few.wanted[rank][token / 32];
+    slot = few.before[rank][token / 32] + __popc(lanes & ((1u << token % 32) - 1));
+    return (lanes >> token % 32 & 1) != 0 && slot < a.rows_cap ? slot : -1;
+}
+
+// Each block tells some ranks how many rows they get.
+__device__ void tell_few(const args &a, const few_tokens &few)
+{
+    for (int32_t rank = blockIdx.x; rank < a.ranks; rank += gridDim.x)
+        if (is_destination(a, rank)) finish_slab(a, a.to[rank], min(few.before[rank][kFewWords], a.rows_cap));
+}
+
+// Rows that the counts tell of, for the host.
+__device__ uint64_t rows_told(const args &a, const few_tokens &few)
+{
+    uint64_t all = 0;
+
+    for (int32_t rank = 0; rank < a.ranks; rank++)
+        if (is_destination(a, rank)) all += max(min(few.before[rank][kFewWords], a.rows_cap), padded(a));
+    return all;
+}
+
+// Where a token goes, from the rank after the own one on, so that no rank is the first of all others. A lane holds the rows of two ranks,
+// its own number and that + 32.
 struct places {
-    uint64_t ranks;
+    uint64_t turns; // bit t: to rank (own + 1 + t) % 64
     int32_t low, high;
 };
+
+__device__ __forceinline__ places places_at(const args &a, int32_t low, int32_t high)
+{
+    uint64_t ranks = __ballot_sync(~0u, high >= 0);
+    int32_t first = (a.rank + 1) % 64;
+
+    ranks = ranks << 32 | __ballot_sync(~0u, low >= 0);
+    return {first == 0 ? ranks : ranks >> first | ranks << (64 - first), low, high};
+}
 
 __device__ __forceinline__ places places_of(const args &a, int32_t token)
 {
     const int32_t *slots = a.send_slot + static_cast<int64_t>(token) * a.ranks;
     int32_t lane = threadIdx.x % 32;
-    places at = {0, lane < a.ranks ? slots[lane] : -1, lane + 32 < a.ranks ? slots[lane + 32] : -1};
 
-    at.ranks = __ballot_sync(~0u, at.high >= 0);
-    at.ranks = at.ranks << 32 | __ballot_sync(~0u, at.low >= 0);
-    return at;
+    return places_at(a, lane < a.ranks ? slots[lane] : -1, lane + 32 < a.ranks ? slots[lane + 32] : -1);
+}
+
+// The same of few tokens; `keeps`: for sum, too.
+__device__ __forceinline__ places places_of_few(const args &a, const few_tokens &few, int32_t token, bool keeps)
+{
+    int32_t *slots = a.send_slot + static_cast<int64_t>(token) * a.ranks;
+    int32_t lane = threadIdx.x % 32, low = few_slot(a, few, token, lane), high = few_slot(a, few, token, lane + 32);
+
+    if (keeps && lane < a.ranks) slots[lane] = low;
+    if (keeps && lane + 32 < a.ranks) slots[lane + 32] = high;
+    return places_at(a, low, high);
 }
 
 struct place {
@@ -213,9 +328,9 @@ struct place {
 };
 
 // Takes the next destination out; for the whole warp.
-__device__ __forceinline__ place next_place(const places &at, uint64_t *left)
+__device__ __forceinline__ place next_place(const args &a, const places &at, uint64_t *left)
 {
-    int32_t rank = __ffsll(static_cast<long long>(*left)) - 1;
+    int32_t rank = (__ffsll(static_cast<long long>(*left)) + a.rank) % 64;
 
     *left &= *left - 1;
     return {rank, __shfl_sync(~0u, rank < 32 ? at.low : at.high, rank % 32)};
@@ -232,8 +347,8 @@ __device__ void push_routing(const args &a, int64_t valid, int32_t token, const 
         id = physical_id(a, valid, token, t);
         weight = number_load(a.weights + token * a.weight_stride_bytes, t, a.weight_format);
     }
-    for (uint64_t left = at.ranks; left != 0;) {
-        place to = next_place(at, &left);
+    for (uint64_t left = at.turns; left != 0;) {
+        place to = next_place(a, at, &left);
 
         if (t >= a.top_k) continue;
         a.to[to.rank].ids[to.row * a.top_k + t] = id;
@@ -260,8 +375,8 @@ __device__ void push_copy(const args &a, int32_t token, const places &at, int32_
 #pragma unroll
         for (int32_t i = 0; i < kBatch; i++)
             if (first + i * 512 < end) held[i] = *reinterpret_cast<const uint4 *>(from + first + i * 512);
-        for (uint64_t left = at.ranks; left != 0;) {
-            unsigned char *row = row_at(a, next_place(at, &left));
+        for (uint64_t left = at.turns; left != 0;) {
+            unsigned char *row = row_at(a, next_place(a, at, &left));
 
 #pragma unroll
             for (int32_t i = 0; i < kBatch; i++)
@@ -270,59 +385,77 @@ __device__ void push_copy(const args &a, int32_t token, const places &at, int32_
     }
 }
 
-// Columns begin..end-1 of the row, as e4m3 with a scale per 128.
+// Columns begin..end-1 of the row, as e4m3 with a scale per 128. A lane keeps the scale of one group, so that a row's go out together.
 __device__ void push_fp8(const args &a, int32_t token, const places &at, int32_t begin, int32_t end)
 {
     const unsigned char *from = a.x + token * a.x_stride_bytes;
     int32_t lane = threadIdx.x % 32;
+    float scale = 0.0f;
 
-    for (; begin < end; begin += kFp8Warp * kBatchFp8) {
-        int32_t first = begin + lane * kFp8Lane;
+    for (int32_t part = begin; part < end; part += kFp8Warp * kBatchFp8) {
+        int32_t first = part + lane * kFp8Lane;
         float values[kBatchFp8][kFp8Lane] = {};
-        fp8_eight piece[kBatchFp8];
+        uint2 codes[kBatchFp8];
 
 #pragma unroll
         for (int32_t i = 0; i < kBatchFp8; i++)
             if (first + i * kFp8Warp < end) load_8(from, first + i * kFp8Warp, a.x_format, values[i]);
 #pragma unroll
-        for (int32_t i = 0; i < kBatchFp8; i++)
-            piece[i] = fp8_code(values[i], fp8_largest(values[i]));
-        for (uint64_t left = at.ranks; left != 0;) {
-            place to = next_place(at, &left);
-            float *row_scales = reinterpret_cast<float *>(static_cast<unsigned char *>(a.to[to.rank].scales) + to.row * a.scale_stride_bytes);
+        for (int32_t i = 0; i < kBatchFp8; i++) {
+            fp8_eight piece = fp8_code(values[i], fp8_largest(values[i]));
+            float of_group = __shfl_sync(~0u, piece.scale, lane % kFp8WarpGroups * (kFp8Group / kFp8Lane));
+
+            codes[i] = piece.codes;
+            if (lane / kFp8WarpGroups == (part - begin) / kFp8Warp + i) scale = of_group;
+        }
+        for (uint64_t left = at.turns; left != 0;) {
+            unsigned char *row = row_at(a, next_place(a, at, &left));
 
 #pragma unroll
-            for (int32_t i = 0; i < kBatchFp8; i++) {
-                int32_t column = first + i * kFp8Warp;
-
-                if (column < end) *reinterpret_cast<uint2 *>(row_at(a, to) + column) = piece[i].codes;
-                if (column < end && column % kFp8Group == 0) row_scales[column / kFp8Group] = piece[i].scale;
-            }
+            for (int32_t i = 0; i < kBatchFp8; i++)
+                if (first + i * kFp8Warp < end) *reinterpret_cast<uint2 *>(row + first + i * kFp8Warp) = codes[i];
         }
+    }
+    for (uint64_t left = at.turns; left != 0;) {
+        place to = next_place(a, at, &left);
+        float *row_scales = reinterpret_cast<float *>(static_cast<unsigned char *>(a.to[to.rank].scales) + to.row * a.scale_stride_bytes);
+
+        if (begin + lane * kFp8Group < end) row_scales[begin / kFp8Group + lane] = scale;
     }
 }
 
-template <bool is_fp8> __global__ void __launch_bounds__(kThreads) push_kernel(const __grid_constant__ args a)
+template <bool is_fp8, bool is_few> __global__ void __launch_bounds__(kThreads, 4) push_kernel(const __grid_constant__ args a)
 {
-    int64_t warps = static_cast<int64_t>(gridDim.x) * (kThreads / 32), valid;
+    __shared__ few_tokens few;
+    __shared__ bool failed; // as in slots
+    const row_walk walk = walk_rows(a.pieces, kWarps);
+    int32_t begin = walk.piece * a.piece_columns, end = min(begin + a.piece_columns, a.hidden), number_bytes = a.x_format == FORMAT_F32 ? 4 : 2;
+    bool tells_host = is_few && blockIdx.x == 0 && threadIdx.x == 0 && a.rows_sent != nullptr;
+    uint64_t told = 0;
+    int64_t valid;
 
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
-    valid = has_failed(a) ? 0 : tokens_valid(a);
-    for (int64_t item = static_cast<int64_t>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32; item < static_cast<int64_t>(a.tokens) * a.pieces;
-         item += warps) {
-        int32_t token = static_cast<int32_t>(item / a.pieces), piece = static_cast<int32_t>(item % a.pieces);
-        int32_t begin = piece * a.piece_columns, end = min(begin + a.piece_columns, a.hidden);
-        int32_t bytes = a.x_format == FORMAT_F32 ? 4 : 2;
-        places at = places_of(a, token);
+    if (tells_host) told = *static_cast<const volatile uint64_t *>(a.rows_sent); // over the bus, and long under way
+    if (threadIdx.x == 0) failed = has_failed(a);
+    __syncthreads();
+    valid = failed ? 0 : tokens_valid(a);
+    if constexpr (is_few) {
+        find_few(a, failed, valid, &few);
+        if (!failed) tell_few(a, few);
+    }
+    for (uint32_t walked = walk.first; walked < static_cast<uint32_t>(a.tokens); walked += walk.step) {
+        int32_t token = static_cast<int32_t>(walked);
+        places at = is_few ? places_of_few(a, few, token, walk.piece == 0) : places_of(a, token);
 
-        if (piece == 0) push_routing(a, valid, token, at);
-        if (at.ranks == 0) continue;
+        if (walk.piece == 0) push_routing(a, valid, token, at);
+        if (at.turns == 0) continue;
         if constexpr (is_fp8)
             push_fp8(a, token, at, begin, end);
         else
-            push_copy(a, token, at, begin * bytes, end * bytes);
+            push_copy(a, token, at, begin * number_bytes, end * number_bytes);
     }
+    if (tells_host && !failed) *a.rows_sent = told + rows_told(a, few);
 }
 
 // ---- The launch ----------------------------------------------------------------------------------------------------------
@@ -338,11 +471,10 @@ bool can_push(const dispatch_args &from)
 // Few tokens: rows in pieces, so that all of the machine pushes.
 void cut_rows(const dispatch_args &from, args *to)
 {
-    int32_t least = max(kFp8Group, kPieceBytesMin / (from.x_format == FORMAT_F32 ? 4 : 2));
-    int32_t wanted = kWarpsWanted / max(from.tokens, 1) + 1;
-    int32_t columns = (from.hidden + wanted - 1) / wanted;
+    int32_t pieces = max(kWarpsWanted / max(from.tokens, 1) + 1, (from.hidden + kPieceColumnsMax - 1) / kPieceColumnsMax);
+    int32_t columns = (from.hidden + pieces - 1) / pieces;
 
-    to->piece_columns = max(least, (columns + kFp8Group - 1) / kFp8Group * kFp8Group);
+    to->piece_columns = (columns + kPieceColumns - 1) / kPieceColumns * kPieceColumns;
     to->pieces = (from.hidden + to->piece_columns - 1) / to->piece_columns;
 }
 
@@ -380,26 +512,40 @@ void fill(const dispatch_args &from, args *to)
     to->pad_rows = from.pad_rows;
 }
 
+typedef void (*push_kernel_entry)(args);
+
+push_kernel_entry push_entry(bool is_fp8, bool is_few)
+{
+    if (is_fp8) return is_few ? push_kernel<true, true> : push_kernel<true, false>;
+    return is_few ? push_kernel<false, true> : push_kernel<false, false>;
+}
+
 } // namespace
 
 extern "C" int32_t dispatch_cuda_load(void)
 {
     cudaError_t st = load_kernel(slots_kernel);
 
-    if (st == cudaSuccess) st = load_kernel(push_kernel<false>);
-    return st != cudaSuccess ? st : load_kernel(push_kernel<true>);
+    for (bool is_fp8 : {false, true})
+        for (bool is_few : {false, true})
+            if (st == cudaSuccess) st = load_kernel(push_entry(is_fp8, is_few));
+    return st;
 }
 
 extern "C" int32_t dispatch_cuda(const struct dispatch_args *from, void *stream)
 {
-    auto push = from->wire_format == FORMAT_FP8_BLOCK128 ? push_kernel<true> : push_kernel<false>;
-    cudaError_t st;
+    bool is_few = from->tokens > 0 && from->tokens <= kFewTokens;
+    launch_shape slots = {static_cast<unsigned>(from->ranks), kSlotThreads, 0, LAUNCH_AFTER};
+    launch_shape push = {1, kThreads, 0, is_few ? LAUNCH_AFTER : LAUNCH_EARLY};
+    cudaError_t st = cudaSuccess;
     args to = {};
 
     if (!can_push(*from)) return cudaErrorInvalidValue;
     fill(*from, &to);
     cut_rows(*from, &to);
-    st = launch(slots_kernel, {static_cast<unsigned>(from->ranks), kSlotThreads, 0, LAUNCH_AFTER}, stream, to);
+    if (to.pieces > kPushBlocksMax * kWarps) return cudaErrorInvalidValue;
+    if (!is_few) st = launch(slots_kernel, slots, stream, to);
     if (st != cudaSuccess || from->tokens == 0) return st;
-    return launch(push, {grid_for(static_cast<int64_t>(from->tokens) * to.pieces, kThreads / 32), kThreads, 0, LAUNCH_EARLY}, stream, to);
+    push.blocks = min(grid_for(static_cast<int64_t>(from->tokens) * to.pieces, kWarps), static_cast<unsigned>(kPushBlocksMax));
+    return launch(push_entry(from->wire_format == FORMAT_FP8_BLOCK128, is_few), push, stream, to);
 }

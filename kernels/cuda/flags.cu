@@ -61,20 +61,23 @@ __device__ __forceinline__ bool has_failed(const flag_state *state)
 __global__ void __launch_bounds__(kThreads) signal_kernel(const __grid_constant__ signal_kernel_args args)
 {
     const signal_args &a = args.a;
+    const volatile flag_state *state = a.state; // all of it at once, not one after the other
     int32_t rank = threadIdx.x;
-    uint64_t epoch;
-    bool failed;
+    uint64_t epoch, generation, active;
+    uint32_t failed;
 
+    griddepcontrol_launch_dependents(); // one block of an await, at most
     griddepcontrol_wait();
-    failed = has_failed(a.state);
-    epoch = a.state->epochs[a.slot] + (a.word == WORD_DISPATCH ? 1 : 0);
+    failed = state->failed;
+    epoch = state->epochs[a.slot] + (a.word == WORD_DISPATCH ? 1 : 0);
+    generation = state->generation;
+    active = state->active;
     __syncthreads();
     if (rank == 0 && a.begun != nullptr) *a.begun += 1;
-    if (failed) return;
+    if (failed != 0) return;
     if (rank == 0) a.state->epochs[a.slot] = epoch;
-    if (rank >= a.ranks || !is_peer(a.state->active, rank, a.rank)) return;
-    fence_system();
-    store_release_system(line_of(args.peers.of[rank], a.word, a.rank, a.ranks), a.state->generation << FLAG_EPOCH_BITS | epoch);
+    if (rank >= a.ranks || !is_peer(active, rank, a.rank)) return;
+    store_release_system(line_of(args.peers.of[rank], a.word, a.rank, a.ranks), generation << FLAG_EPOCH_BITS | epoch);
 }
 
 // ---- await -------------------------------------------------------------------------------------
@@ -200,23 +203,24 @@ __device__ int32_t rows_from(const await_args &a, uint64_t active, int32_t rank)
 }
 
 // `received_before`: of thread 0, what the report said.
-__device__ void take_counts(const await_args &a, uint64_t active, int32_t rank, uint64_t received_before)
+__device__ void take_counts(const await_args &a, const int32_t *rows, uint64_t received_before)
 {
+    int32_t rank = threadIdx.x;
     bool failed = has_failed(a.state);
-    uint64_t received = 0;
+    uint64_t received = received_before;
 
-    if (rank < a.ranks) a.counts[rank] = failed ? 0 : rows_from(a, active, rank);
-    __syncthreads();
+    if (rank < a.ranks) a.counts[rank] = failed ? 0 : rows[rank];
     if (rank != 0 || failed) return;
     for (int32_t r = 0; r < a.ranks; r++)
-        received += r != a.rank ? a.counts[r] : 0;
-    a.report->rows_received[a.slot] = received_before + received;
+        received += r != a.rank ? rows[r] : 0;
+    a.report->rows_received[a.slot] = received;
 }
 
 __global__ void __launch_bounds__(kThreads) await_kernel(const __grid_constant__ await_kernel_args args)
 {
     __shared__ heard all[KERNEL_RANKS_MAX];
-    __shared__ uint32_t ended;
+    __shared__ int32_t rows[KERNEL_RANKS_MAX];
+    __shared__ uint32_t ended, missed;
     const await_args &a = args.a;
     int32_t rank = threadIdx.x;
     uint64_t received = 0;
@@ -226,15 +230,18 @@ __global__ void __launch_bounds__(kThreads) await_kernel(const __grid_constant__
     w = watch_start(a);
     // Over the bus to the host, and back before the peers' rows are here.
     if (rank == 0 && a.counts != nullptr) received = *static_cast<const volatile uint64_t *>(&a.report->rows_received[a.slot]);
-    if (rank == 0) ended = 0;
+    if (rank == 0) ended = missed = 0;
     __syncthreads();
     all[rank] = {ARRIVED, 0, 0};
     if (rank < a.ranks && is_peer(w.active, rank, a.rank)) all[rank] = listen(args, w, rank, &ended);
+    if (rank < a.ranks && a.counts != nullptr) rows[rank] = rows_from(a, w.active, rank);
+    if (all[rank].what != ARRIVED) missed = 1;
     if (all[rank].what == LEFT_OUT || all[rank].what == MOVED_ON) *const_cast<volatile uint32_t *>(&ended) = 1;
     __syncthreads();
-    if (rank == 0) settle(a, judge(a, w, all));
+    griddepcontrol_launch_dependents(); // which no longer wait for a peer
+    if (missed != 0 && rank == 0) settle(a, judge(a, w, all));
     __syncthreads();
-    if (a.counts != nullptr) take_counts(a, w.active, rank, received);
+    if (a.counts != nullptr) take_counts(a, rows, received);
     if (rank == 0 && a.ended != nullptr) *a.ended += 1;
 }
 

@@ -11,6 +11,7 @@
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/quantise.cuh"
 #include "kernels/cuda/search.cuh"
+#include "kernels/cuda/walk.cuh"
 
 #include <limits.h>
 
@@ -175,9 +176,9 @@ __device__ __forceinline__ void store(const args &a, int64_t row, int32_t first,
 __global__ void __launch_bounds__(kThreads, 4) quantise_kernel(const __grid_constant__ args a)
 {
     __shared__ int32_t rows_before[KERNEL_RANKS_MAX + 1];
-    int32_t warp = static_cast<int32_t>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
-    int32_t pieces = (a.columns + kPiece - 1) / kPiece, rows_at_once = static_cast<int32_t>(gridDim.x) * (kThreads / 32) / pieces;
-    int32_t first = warp % pieces * kPiece + lane * kFp8Lane, rows = a.rows_count;
+    const row_walk walk = walk_rows((a.columns + kPiece - 1) / kPiece, kThreads / 32);
+    int32_t lane = threadIdx.x % 32, first = walk.piece * kPiece + lane * kFp8Lane;
+    uint32_t rows = a.rows_count;
 
     // A product reads route's counts before it waits. Where this launch reads nothing of route's, the one before it did, and had
     // waited for route before this one could begin; so the product may begin now, with its weights.
@@ -188,9 +189,10 @@ __global__ void __launch_bounds__(kThreads, 4) quantise_kernel(const __grid_cons
         sum_rows(a, rows_before);
         rows = rows_before[KERNEL_RANKS_MAX];
     } else if (a.count != nullptr) {
-        rows = min(*a.count, rows);
+        rows = min(max(*a.count, 0), a.rows_count);
     }
-    for (int32_t at = warp / pieces; warp < rows_at_once * pieces && at < rows; at += rows_at_once) {
+    for (uint32_t walked = walk.first; walked < rows; walked += walk.step) {
+        int32_t at = static_cast<int32_t>(walked);
         int32_t index, x_row, place = lane == 0 ? at : -1; // a lane's, where there are several
         fp8_eight piece[kBatch];
         uint32_t left;

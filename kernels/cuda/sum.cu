@@ -7,6 +7,7 @@
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/row8.cuh"
+#include "kernels/cuda/walk.cuh"
 
 #include <cuda_runtime.h>
 
@@ -24,11 +25,12 @@ struct args {
     const uint64_t *active_now;
     int64_t y_stride_bytes, part_stride_bytes;
     uint64_t active;
-    int32_t tokens, hidden, ranks, rank, rows_cap;
+    uint32_t tokens;
+    int32_t hidden, ranks, rank, rows_cap;
 };
 
 // The row of `rank` for this token, -1 when it has none.
-__device__ __forceinline__ int32_t part_row(const args &a, uint64_t active, int32_t token, int32_t rank)
+__device__ __forceinline__ int32_t part_row(const args &a, uint64_t active, uint32_t token, int32_t rank)
 {
     int32_t row;
 
@@ -60,37 +62,53 @@ __device__ __forceinline__ void add_parts(const args &a, const unsigned char *ow
             loaded &= loaded - 1;
         }
 #pragma unroll
-        for (int32_t i = 0; i < kBatch; i++) {
+        for (int32_t i = 0; i < kBatch && left != 0; i++) {
             float values[8];
 
             unpack_8(parts[i], values);
-            for (int32_t j = 0; left != 0 && j < 8; j++)
+#pragma unroll
+            for (int32_t j = 0; j < 8; j++)
                 sum[j] += values[j];
             left &= left - 1;
         }
     }
 }
 
-template <int32_t format> __global__ void __launch_bounds__(kThreads) sum_kernel(const __grid_constant__ args a)
+// A token's rows in all parts. A lane knows those of two ranks, its own number and that + 32.
+struct part_rows {
+    int32_t low, high;
+};
+
+__device__ __forceinline__ part_rows part_rows_of(const args &a, uint64_t active, uint32_t token)
 {
-    int64_t pieces = (a.hidden + kColumns - 1) / kColumns, warps = static_cast<int64_t>(gridDim.x) * (kThreads / 32);
     int32_t lane = threadIdx.x % 32;
+
+    if (token >= a.tokens) return {-1, -1};
+    return {part_row(a, active, token, lane), part_row(a, active, token, lane + 32)};
+}
+
+template <int32_t format> __global__ void __launch_bounds__(kThreads, format == FORMAT_F32 ? 3 : 5) sum_kernel(const __grid_constant__ args a)
+{
+    const row_walk walk = walk_rows((a.hidden + kColumns - 1) / kColumns, kThreads / 32);
+    int32_t column = walk.piece * kColumns + threadIdx.x % 32 * 8;
     uint64_t active;
+    part_rows rows;
 
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
     active = a.active_now != nullptr ? *a.active_now : a.active;
     if (a.failed != nullptr && *a.failed != 0) active = 0;
-    for (int64_t item = static_cast<int64_t>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32; item < a.tokens * pieces; item += warps) {
-        int32_t token = static_cast<int32_t>(item / pieces), column = static_cast<int32_t>(item % pieces) * kColumns + lane * 8;
-        int32_t low = part_row(a, active, token, lane), high = part_row(a, active, token, lane + 32);
-        uint64_t left = __ballot_sync(~0u, high >= 0);
+    rows = part_rows_of(a, active, walk.first);
+    for (uint32_t token = walk.first; token < a.tokens; token += walk.step) {
+        part_rows next = part_rows_of(a, active, token + walk.step);
+        uint64_t left = __ballot_sync(~0u, rows.high >= 0);
         unsigned char *own = a.y + token * a.y_stride_bytes;
         float sum[8] = {};
 
-        left = left << 32 | __ballot_sync(~0u, low >= 0);
-        add_parts<format>(a, own, left, low, high, column, sum);
+        left = left << 32 | __ballot_sync(~0u, rows.low >= 0);
+        add_parts<format>(a, own, left, rows.low, rows.high, column, sum);
         if (column < a.hidden) store_8(own, format, column, sum);
+        rows = next;
     }
 }
 
@@ -160,7 +178,8 @@ extern "C" int32_t sum_cuda(const struct sum_args *from, void *stream)
     args to = {};
     int32_t st;
 
-    if (from->hidden % 8 != 0 || from->ranks > KERNEL_RANKS_MAX || entry_of(from->format) == nullptr) return cudaErrorInvalidValue;
+    if (from->hidden % 8 != 0 || pieces > kGridBlocksMax * (kThreads / 32) || from->ranks > KERNEL_RANKS_MAX || entry_of(from->format) == nullptr)
+        return cudaErrorInvalidValue;
     st = zero_earlier(*from, stream);
     if (st != cudaSuccess || from->tokens == 0) return st;
     for (int32_t rank = 0; rank < from->ranks; rank++)
