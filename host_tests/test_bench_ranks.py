@@ -50,6 +50,8 @@ class Grid(unittest.TestCase):
         self.assertIsNone(grid.wanted(group, 8, 64))
         self.assertIsNone(grid.wanted(group._replace(skew=1.5), 8, 128))
         self.assertIsNone(grid.wanted(group._replace(delay_us=20.0), 8, 128))
+        self.assertEqual(grid.wanted(group._replace(sms=24), 8, 4096)[:2], (475, 455))
+        self.assertIsNone(grid.wanted(group._replace(sms=16), 8, 4096))
         for bars in grid.BARS.values():
             for wanted in bars.values():
                 self.assertLess(wanted.stretch_us, wanted.bar_us)
@@ -59,10 +61,10 @@ class Grid(unittest.TestCase):
         self.assertEqual(grid.ranks_that_fit(1)[0], [])
 
     def test_arguments(self):
-        group = grid.Group("both", "dsv3", "input", (1, 8), skew=1.5, delay_us=20.0)
+        group = grid.Group("both", "dsv3", "input", (1, 8), skew=1.5, delay_us=20.0, sms=24)
         self.assertEqual(" ".join(group.arguments(4)), "--op both --shape dsv3 --ranks 4 --tokens "
                          "1,8 --weight-format fp8_block128 --dispatch-format input --skew 1.5 "
-                         "--delay-us 20")
+                         "--delay-us 20 --dispatch-sms 24")
         self.assertEqual({group.skew for group in grid.select()}, {0.0, 1.5, 2.0})
         self.assertEqual({group.op for group in grid.select(["both"])}, {"both"})
 
@@ -73,7 +75,7 @@ class Tables(unittest.TestCase):
         return {"what": "", "version": 1, "command": "the command", "date": "a day",
                 "machine": {"gpus": 8, "gpu": "a GPU"}, "versions": {"commit": None},
                 "settings": {"replays": 30, "seconds": 2.0, "drift": 0.03, "dispatcher": None},
-                "complete": True, "skipped": [grid.NOT_MEASURED], "failed": [],
+                "complete": True, "skipped": [], "failed": [],
                 "rejected": tables.rejections(cells), "clocks": None, "cells": cells}
 
     def test_verdicts(self):
@@ -86,9 +88,9 @@ class Tables(unittest.TestCase):
         found = self.found(30.0)
         self.assertEqual(tables.faults(found), [])
         text = tables.table(found)
-        for words in ("a GPU x 8", "| 30.0 |", "DeepEP 63", "dispatch_all_to_all 74", "| met |",
-                      "24 SMs"):
+        for words in ("a GPU x 8", "| 30.0 |", "DeepEP 63", "dispatch_all_to_all 74", "| met |"):
             self.assertIn(words, text)
+        self.assertIn("| dispatch, 24 SMs |", tables.table(self.found(30.0, group=grid.FEW_SMS[0])))
         del found["cells"][0]["spread_us"]
         self.assertEqual(tables.faults(found), ["run.cells[0] has no spread_us"])
 

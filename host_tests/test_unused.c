@@ -42,6 +42,21 @@ START_TEST(one_rank_dispatches_nothing)
 }
 END_TEST
 
+START_TEST(sms_are_those_of_a_gpu)
+{
+    struct mock_host mock;
+
+    mock_host_init(&mock);
+    mock_set_i64(&mock, "dispatch_sms", 24);
+    assert_warned(&mock, "dispatch_sms", "dispatch_sms is unused: ep_size is 1");
+    ranks_set(&mock, 2);
+    assert_warned(&mock, "dispatch_sms", "dispatch_sms is unused: device is cpu");
+    mock_set_str(&mock, "device", "sm_90");
+    assert_not_warned(&mock, "dispatch_sms");
+    mock_host_fini(&mock);
+}
+END_TEST
+
 // A default that the host spells out asks for nothing.
 START_TEST(defaults_are_no_request)
 {
@@ -152,6 +167,7 @@ END_TEST
 static void add(TCase *tests)
 {
     tcase_add_test(tests, one_rank_dispatches_nothing);
+    tcase_add_test(tests, sms_are_those_of_a_gpu);
     tcase_add_test(tests, defaults_are_no_request);
     tcase_add_test(tests, rounds_are_for_forward_alone);
     tcase_add_test(tests, prefill_keys);

@@ -22,6 +22,7 @@ struct combine_args {
     int32_t rows_cap;
     int32_t hidden;
     int32_t top_k;
+    int32_t sms; // of a GPU, that it may take; 0: all
     float scale; // multiplies the sum: routed_scaling_factor
 };
 
@@ -43,6 +44,7 @@ struct sum_args {
     int32_t rank;     // own: parts[rank] is unused
     int32_t rows_cap; // rows of each part; an index outside is "none"
     int32_t tokens_earlier;
+    int32_t sms; // of a GPU, that it may take; 0: all
 };
 
 int32_t combine_cpu(const struct combine_args *args, void *stream);

@@ -43,6 +43,7 @@ struct dispatch_args {
     int32_t ranks, rank;
     int32_t everywhere; // 1: every row to every rank (allgather), 0: to the owners of its experts
     int32_t pad_rows;   // everywhere: rows reported at least, those past `tokens` with ids -1
+    int32_t sms;        // of a GPU, that the rows may take; 0: all
 };
 
 int32_t dispatch_cpu(const struct dispatch_args *args, void *stream);

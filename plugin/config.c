@@ -147,6 +147,9 @@ static const struct key_row keys[KEY_COUNT] = {
         "1 = required, refused where no such kernel; 0 = no promise"),
     [KEY_DEVICE_MEMORY_BUDGET_BYTES] = I64("device_memory_budget_bytes", 0, ANY, 0, PER_RANK,
         "device and symmetric bytes must fit; 0 = unknown"),
+    [KEY_DISPATCH_SMS] = I64("dispatch_sms", 0, INT32_MAX, 0, PER_RANK,
+        "SMs of a GPU that rows between ranks may take, the reduction of what goes back included; "
+        "0 = all"),
     [KEY_TIMEOUT_MS] = I64("timeout_ms", 1, ANY, 30000, 0,
         "a peer that says nothing for this long is reported, never waited for longer"),
 };

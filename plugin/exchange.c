@@ -115,6 +115,7 @@ static struct dispatch_args dispatch_stage(const struct exchange_group *group,
                                            : &group->report->rows_sent[round->slot],
         .everywhere = group->everywhere,
         .pad_rows = round->pad_rows,
+        .sms = limits->dispatch_sms,
     };
 }
 
@@ -316,6 +317,7 @@ int32_t exchange_combine_recv(struct exchange_group *group, struct exchange *slo
         .rank = limits->rank,
         .rows_cap = (int32_t)limits->rows_cap,
         .tokens_earlier = (int32_t)round->earlier,
+        .sms = limits->dispatch_sms,
     };
     int32_t st = MOXIE_OK;
 

@@ -231,6 +231,7 @@ static struct combine_args combine_stage(const struct experts_job *job,
         .rows_cap = job->in->rows_cap,
         .hidden = limits->hidden,
         .top_k = job->in->top_k,
+        .sms = limits->dispatch_sms,
         .scale = limits->scaling_factor,
     };
 }

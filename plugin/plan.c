@@ -201,6 +201,7 @@ static void limits_fill(struct limits *limits, const struct config *config,
     limits->expert_load = (int32_t)config_i64(config, KEY_COUNT_EXPERT_LOAD);
     limits->capture_tokens = limits->capture ? bounds->forward_tokens : 0;
     limits->timeout_ms = timeout_ms < INT32_MAX ? (int32_t)timeout_ms : INT32_MAX;
+    limits->dispatch_sms = (int32_t)config_i64(config, KEY_DISPATCH_SMS);
     limits->staged = kind != DISPATCHER_LOCAL && limits->ranks > 1 &&
                      config_word(config, KEY_TRANSPORT) == TRANSPORT_NCCL;
     limits_formats(limits, config);

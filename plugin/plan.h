@@ -34,7 +34,8 @@ struct limits {
     int32_t wire_format;             // enum format: of pushed rows
     int32_t weight_on_input;         // router weight multiplies the input row
     int32_t capture, expert_load;
-    int32_t timeout_ms; // clamped to INT32_MAX
+    int32_t timeout_ms;   // clamped to INT32_MAX
+    int32_t dispatch_sms; // of a GPU, that rows between ranks may take; 0: all
     int32_t staged; // 1: peers do not map windows; what goes to them is staged, and NCCL sends it
     int32_t mid_fp8_groups; // of 128 numbers, where mid_fp8_bytes is not 0
     int64_t capture_tokens; // rows of one DP rank's slice of the capture

@@ -284,6 +284,7 @@ int32_t runner_fold(moxie_runner *runner, const moxie_call *call, const moxie_ro
         .rows_cap = to.rows_cap,
         .hidden = limits->hidden,
         .top_k = limits->top_k,
+        .sms = limits->dispatch_sms,
         .scale = 1.0f,
     };
     TRY(instance_launched(

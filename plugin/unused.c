@@ -15,15 +15,18 @@ static void unused_if(int condition, const struct config *config, enum config_ke
 
 static void unused_dispatch(const struct config *config, struct report *report)
 {
-    static const enum config_key wire[] = {KEY_DISPATCH_FORMAT, KEY_TIMEOUT_MS, KEY_TRANSPORT};
+    static const enum config_key wire[] = {KEY_DISPATCH_FORMAT, KEY_TIMEOUT_MS, KEY_TRANSPORT,
+                                           KEY_DISPATCH_SMS};
     static const enum config_key rounds[] = {KEY_MAX_DISPATCH_TOKENS_PER_RANK,
                                              KEY_DISPATCH_ROUNDS_MAX};
     int32_t kind = validate_dispatcher(config);
     int alone = config_i64(config, KEY_EP_SIZE) == 1;
 
-    for (int32_t i = 0; i < 3; i++)
+    for (size_t i = 0; i < sizeof wire / sizeof wire[0]; i++)
         unused_if(!validate_has_wire(config), config, wire[i],
                   alone ? "ep_size is 1" : "dispatcher local moves no rows", report);
+    unused_if(validate_has_wire(config) && config_word(config, KEY_DEVICE) == DEVICE_WORD_CPU,
+              config, KEY_DISPATCH_SMS, "device is cpu", report);
     for (int32_t i = 0; i < 2; i++) {
         unused_if(kind == DISPATCHER_LOCAL, config, rounds[i], "dispatcher is local", report);
         unused_if(kind == DISPATCHER_ALLGATHER, config, rounds[i],

@@ -21,6 +21,7 @@ class Group(NamedTuple):
     tokens: tuple
     skew: float = 0.0
     delay_us: float = 0.0
+    sms: int = 0  # that rows between ranks may take, 0: all
 
     def is_even(self):
         return self.skew == 0 and self.delay_us == 0
@@ -35,7 +36,9 @@ class Group(NamedTuple):
                 self.rows]
         if self.skew:
             told += ["--skew", f"{self.skew:g}"]
-        return told + (["--delay-us", f"{self.delay_us:g}"] if self.delay_us else [])
+        if self.delay_us:
+            told += ["--delay-us", f"{self.delay_us:g}"]
+        return told + (["--dispatch-sms", str(self.sms)] if self.sms else [])
 
 
 class Wanted(NamedTuple):
@@ -62,6 +65,11 @@ BARS = {
         8192: Wanted(3420, 2900, {"published": 3269})},
 }
 
+BARS_OF_24_SMS = {
+    ("dispatch", "dsv3", FP8): {4096: Wanted(475, 455, {"DeepEP": 493})},
+    ("combine", "dsv3", FP8): {4096: Wanted(930, 880, {"DeepEP": 964})},
+}
+
 EVEN = [Group(*what, tuple(bars)) for what, bars in BARS.items()]
 UNEVEN = [Group(op, "dsv3", FP8, (128, 4096), skew=skew)
           for skew in (1.5, 2.0) for op in ("dispatch", "combine", "layer")]
@@ -69,11 +77,11 @@ LATE = [Group("both", "dsv3", FP8, (128, 4096), delay_us=20.0),
         Group("layer", "dsv3", FP8, (128, 4096), delay_us=20.0)]
 QUICK = [Group("dispatch", "dsv3", FP8, (128,)), Group("combine", "dsv3", FP8, (128,)),
          Group("both", "dsv3", "input", (8,)), Group("layer", "dsv3", FP8, (128,))]
-NOT_MEASURED = "dispatch and combine on at most 24 SMs: the library does not bound what it takes"
+FEW_SMS = [Group(*what, tuple(bars), sms=24) for what, bars in BARS_OF_24_SMS.items()]
 
 
 def select(ops=(), quick=False):
-    groups = QUICK if quick else EVEN + UNEVEN + LATE
+    groups = QUICK if quick else EVEN + FEW_SMS + UNEVEN + LATE
     return [group for group in groups if not ops or group.op in ops]
 
 
@@ -81,7 +89,8 @@ def wanted(group, ranks, tokens) -> Optional[Wanted]:
     """None where no bar was set."""
     if ranks != RANKS_OF_BARS or not group.is_even():
         return None
-    return BARS.get((group.op, group.shape, group.rows), {}).get(tokens)
+    bars = BARS_OF_24_SMS if group.sms == 24 else BARS if group.sms == 0 else {}
+    return bars.get((group.op, group.shape, group.rows), {}).get(tokens)
 
 
 def ranks_that_fit(gpus, asked=RANKS):

@@ -9,8 +9,8 @@ SHARED = ("ranks", "weight_format", "row_format", "runner", "dispatcher", "devic
           "forwards_per_graph", "weight_sets", "row_bytes", "no_nccl")
 CELL = {
     "op": str, "shape": str, "rows": str, "ranks": int, "tokens": int, "skew": float,
-    "delay_us": float, "bar_us": (float, None), "stretch_us": (float, None), "others": dict,
-    "verdict": (str, None), "drift": float, "clocks": (dict, None), "replays": int,
+    "delay_us": float, "sms": int, "bar_us": (float, None), "stretch_us": (float, None),
+    "others": dict, "verdict": (str, None), "drift": float, "clocks": (dict, None), "replays": int,
     "median_us": float, "p10_us": float, "p90_us": float, "spread_us": float, "floor_us": float,
     "times_floor": float, "wire_floor_us": float, "wire_share": float, "wire_gb_per_s": float,
     "logical_gb_per_s": float, "wire_bytes": float, "rows_per_rank": float, "nccl": dict,
@@ -30,7 +30,7 @@ def cells_of(group, document, clocks):
         bar, stretch, others = wanted if wanted else (None, None, {})
         found.append({
             "op": group.op, "shape": group.shape, "rows": group.rows, "skew": group.skew,
-            "delay_us": group.delay_us, **{key: document[key] for key in SHARED},
+            "delay_us": group.delay_us, "sms": group.sms, **{key: document[key] for key in SHARED},
             "drift": document["anchors"]["drift"], "clocks": clocks, **told, "bar_us": bar,
             "stretch_us": stretch, "others": others,
             "verdict": layer_cells.verdict(told["median_us"], bar, stretch)})
@@ -40,10 +40,10 @@ def cells_of(group, document, clocks):
 def rejections(cells, most=numbers.DRIFT_MAX):
     """Runs that do not count, because the device was not the same before and after."""
     moved = {(cell["op"], cell["shape"], cell["rows"], cell["ranks"], cell["skew"],
-              cell["delay_us"]): cell["drift"] for cell in cells}
-    return [f"{op} {shape} {rows} over {ranks} GPUs{_uneven(skew, delay)}: the driver's rates "
-            f"moved by {100 * drift:.1f}%"
-            for (op, shape, rows, ranks, skew, delay), drift in moved.items() if not drift <= most]
+              cell["delay_us"], cell["sms"]): cell["drift"] for cell in cells}
+    return [f"{op} {shape} {rows} over {ranks} GPUs{_apart(*how)}: the driver's rates moved by "
+            f"{100 * drift:.1f}%"
+            for (op, shape, rows, ranks, *how), drift in moved.items() if not drift <= most]
 
 
 def faults(found):
@@ -51,14 +51,16 @@ def faults(found):
     return report.faults(found, FORM)
 
 
-def _uneven(skew, delay_us):
-    return (f", skew {skew:g}" if skew else "") + (f", {delay_us:g} us late" if delay_us else "")
+def _apart(skew, delay_us, sms):
+    return ((f", skew {skew:g}" if skew else "") + (f", {delay_us:g} us late" if delay_us else "")
+            + (f", {sms} SMs" if sms else ""))
 
 
 def _head(found):
     versions = found["versions"]
     lines = [f"{found['machine'].get('gpu') or 'no GPU'} x {found['machine']['gpus']}, moxie "
-             f"{versions.get('library') or versions['commit']}, {found['date']}", "", f"    {found['command']}", ""]
+             f"{versions.get('library') or versions['commit']}, {found['date']}", "",
+             f"    {found['command']}", ""]
     if not found["complete"]:
         lines += ["**Incomplete**: the run ended before its last cell.", ""]
     lines += [f"**Rejected**: {reason}." for reason in found["rejected"]]
@@ -73,7 +75,7 @@ def _head(found):
 def _row(cell):
     others = {**{name: times["median_us"] for name, times in cell["nccl"].items()},
               **cell["others"]}
-    parts = [cell["ranks"], f"{cell['op']}{_uneven(cell['skew'], cell['delay_us'])}",
+    parts = [cell["ranks"], f"{cell['op']}{_apart(cell['skew'], cell['delay_us'], cell['sms'])}",
              cell["shape"], cell["rows"], cell["tokens"], f"{cell['median_us']:.1f}",
              f"{cell['p10_us']:.1f} to {cell['p90_us']:.1f}", f"{cell['spread_us']:.1f}",
              f"{cell['floor_us']:.1f}", f"{cell['times_floor']:.2f}",
@@ -98,10 +100,10 @@ def table(found):
 
 
 def curves(found):
-    """{what: {system: [(tokens, share of the floor)]}}, where nothing is uneven."""
+    """{what: {system: [(tokens, share of the floor)]}}, where nothing is uneven or bounded."""
     charts = {}
     for cell in found["cells"]:
-        if cell["skew"] or cell["delay_us"]:
+        if cell["skew"] or cell["delay_us"] or cell["sms"]:
             continue
         chart = charts.setdefault(f"{cell['op']} {cell['shape']} {cell['rows']}", {})
         systems = {f"moxie, {cell['ranks']} GPUs": cell["median_us"]}

@@ -42,7 +42,7 @@ static void fill_numbers(twin &to, int format, int64_t count, bool rare)
 
 struct shape {
     int ranks, rank, tokens, cap, top_k, hidden, map_count, id_bytes, weight_format, x_format, wire_format;
-    int everywhere, pad_rows, failed;
+    int everywhere, pad_rows, failed, sms;
     int64_t x_stride, id_stride, weight_stride, row_stride, scale_stride;
     int64_t expert_first[KERNEL_RANKS_MAX + 1];
 };
@@ -66,6 +66,7 @@ static shape draw_shape()
     s.everywhere = one_in(3);
     s.pad_rows = draw(2) ? 0 : (int)draw(s.cap + 4);
     s.failed = (int)draw(8);
+    s.sms = draw(2) ? 0 : 1 + (int)draw(24);
     s.x_stride = s.hidden * number_bytes(s.x_format) + 16 * draw(2);
     s.id_stride = (s.top_k + draw(3)) * s.id_bytes;
     s.weight_stride = (s.top_k + draw(3)) * number_bytes(s.weight_format);
@@ -177,6 +178,7 @@ static dispatch_args args_of(const shape &s, source &from, destination &to, bool
     args.rank = s.rank;
     args.everywhere = s.everywhere;
     args.pad_rows = s.pad_rows;
+    args.sms = s.sms;
     return args;
 }
 
@@ -223,7 +225,7 @@ static int try_sum()
     twin y(tokens * y_stride + y_offset), parts(ranks * cap * part_stride + part_offset), slots((size_t)tokens * ranks * 4), failed(4), now(8);
     uint64_t active = draw(2) ? ~(uint64_t)0 : (uint64_t)draw(UINT32_MAX) << 32 | draw(UINT32_MAX);
     uint64_t missing = one_in(3) ? draw(UINT32_MAX) : 0;
-    int fails = (int)draw(8), earlier = draw(2) ? (int)draw(tokens + 1) : 0, same;
+    int fails = (int)draw(8), earlier = draw(2) ? (int)draw(tokens + 1) : 0, sms = draw(2) ? 0 : 1 + (int)draw(24), same;
 
     fill_numbers(y, format, (tokens * y_stride + y_offset) / bytes, false);
     fill_numbers(parts, format, (ranks * cap * part_stride + part_offset) / bytes, false);
@@ -243,6 +245,7 @@ static int try_sum()
         args.y = y.on<char>(device) + y_offset + earlier * y_stride;
         args.y_earlier = y.on<char>(device) + y_offset;
         args.tokens_earlier = earlier;
+        args.sms = sms;
         args.y_stride_bytes = y_stride;
         args.parts = rows;
         args.part_stride_bytes = part_stride;

@@ -370,7 +370,7 @@ static int try_combine(const sample &s, slabs &from, routed &routes, bool counte
     int format = draw(2) ? FORMAT_F32 : FORMAT_BF16, pair_format = draw(2) ? FORMAT_F32 : FORMAT_BF16;
     int left_out = (int)draw(7);
     bool weighted = draw(2);
-    int slab_first = (int)draw(s.slabs + 2);
+    int slab_first = (int)draw(s.slabs + 2), sms = draw(2) ? 0 : 1 + (int)draw(24);
     out_slab views[SLABS_MAX];
 
     if (pair_format == FORMAT_BF16) fill_rows(pairs.cpu.data(), s.positions * s.hidden * 2);
@@ -398,6 +398,7 @@ static int try_combine(const sample &s, slabs &from, routed &routes, bool counte
         args.pair_format = pair_format;
         args.slabs_count = s.slabs;
         args.slab_first = slab_first;
+        args.sms = sms;
         args.rows_cap = s.cap;
         args.hidden = s.hidden;
         args.top_k = s.top_k;

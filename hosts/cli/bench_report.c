@@ -161,6 +161,7 @@ static void add_ranks(const struct bench_run *run, json_t *document)
     (void)json_object_set_new(document, "op", json_string(bench_op_word(options->op)));
     (void)json_object_set_new(document, "skew", json_number(options->skew));
     (void)json_object_set_new(document, "delay_us", json_number(options->delay_us));
+    (void)json_object_set_new(document, "dispatch_sms", json_integer(options->rank.dispatch_sms));
     (void)json_object_set_new(document, "row_bytes",
                               json_pack("{s:I, s:I}", "dispatch",
                                         (json_int_t)run->row.dispatch_bytes, "result",

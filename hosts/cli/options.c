@@ -18,6 +18,7 @@ enum option_key {
     OPTION_RUNNER,
     OPTION_DISPATCHER,
     OPTION_DISPATCH_FORMAT,
+    OPTION_DISPATCH_SMS,
     OPTION_DEVICE,
 };
 
@@ -100,6 +101,9 @@ static error_t parse_rank(int key, char *text, struct argp_state *state)
     case OPTION_DISPATCH_FORMAT:
         options->dispatch_format = text;
         return 0;
+    case OPTION_DISPATCH_SMS:
+        options->dispatch_sms = option_integer(state, "--dispatch-sms", text, 0, INT32_MAX);
+        return 0;
     case OPTION_DEVICE:
         options->device = text;
         return 0;
@@ -119,6 +123,8 @@ static const struct argp_option rank_table[] = {
     {"dispatcher", OPTION_DISPATCHER, "NAME", 0, "a registered dispatcher (default auto)", 20},
     {"dispatch-format", OPTION_DISPATCH_FORMAT, "WORD", 0,
      "rows between the ranks: input, fp8_block128 or nvfp4 (default input)", 20},
+    {"dispatch-sms", OPTION_DISPATCH_SMS, "N", 0,
+     "SMs of a GPU that rows between the ranks may take (default 0: all)", 20},
     {0},
 };
 
@@ -140,6 +146,8 @@ void rank_options_configure(const struct rank_options *options, json_t *config)
         (void)json_object_set_new(config, "dispatcher", json_string(options->dispatcher));
     if (options->dispatch_format != NULL)
         (void)json_object_set_new(config, "dispatch_format", json_string(options->dispatch_format));
+    if (options->dispatch_sms > 0)
+        (void)json_object_set_new(config, "dispatch_sms", json_integer(options->dispatch_sms));
     if (options->device != NULL)
         (void)json_object_set_new(config, "device", json_string(options->device));
     // Nobody waits for anybody on one rank.

@@ -26,6 +26,7 @@ struct rank_options {
     const char *runner;          // NULL: auto
     const char *dispatcher;      // NULL: auto
     const char *dispatch_format; // NULL: input
+    int64_t dispatch_sms;        // 0: all
     const char *device;          // NULL: that of the runner
 };
 

@@ -13,7 +13,6 @@
 
 namespace {
 
-constexpr int kThreads = 256;
 constexpr int kColumns = 256; // of a warp: 8 a lane
 constexpr int kBatch = 2;     // pairs under way at once
 
@@ -117,10 +116,10 @@ __device__ __forceinline__ int32_t pair_at(const args &a, place at, uint32_t row
     return pair < a.pairs ? pair : -1;
 }
 
-// So many blocks an SM that enough loads are under way.
-template <int32_t format> __global__ void __launch_bounds__(kThreads, format == FORMAT_F32 ? 4 : 6) combine_kernel(const __grid_constant__ args a)
+// So few registers that enough loads of an SM are under way.
+template <int32_t format> __global__ void __maxnreg__(format == FORMAT_F32 ? 64 : 40) combine_kernel(const __grid_constant__ args a)
 {
-    const row_walk walk = walk_rows((a.hidden + kColumns - 1) / kColumns, kThreads / 32);
+    const row_walk walk = walk_rows((a.hidden + kColumns - 1) / kColumns);
     const place step = {walk.step / a.slabs_count, walk.step % a.slabs_count};
     place at = {walk.first / a.slabs_count, walk.first % a.slabs_count};
     int32_t column = walk.piece * kColumns + threadIdx.x % 32 * 8, pair;
@@ -169,17 +168,16 @@ extern "C" int32_t combine_cuda_load(void)
     cudaError_t st = cudaSuccess;
 
     for (int32_t format : {FORMAT_F32, FORMAT_BF16, FORMAT_F16})
-        if (st == cudaSuccess) st = load_kernel(entry_of(format));
+        if (st == cudaSuccess) st = load_sharing_kernel(entry_of(format));
     return st;
 }
 
 extern "C" int32_t combine_cuda(const struct combine_args *from, void *stream)
 {
     int64_t pieces = (from->hidden + kColumns - 1) / kColumns;
-    launch_shape shape = {1, kThreads, 0, LAUNCH_EARLY};
     args to = {};
 
-    if (from->hidden % 8 != 0 || pieces > kGridBlocksMax * (kThreads / 32) || entry_of(from->pair_format) == nullptr) return cudaErrorInvalidValue;
+    if (from->hidden % 8 != 0 || pieces > kGridBlocksMax || entry_of(from->pair_format) == nullptr) return cudaErrorInvalidValue;
     if (from->slabs_count == 0) return cudaSuccess;
     for (int32_t i = 0; i < from->slabs_count; i++)
         to.slabs[i] = from->slabs[i];
@@ -197,6 +195,6 @@ extern "C" int32_t combine_cuda(const struct combine_args *from, void *stream)
     to.top_k = from->top_k;
     to.scale = from->scale;
     // Counts live on the device: the grid covers the capacity.
-    shape.blocks = grid_for(static_cast<int64_t>(from->slabs_count) * from->rows_cap * pieces, kThreads / 32);
-    return launch(entry_of(from->pair_format), shape, stream, to);
+    return launch(entry_of(from->pair_format),
+                  shape_for(static_cast<int64_t>(from->slabs_count) * from->rows_cap * pieces, pieces, from->sms, LAUNCH_EARLY), stream, to);
 }

@@ -21,8 +21,6 @@ namespace {
 
 constexpr int kSlotThreads = 1024;
 constexpr int kSlotWarps = kSlotThreads / 32;
-constexpr int kThreads = 256;
-constexpr int kWarps = kThreads / 32;
 constexpr int kFewTokens = 1024; // whose places every block finds in less time than another launch takes
 constexpr int kFewWords = kFewTokens / 32;
 constexpr int kBatch = 4;           // loads of a lane under way at once
@@ -237,9 +235,9 @@ struct few_tokens {
 
 __device__ void find_few(const args &a, bool failed, int64_t valid, few_tokens *few)
 {
-    int32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, words = (a.tokens + 31) / 32;
+    int32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32, words = (a.tokens + 31) / 32;
 
-    for (int32_t word = warp; word < words; word += kWarps) {
+    for (int32_t word = warp; word < words; word += warps) {
         uint64_t ranks = failed ? 0 : owners(a, valid, word * 32 + lane);
 
         for (int32_t rank = 0; rank < a.ranks; rank++) {
@@ -249,7 +247,7 @@ __device__ void find_few(const args &a, bool failed, int64_t valid, few_tokens *
         }
     }
     __syncthreads();
-    for (int32_t rank = warp; rank < a.ranks; rank += kWarps) {
+    for (int32_t rank = warp; rank < a.ranks; rank += warps) {
         int32_t own = lane < words ? __popc(few->wanted[rank][lane]) : 0, before = sum_before(own);
 
         few->before[rank][lane] = before;
@@ -424,11 +422,11 @@ __device__ void push_fp8(const args &a, int32_t token, const places &at, int32_t
     }
 }
 
-template <bool is_fp8, bool is_few> __global__ void __launch_bounds__(kThreads, 4) push_kernel(const __grid_constant__ args a)
+template <bool is_fp8, bool is_few> __global__ void __maxnreg__(64) push_kernel(const __grid_constant__ args a)
 {
     __shared__ few_tokens few;
     __shared__ bool failed; // as in slots
-    const row_walk walk = walk_rows(a.pieces, kWarps);
+    const row_walk walk = walk_rows(a.pieces);
     int32_t begin = walk.piece * a.piece_columns, end = min(begin + a.piece_columns, a.hidden), number_bytes = a.x_format == FORMAT_F32 ? 4 : 2;
     bool tells_host = is_few && blockIdx.x == 0 && threadIdx.x == 0 && a.rows_sent != nullptr;
     uint64_t told = 0;
@@ -528,7 +526,7 @@ extern "C" int32_t dispatch_cuda_load(void)
 
     for (bool is_fp8 : {false, true})
         for (bool is_few : {false, true})
-            if (st == cudaSuccess) st = load_kernel(push_entry(is_fp8, is_few));
+            if (st == cudaSuccess) st = load_sharing_kernel(push_entry(is_fp8, is_few));
     return st;
 }
 
@@ -536,16 +534,17 @@ extern "C" int32_t dispatch_cuda(const struct dispatch_args *from, void *stream)
 {
     bool is_few = from->tokens > 0 && from->tokens <= kFewTokens;
     launch_shape slots = {static_cast<unsigned>(from->ranks), kSlotThreads, 0, LAUNCH_AFTER};
-    launch_shape push = {1, kThreads, 0, is_few ? LAUNCH_AFTER : LAUNCH_EARLY};
+    launch_shape push;
     cudaError_t st = cudaSuccess;
     args to = {};
 
     if (!can_push(*from)) return cudaErrorInvalidValue;
     fill(*from, &to);
     cut_rows(*from, &to);
-    if (to.pieces > kPushBlocksMax * kWarps) return cudaErrorInvalidValue;
+    if (to.pieces > kPushBlocksMax) return cudaErrorInvalidValue;
     if (!is_few) st = launch(slots_kernel, slots, stream, to);
     if (st != cudaSuccess || from->tokens == 0) return st;
-    push.blocks = min(grid_for(static_cast<int64_t>(from->tokens) * to.pieces, kWarps), static_cast<unsigned>(kPushBlocksMax));
+    push = shape_for(static_cast<int64_t>(from->tokens) * to.pieces, to.pieces, from->sms, is_few ? LAUNCH_AFTER : LAUNCH_EARLY);
+    push.blocks = min(push.blocks, static_cast<unsigned>(kPushBlocksMax));
     return launch(push_entry(from->wire_format == FORMAT_FP8_BLOCK128, is_few), push, stream, to);
 }

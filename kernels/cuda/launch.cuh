@@ -15,6 +15,11 @@ static inline unsigned grid_for(int64_t items, int64_t items_a_block)
     return static_cast<unsigned>(blocks < 1 ? 1 : blocks > kGridBlocksMax ? kGridBlocksMax : blocks);
 }
 
+// Blocks for kernels whose warps stride over items: of so many threads, or where SMs are bounded, as large as can be.
+constexpr unsigned kSharingThreads = 256, kAloneThreads = 1024;
+// Over half of an SM's, so that a block has one to itself, and as many blocks take as many SMs.
+constexpr size_t kAloneSmemBytes = 120 << 10;
+
 // An early one may begin while the launch before it ends: its blocks call griddepcontrol_wait before they read.
 enum launch_order { LAUNCH_AFTER, LAUNCH_EARLY };
 
@@ -23,6 +28,19 @@ struct launch_shape {
     size_t smem_bytes;
     launch_order order;
 };
+
+// A warp an item at most, and at least `warps_least`; on `sms` SMs, where that is not 0, and they have so many warps.
+static inline launch_shape shape_for(int64_t items, int64_t warps_least, int32_t sms, launch_order order)
+{
+    const int64_t a_block = kAloneThreads / 32;
+    int64_t blocks;
+
+    if (sms <= 0) return {grid_for(items, kSharingThreads / 32), kSharingThreads, 0, order};
+    blocks = (items + a_block - 1) / a_block;
+    blocks = blocks < sms ? blocks : sms;
+    if (blocks * a_block < warps_least) blocks = (warps_least + a_block - 1) / a_block;
+    return {static_cast<unsigned>(blocks < 1 ? 1 : blocks), kAloneThreads, kAloneSmemBytes, order};
+}
 
 template <class Args> cudaError_t launch(void (*kernel)(Args), const launch_shape &shape, void *stream, const Args &args)
 {
@@ -46,6 +64,14 @@ template <class Kernel> cudaError_t load_kernel(Kernel *kernel)
     cudaFuncAttributes attributes;
 
     return cudaFuncGetAttributes(&attributes, kernel);
+}
+
+// The same of one that may have SMs to itself.
+template <class Kernel> cudaError_t load_sharing_kernel(Kernel *kernel)
+{
+    cudaError_t st = load_kernel(kernel);
+
+    return st != cudaSuccess ? st : cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kAloneSmemBytes));
 }
 
 #endif

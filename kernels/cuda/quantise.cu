@@ -176,7 +176,7 @@ __device__ __forceinline__ void store(const args &a, int64_t row, int32_t first,
 __global__ void __launch_bounds__(kThreads, 4) quantise_kernel(const __grid_constant__ args a)
 {
     __shared__ int32_t rows_before[KERNEL_RANKS_MAX + 1];
-    const row_walk walk = walk_rows((a.columns + kPiece - 1) / kPiece, kThreads / 32);
+    const row_walk walk = walk_rows((a.columns + kPiece - 1) / kPiece);
     int32_t lane = threadIdx.x % 32, first = walk.piece * kPiece + lane * kFp8Lane;
     uint32_t rows = a.rows_count;
 
@@ -191,8 +191,9 @@ __global__ void __launch_bounds__(kThreads, 4) quantise_kernel(const __grid_cons
     } else if (a.count != nullptr) {
         rows = min(max(*a.count, 0), a.rows_count);
     }
+    // The last rows first: they came last, and some of them are in the L2 yet, as the first ones are when the product begins with them.
     for (uint32_t walked = walk.first; walked < rows; walked += walk.step) {
-        int32_t at = static_cast<int32_t>(walked);
+        int32_t at = static_cast<int32_t>(rows - 1 - walked);
         int32_t index, x_row, place = lane == 0 ? at : -1; // a lane's, where there are several
         fp8_eight piece[kBatch];
         uint32_t left;

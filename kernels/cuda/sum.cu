@@ -87,9 +87,9 @@ __device__ __forceinline__ part_rows part_rows_of(const args &a, uint64_t active
     return {part_row(a, active, token, lane), part_row(a, active, token, lane + 32)};
 }
 
-template <int32_t format> __global__ void __launch_bounds__(kThreads, format == FORMAT_F32 ? 3 : 5) sum_kernel(const __grid_constant__ args a)
+template <int32_t format> __global__ void __maxnreg__(format == FORMAT_F32 ? 64 : 56) sum_kernel(const __grid_constant__ args a)
 {
-    const row_walk walk = walk_rows((a.hidden + kColumns - 1) / kColumns, kThreads / 32);
+    const row_walk walk = walk_rows((a.hidden + kColumns - 1) / kColumns);
     int32_t column = walk.piece * kColumns + threadIdx.x % 32 * 8;
     uint64_t active;
     part_rows rows;
@@ -98,11 +98,13 @@ template <int32_t format> __global__ void __launch_bounds__(kThreads, format == 
     griddepcontrol_launch_dependents();
     active = a.active_now != nullptr ? *a.active_now : a.active;
     if (a.failed != nullptr && *a.failed != 0) active = 0;
-    rows = part_rows_of(a, active, walk.first);
-    for (uint32_t token = walk.first; token < a.tokens; token += walk.step) {
-        part_rows next = part_rows_of(a, active, token + walk.step);
+    rows = part_rows_of(a, active, a.tokens - 1 - walk.first);
+    // The last rows first: they came last, and some of them are in the L2 yet.
+    for (uint32_t walked = walk.first; walked < a.tokens; walked += walk.step) {
+        uint32_t token = a.tokens - 1 - walked;
+        part_rows next = part_rows_of(a, active, token - walk.step);
         uint64_t left = __ballot_sync(~0u, rows.high >= 0);
-        unsigned char *own = a.y + token * a.y_stride_bytes;
+        unsigned char *own = a.y + static_cast<int64_t>(token) * a.y_stride_bytes;
         float sum[8] = {};
 
         left = left << 32 | __ballot_sync(~0u, rows.low >= 0);
@@ -168,7 +170,7 @@ extern "C" int32_t sum_cuda_load(void)
     cudaError_t st = load_kernel(zero_kernel);
 
     for (int32_t format : {FORMAT_F32, FORMAT_BF16, FORMAT_F16})
-        if (st == cudaSuccess) st = load_kernel(entry_of(format));
+        if (st == cudaSuccess) st = load_sharing_kernel(entry_of(format));
     return st;
 }
 
@@ -178,7 +180,7 @@ extern "C" int32_t sum_cuda(const struct sum_args *from, void *stream)
     args to = {};
     int32_t st;
 
-    if (from->hidden % 8 != 0 || pieces > kGridBlocksMax * (kThreads / 32) || from->ranks > KERNEL_RANKS_MAX || entry_of(from->format) == nullptr)
+    if (from->hidden % 8 != 0 || pieces > kGridBlocksMax || from->ranks > KERNEL_RANKS_MAX || entry_of(from->format) == nullptr)
         return cudaErrorInvalidValue;
     st = zero_earlier(*from, stream);
     if (st != cudaSuccess || from->tokens == 0) return st;
@@ -196,5 +198,5 @@ extern "C" int32_t sum_cuda(const struct sum_args *from, void *stream)
     to.ranks = from->ranks;
     to.rank = from->rank;
     to.rows_cap = from->rows_cap;
-    return launch(entry_of(from->format), {grid_for(from->tokens * pieces, kThreads / 32), kThreads, 0, LAUNCH_EARLY}, stream, to);
+    return launch(entry_of(from->format), shape_for(from->tokens * pieces, pieces, from->sms, LAUNCH_EARLY), stream, to);
 }

@@ -13,9 +13,10 @@ struct row_walk {
 };
 
 // A grid with a warp for each piece of a row at least.
-__device__ __forceinline__ row_walk walk_rows(int32_t pieces, int32_t warps_a_block)
+__device__ __forceinline__ row_walk walk_rows(int32_t pieces)
 {
-    uint32_t warp = blockIdx.x * warps_a_block + threadIdx.x / 32, step = gridDim.x * warps_a_block / pieces;
+    uint32_t warps_a_block = blockDim.x / 32, warp = blockIdx.x * warps_a_block + threadIdx.x / 32;
+    uint32_t step = gridDim.x * warps_a_block / pieces;
 
     return {static_cast<int32_t>(warp % pieces), warp / pieces < step ? warp / pieces : UINT32_MAX, step};
 }

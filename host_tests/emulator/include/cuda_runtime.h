@@ -17,6 +17,7 @@
 #define __grid_constant__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __maxnreg__(...)
 // The blocks of a host thread run one after another, so one copy serves them all.
 #define __shared__ static thread_local
 
