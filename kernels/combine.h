@@ -22,8 +22,9 @@ struct combine_args {
     int32_t rows_cap;
     int32_t hidden;
     int32_t top_k;
-    int32_t sms; // of a GPU, that it may take; 0: all
-    float scale; // multiplies the sum: routed_scaling_factor
+    int32_t sms;    // of a GPU, that it may take; 0: all
+    int32_t routed; // 1: all but pair_out was there before the launch before this one began
+    float scale;    // multiplies the sum: routed_scaling_factor
 };
 
 struct sum_args {

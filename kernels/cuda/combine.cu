@@ -24,7 +24,7 @@ struct args {
     int64_t pair_stride_bytes;
     int32_t pairs;
     uint32_t slabs_count, slab_first;
-    int32_t rows_cap, hidden, top_k;
+    int32_t rows_cap, hidden, top_k, routed;
     float scale;
 };
 
@@ -125,10 +125,11 @@ template <int32_t format> __global__ void __maxnreg__(format == FORMAT_F32 ? 64 
     int32_t column = walk.piece * kColumns + threadIdx.x % 32 * 8, pair;
     uint32_t rows;
 
-    griddepcontrol_wait();
-    griddepcontrol_launch_dependents();
+    if (!a.routed) griddepcontrol_wait();
     rows = a.row_pair == nullptr ? min(max(*a.pairs_count, 0), a.pairs) : rows_most(a);
     pair = pair_at(a, at, rows);
+    if (a.routed) griddepcontrol_wait();
+    griddepcontrol_launch_dependents();
     while (at.row < rows) { // of a warp that is left over it is not, since all slabs together have under 2^31
         const out_slab &to = a.slabs[slab_of(a, at.turn)];
         int32_t row = a.row_pair == nullptr ? a.pair_row[at.row] : static_cast<int32_t>(at.row);
@@ -193,6 +194,7 @@ extern "C" int32_t combine_cuda(const struct combine_args *from, void *stream)
     to.rows_cap = from->rows_cap;
     to.hidden = from->hidden;
     to.top_k = from->top_k;
+    to.routed = from->routed;
     to.scale = from->scale;
     // Counts live on the device: the grid covers the capacity.
     return launch(entry_of(from->pair_format),

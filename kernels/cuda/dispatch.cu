@@ -21,8 +21,8 @@ namespace {
 
 constexpr int kSlotThreads = 1024;
 constexpr int kSlotWarps = kSlotThreads / 32;
-constexpr int kFewTokens = 1024; // whose places every block finds in less time than another launch takes
-constexpr int kFewWords = kFewTokens / 32;
+constexpr int kFewTokens = 512; // whose places every block finds in less time than another launch takes
+constexpr int kFewWords = kFewTokens / 32; // a lane each
 constexpr int kBatch = 4;           // loads of a lane under way at once
 constexpr int kBatchFp8 = 2;        // where they become e4m3
 constexpr int kWarpsWanted = 2048;  // of push: enough to fill the links with a few tokens
@@ -30,7 +30,6 @@ constexpr int kPushBlocksMax = 528; // four an SM: all at once
 constexpr int kPieceColumns = kFp8Warp * kBatchFp8; // a multiple of it: as many as are under way
 constexpr int kPieceColumnsMax = 32 * kFp8Group;    // a lane keeps the scale of one group
 constexpr int kFp8WarpGroups = kFp8Warp / kFp8Group;
-constexpr int kSlotTurns = 4; // whose ids are under way at once
 
 struct args {
     push_slab to[KERNEL_RANKS_MAX];
@@ -46,9 +45,10 @@ struct args {
     int32_t pieces, piece_columns;
 };
 
+// At the moment: another stream may set it.
 __device__ __forceinline__ bool has_failed(const args &a)
 {
-    return a.failed != nullptr && *a.failed != 0;
+    return a.failed != nullptr && *static_cast<const volatile uint32_t *>(a.failed) != 0;
 }
 
 // Tokens of this round that may have an expert.
@@ -59,11 +59,12 @@ __device__ __forceinline__ int64_t tokens_valid(const args &a)
     return min(max(valid, static_cast<int64_t>(0)), static_cast<int64_t>(a.tokens));
 }
 
-// The physical id at one position, -1 for "no expert".
+// The physical id at one position, -1 for "no expert". The id is read before it is known whether it counts, not after.
 __device__ __forceinline__ int32_t physical_id(const args &a, int64_t valid, int32_t token, int32_t t)
 {
-    if (token >= valid) return -1;
-    return id_mapped(a.expert_map, a.map_count, id_read(a.ids + token * a.id_stride_bytes, t, a.id_bytes), 0, a.expert_first[a.ranks]);
+    int64_t id = id_read(a.ids + token * a.id_stride_bytes, t, a.id_bytes);
+
+    return id_mapped(a.expert_map, a.map_count, token < valid ? id : -1, 0, a.expert_first[a.ranks]);
 }
 
 // Rows are pushed there.
@@ -93,6 +94,7 @@ __device__ bool goes(const args &a, int64_t valid, int32_t token, int32_t rank)
     int32_t first = a.expert_first[rank], end = a.expert_first[rank + 1];
     bool found = false;
 
+    if (token >= a.tokens) return false;
     if (a.everywhere) return true;
 #pragma unroll 8
     for (int32_t t = 0; t < a.top_k; t++) {
@@ -103,34 +105,25 @@ __device__ bool goes(const args &a, int64_t valid, int32_t token, int32_t rank)
     return found;
 }
 
-// Fills the rank's column of send_slot; the rows it gets.
-__device__ int32_t place_rows(const args &a, int64_t valid, int32_t rank)
+// Fills the rank's column of send_slot; the rows it gets. `wanted`: whether this thread's first token goes there.
+__device__ int32_t place_rows(const args &a, int64_t valid, int32_t rank, bool wanted)
 {
     __shared__ int32_t sums[2][kSlotWarps]; // by turns, so that a turn has one barrier
     int32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, sent = 0;
 
-    for (int32_t base = 0; base < a.tokens; base += kSlotTurns * kSlotThreads) {
-        bool wanted[kSlotTurns];
+    for (int32_t base = 0, turn = 0; base < a.tokens; base += kSlotThreads, turn ^= 1) {
+        int32_t token = base + static_cast<int32_t>(threadIdx.x), sum, own, slot;
+        uint32_t lanes;
 
-#pragma unroll
-        for (int32_t i = 0; i < kSlotTurns; i++) {
-            int32_t token = base + i * kSlotThreads + static_cast<int32_t>(threadIdx.x);
-
-            wanted[i] = token < a.tokens && goes(a, valid, token, rank);
-        }
-#pragma unroll
-        for (int32_t i = 0; i < kSlotTurns; i++) {
-            int32_t token = base + i * kSlotThreads + static_cast<int32_t>(threadIdx.x), sum, own, slot;
-            uint32_t lanes = __ballot_sync(~0u, wanted[i]);
-
-            if (lane == 0) sums[i % 2][warp] = __popc(lanes);
-            __syncthreads();
-            own = sums[i % 2][lane];
-            sum = sum_before(own) + own;
-            slot = sent + __shfl_sync(~0u, sum - own, warp) + __popc(lanes & ((1u << lane) - 1));
-            if (token < a.tokens) a.send_slot[static_cast<int64_t>(token) * a.ranks + rank] = wanted[i] && slot < a.rows_cap ? slot : -1;
-            sent += __shfl_sync(~0u, sum, kSlotWarps - 1);
-        }
+        if (base > 0) wanted = goes(a, valid, token, rank);
+        lanes = __ballot_sync(~0u, wanted);
+        if (lane == 0) sums[turn][warp] = __popc(lanes);
+        __syncthreads();
+        own = sums[turn][lane];
+        sum = sum_before(own) + own;
+        slot = sent + __shfl_sync(~0u, sum - own, warp) + __popc(lanes & ((1u << lane) - 1));
+        if (token < a.tokens) a.send_slot[static_cast<int64_t>(token) * a.ranks + rank] = wanted && slot < a.rows_cap ? slot : -1;
+        sent += __shfl_sync(~0u, sum, kSlotWarps - 1);
     }
     return min(sent, a.rows_cap);
 }
@@ -208,20 +201,23 @@ __global__ void __launch_bounds__(kSlotThreads) slots_kernel(const __grid_consta
 {
     __shared__ bool failed; // read once: it may be set meanwhile, and threads that part would never meet again
     int32_t rank = blockIdx.x, sent;
+    bool seen, wanted;
     int64_t valid;
 
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
-    if (threadIdx.x == 0) failed = has_failed(a);
-    __syncthreads();
+    seen = has_failed(a); // under way while ids are
     valid = tokens_valid(a);
+    wanted = goes(a, valid, threadIdx.x, rank);
+    if (threadIdx.x == 0) failed = seen;
+    __syncthreads();
     if (failed || !is_destination(a, rank)) {
         for (int64_t token = threadIdx.x; token < a.tokens; token += kSlotThreads)
             a.send_slot[token * a.ranks + rank] = -1;
         if (!failed && rank == a.rank && a.rows_sent != nullptr) add_rows_sent(a, valid);
         return;
     }
-    sent = place_rows(a, valid, rank);
+    sent = place_rows(a, valid, rank, wanted);
     finish_slab(a, a.to[rank], sent);
 }
 
@@ -233,12 +229,15 @@ struct few_tokens {
     int32_t before[KERNEL_RANKS_MAX][kFewWords + 1]; // at the end, all
 };
 
-__device__ void find_few(const args &a, bool failed, int64_t valid, few_tokens *few)
+// Returns whether a wait has failed: then no token goes anywhere.
+__device__ bool find_few(const args &a, int64_t valid, few_tokens *few)
 {
+    __shared__ bool failed; // as in slots
     int32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32, words = (a.tokens + 31) / 32;
+    bool seen = has_failed(a);
 
     for (int32_t word = warp; word < words; word += warps) {
-        uint64_t ranks = failed ? 0 : owners(a, valid, word * 32 + lane);
+        uint64_t ranks = owners(a, valid, word * 32 + lane);
 
         for (int32_t rank = 0; rank < a.ranks; rank++) {
             uint32_t lanes = __ballot_sync(~0u, is_destination(a, rank) && (ranks >> rank & 1) != 0);
@@ -246,14 +245,19 @@ __device__ void find_few(const args &a, bool failed, int64_t valid, few_tokens *
             if (lane == 0) few->wanted[rank][word] = lanes;
         }
     }
+    if (threadIdx.x == 0) failed = seen;
     __syncthreads();
     for (int32_t rank = warp; rank < a.ranks; rank += warps) {
-        int32_t own = lane < words ? __popc(few->wanted[rank][lane]) : 0, before = sum_before(own);
+        int32_t own, before;
 
-        few->before[rank][lane] = before;
-        if (lane == kFewWords - 1) few->before[rank][kFewWords] = before + own;
+        if (failed && lane < words) few->wanted[rank][lane] = 0;
+        own = lane < words ? __popc(few->wanted[rank][lane]) : 0;
+        before = sum_before(own);
+        if (lane < kFewWords) few->before[rank][lane] = before;
+        if (lane == 31) few->before[rank][kFewWords] = before + own;
     }
     __syncthreads();
+    return failed;
 }
 
 // The row of a token at that rank, -1 for none.
@@ -422,26 +426,35 @@ __device__ void push_fp8(const args &a, int32_t token, const places &at, int32_t
     }
 }
 
+// The first row of the walk, while slots are found. Whoever still writes x makes it worthless, not wrong.
+__device__ __forceinline__ void prefetch_first(const args &a, const row_walk &walk, int32_t begin_byte, int32_t end_byte)
+{
+    if (walk.first >= static_cast<uint32_t>(a.tokens)) return;
+    for (int32_t at = begin_byte + threadIdx.x % 32 * 128; at < end_byte; at += 32 * 128)
+        prefetch_l2(a.x + walk.first * a.x_stride_bytes + at);
+}
+
 template <bool is_fp8, bool is_few> __global__ void __maxnreg__(64) push_kernel(const __grid_constant__ args a)
 {
-    __shared__ few_tokens few;
-    __shared__ bool failed; // as in slots
     const row_walk walk = walk_rows(a.pieces);
     int32_t begin = walk.piece * a.piece_columns, end = min(begin + a.piece_columns, a.hidden), number_bytes = a.x_format == FORMAT_F32 ? 4 : 2;
-    bool tells_host = is_few && blockIdx.x == 0 && threadIdx.x == 0 && a.rows_sent != nullptr;
+    bool tells_host = is_few && blockIdx.x == 0 && threadIdx.x == 0 && a.rows_sent != nullptr, failed;
+    __shared__ few_tokens few;
     uint64_t told = 0;
     int64_t valid;
 
+    prefetch_first(a, walk, begin * number_bytes, end * number_bytes);
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
     if (tells_host) told = *static_cast<const volatile uint64_t *>(a.rows_sent); // over the bus, and long under way
-    if (threadIdx.x == 0) failed = has_failed(a);
-    __syncthreads();
-    valid = failed ? 0 : tokens_valid(a);
+    valid = tokens_valid(a);
     if constexpr (is_few) {
-        find_few(a, failed, valid, &few);
+        failed = find_few(a, valid, &few);
         if (!failed) tell_few(a, few);
+    } else {
+        failed = has_failed(a);
     }
+    if (failed) valid = 0;
     for (uint32_t walked = walk.first; walked < static_cast<uint32_t>(a.tokens); walked += walk.step) {
         int32_t token = static_cast<int32_t>(walked);
         places at = is_few ? places_of_few(a, few, token, walk.piece == 0) : places_of(a, token);
@@ -533,7 +546,7 @@ extern "C" int32_t dispatch_cuda_load(void)
 extern "C" int32_t dispatch_cuda(const struct dispatch_args *from, void *stream)
 {
     bool is_few = from->tokens > 0 && from->tokens <= kFewTokens;
-    launch_shape slots = {static_cast<unsigned>(from->ranks), kSlotThreads, 0, LAUNCH_AFTER};
+    launch_shape slots = {static_cast<unsigned>(from->ranks), kSlotThreads, 0, LAUNCH_EARLY};
     launch_shape push;
     cudaError_t st = cudaSuccess;
     args to = {};
@@ -544,7 +557,7 @@ extern "C" int32_t dispatch_cuda(const struct dispatch_args *from, void *stream)
     if (to.pieces > kPushBlocksMax) return cudaErrorInvalidValue;
     if (!is_few) st = launch(slots_kernel, slots, stream, to);
     if (st != cudaSuccess || from->tokens == 0) return st;
-    push = shape_for(static_cast<int64_t>(from->tokens) * to.pieces, to.pieces, from->sms, is_few ? LAUNCH_AFTER : LAUNCH_EARLY);
+    push = shape_for(static_cast<int64_t>(from->tokens) * to.pieces, to.pieces, from->sms, LAUNCH_EARLY);
     push.blocks = min(push.blocks, static_cast<unsigned>(kPushBlocksMax));
     return launch(push_entry(from->wire_format == FORMAT_FP8_BLOCK128, is_few), push, stream, to);
 }

@@ -68,6 +68,12 @@ __device__ __forceinline__ void mbarrier_wait(uint64_t *barrier, uint32_t parity
 
 // ---- Copies ------------------------------------------------------------------------------------
 
+// A line of global memory into the L2.
+__device__ __forceinline__ void prefetch_l2(const void *at)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(at) : "memory");
+}
+
 __device__ __forceinline__ void prefetch_tensormap(const CUtensorMap *map)
 {
     asm volatile("prefetch.tensormap [%0];" ::"l"(reinterpret_cast<uint64_t>(map)) : "memory");

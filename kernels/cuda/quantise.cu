@@ -173,51 +173,82 @@ __device__ __forceinline__ void store(const args &a, int64_t row, int32_t first,
     }
 }
 
+// Which row of which slab.
+struct source {
+    int32_t index, row;
+};
+
+__device__ __forceinline__ source source_at(const args &a, const int32_t *rows_before, int32_t at)
+{
+    int32_t index, row;
+
+    if (a.row_pair != nullptr) {
+        index = last_at_most(rows_before, a.slabs_count, at);
+        return {index, at - rows_before[index]};
+    }
+    row = a.x_row != nullptr ? a.x_row[at] : at;
+    index = row / a.rows_cap;
+    return {index, row - index * a.rows_cap};
+}
+
+__device__ __forceinline__ void code_any(const args &a, source from, int32_t first, fp8_eight (&to)[kBatch])
+{
+    const slab &s = a.slabs[from.index];
+
+    if (s.by_words)
+        code_words(a, s, from.row, first, to);
+    else if (s.format == FORMAT_FP8_BLOCK128)
+        copy(a, s, from.row, first, to);
+    else
+        code(a, s, from.row, first, to);
+}
+
+// Where this lane's copy of a row goes, -1: nowhere.
+__device__ __forceinline__ int32_t place_of(const args &a, source from, uint32_t at)
+{
+    int32_t lane = threadIdx.x % 32;
+
+    if (a.row_pair == nullptr) return lane == 0 ? static_cast<int32_t>(at) : -1;
+    return lane < a.top_k ? a.row_pair[(static_cast<int64_t>(from.index) * a.rows_cap + from.row) * a.top_k + lane] : -1;
+}
+
 __global__ void __launch_bounds__(kThreads, 4) quantise_kernel(const __grid_constant__ args a)
 {
     __shared__ int32_t rows_before[KERNEL_RANKS_MAX + 1];
     const row_walk walk = walk_rows((a.columns + kPiece - 1) / kPiece);
-    int32_t lane = threadIdx.x % 32, first = walk.piece * kPiece + lane * kFp8Lane;
+    int32_t first = walk.piece * kPiece + threadIdx.x % 32 * kFp8Lane, place = -1;
     uint32_t rows = a.rows_count;
+    bool waits = a.row_pair != nullptr;
 
     // A product reads route's counts before it waits. Where this launch reads nothing of route's, the one before it did, and had
     // waited for route before this one could begin; so the product may begin now, with its weights.
     if (a.row_pair == nullptr && a.x_row == nullptr) griddepcontrol_launch_dependents();
-    griddepcontrol_wait();
-    griddepcontrol_launch_dependents();
-    if (a.row_pair != nullptr) {
+    if (waits) {
         sum_rows(a, rows_before);
         rows = rows_before[KERNEL_RANKS_MAX];
-    } else if (a.count != nullptr) {
-        rows = min(max(*a.count, 0), a.rows_count);
+    } else {
+        griddepcontrol_wait();
+        griddepcontrol_launch_dependents();
+        if (a.count != nullptr) rows = min(max(*a.count, 0), a.rows_count);
     }
-    // The last rows first: they came last, and some of them are in the L2 yet, as the first ones are when the product begins with them.
-    for (uint32_t walked = walk.first; walked < rows; walked += walk.step) {
-        int32_t at = static_cast<int32_t>(rows - 1 - walked);
-        int32_t index, x_row, place = lane == 0 ? at : -1; // a lane's, where there are several
+    for (uint32_t at = walk.first; at < rows; at += walk.step) {
+        const source from = source_at(a, rows_before, static_cast<int32_t>(at));
         fp8_eight piece[kBatch];
-        uint32_t left;
 
-        if (a.row_pair != nullptr) {
-            index = last_at_most(rows_before, a.slabs_count, at);
-            x_row = at - rows_before[index];
-            place = lane < a.top_k ? a.row_pair[(static_cast<int64_t>(index) * a.rows_cap + x_row) * a.top_k + lane] : -1;
-        } else {
-            x_row = a.x_row != nullptr ? a.x_row[at] : at;
-            index = x_row / a.rows_cap;
-            x_row -= index * a.rows_cap;
+        if (!waits) place = place_of(a, from, at);
+        if (!waits && __ballot_sync(~0u, place >= 0) == 0) continue;
+        code_any(a, from, first, piece);
+        // x was there before route began, which had begun before this could: only the places of pairs are waited for.
+        if (waits) {
+            griddepcontrol_wait();
+            griddepcontrol_launch_dependents();
+            place = place_of(a, from, at);
+            waits = false;
         }
-        left = __ballot_sync(~0u, place >= 0);
-        if (left == 0) continue;
-        if (a.slabs[index].by_words)
-            code_words(a, a.slabs[index], x_row, first, piece);
-        else if (a.slabs[index].format == FORMAT_FP8_BLOCK128)
-            copy(a, a.slabs[index], x_row, first, piece);
-        else
-            code(a, a.slabs[index], x_row, first, piece);
-        for (; left != 0; left &= left - 1)
+        for (uint32_t left = __ballot_sync(~0u, place >= 0); left != 0; left &= left - 1)
             store(a, __shfl_sync(~0u, place, __ffs(static_cast<int>(left)) - 1), first, piece);
     }
+    if (waits) griddepcontrol_wait();
 }
 
 // In floats.

@@ -514,8 +514,8 @@ extern "C" int32_t route_cuda(const struct route_args *from, void *stream)
     if (from->experts > kExpertsMax) return cudaErrorInvalidValue;
     to = args_of(from);
     blocks = place_scratch(from, &to);
-    if (blocks == 1) return launch(route_kernel, {1, kThreads, kWarps * counters, LAUNCH_AFTER}, stream, to);
-    status = launch(count_kernel, {blocks, kThreads, counters, LAUNCH_AFTER}, stream, to);
+    if (blocks == 1) return launch(route_kernel, {1, kThreads, kWarps * counters, LAUNCH_EARLY}, stream, to);
+    status = launch(count_kernel, {blocks, kThreads, counters, LAUNCH_EARLY}, stream, to);
     if (status != cudaSuccess) return status;
     return launch(fill_kernel, {blocks, kThreads, (kWarps + 2) * counters, LAUNCH_EARLY}, stream, to);
 }

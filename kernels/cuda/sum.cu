@@ -15,7 +15,6 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kColumns = 256; // of a warp: 8 a lane
-constexpr int kBatch = 4;     // parts under way at once
 
 struct args {
     const unsigned char *parts[KERNEL_RANKS_MAX];
@@ -29,12 +28,12 @@ struct args {
     int32_t hidden, ranks, rank, rows_cap;
 };
 
-// The row of `rank` for this token, -1 when it has none.
-__device__ __forceinline__ int32_t part_row(const args &a, uint64_t active, uint32_t token, int32_t rank)
+// The row of `rank` for this token, -1 when it has none. Slots are older than the launch before this one.
+__device__ __forceinline__ int32_t part_row(const args &a, uint32_t token, int32_t rank)
 {
     int32_t row;
 
-    if (rank >= a.ranks || (active >> rank & 1) == 0) return -1;
+    if (rank >= a.ranks) return -1;
     if (rank == a.rank) return token;
     row = a.parts[rank] == nullptr ? -1 : a.send_slot[static_cast<int64_t>(token) * a.ranks + rank];
     return row < a.rows_cap ? row : -1;
@@ -45,6 +44,8 @@ template <int32_t format>
 __device__ __forceinline__ void add_parts(const args &a, const unsigned char *own, uint64_t left, int32_t low, int32_t high, int32_t column,
                                           float (&sum)[8])
 {
+    constexpr int kBatch = format == FORMAT_F32 ? 2 : 4; // parts under way at once
+
     while (left != 0) {
         eight<format> parts[kBatch] = {};
         uint64_t loaded = left;
@@ -79,12 +80,12 @@ struct part_rows {
     int32_t low, high;
 };
 
-__device__ __forceinline__ part_rows part_rows_of(const args &a, uint64_t active, uint32_t token)
+__device__ __forceinline__ part_rows part_rows_of(const args &a, uint32_t token)
 {
     int32_t lane = threadIdx.x % 32;
 
     if (token >= a.tokens) return {-1, -1};
-    return {part_row(a, active, token, lane), part_row(a, active, token, lane + 32)};
+    return {part_row(a, token, lane), part_row(a, token, lane + 32)};
 }
 
 template <int32_t format> __global__ void __maxnreg__(format == FORMAT_F32 ? 64 : 56) sum_kernel(const __grid_constant__ args a)
@@ -94,20 +95,20 @@ template <int32_t format> __global__ void __maxnreg__(format == FORMAT_F32 ? 64 
     uint64_t active;
     part_rows rows;
 
+    rows = part_rows_of(a, a.tokens - 1 - walk.first);
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
     active = a.active_now != nullptr ? *a.active_now : a.active;
     if (a.failed != nullptr && *a.failed != 0) active = 0;
-    rows = part_rows_of(a, active, a.tokens - 1 - walk.first);
     // The last rows first: they came last, and some of them are in the L2 yet.
     for (uint32_t walked = walk.first; walked < a.tokens; walked += walk.step) {
         uint32_t token = a.tokens - 1 - walked;
-        part_rows next = part_rows_of(a, active, token - walk.step);
+        part_rows next = part_rows_of(a, token - walk.step);
         uint64_t left = __ballot_sync(~0u, rows.high >= 0);
         unsigned char *own = a.y + static_cast<int64_t>(token) * a.y_stride_bytes;
         float sum[8] = {};
 
-        left = left << 32 | __ballot_sync(~0u, rows.low >= 0);
+        left = (left << 32 | __ballot_sync(~0u, rows.low >= 0)) & active;
         add_parts<format>(a, own, left, rows.low, rows.high, column, sum);
         if (column < a.hidden) store_8(own, format, column, sum);
         rows = next;
