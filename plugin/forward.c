@@ -176,7 +176,7 @@ static int32_t quantise_mid(const struct experts_job *job, const struct experts_
         .group_stride_bytes = limits->fp8_group_bytes,
         .x_format = limits->mid_format,
         .format = FORMAT_FP8_BLOCK128,
-        .rows_count = (int32_t)limits->pairs_max,
+        .rows_count = (int32_t)job->in->pairs_max,
         .columns = limits->intermediate,
     };
 

@@ -15,6 +15,7 @@ namespace {
 
 constexpr int kColumns = 256; // of a warp: 8 a lane
 constexpr int kBatch = 2;     // pairs under way at once
+constexpr int kBlocksOfSm = 6; // by the registers of all but f32 rows
 
 struct args {
     out_slab slabs[KERNEL_RANKS_MAX];
@@ -198,5 +199,5 @@ extern "C" int32_t combine_cuda(const struct combine_args *from, void *stream)
     to.scale = from->scale;
     // Counts live on the device: the grid covers the capacity.
     return launch(entry_of(from->pair_format),
-                  shape_for(static_cast<int64_t>(from->slabs_count) * from->rows_cap * pieces, pieces, from->sms, LAUNCH_EARLY), stream, to);
+                  shape_for(static_cast<int64_t>(from->slabs_count) * from->rows_cap * pieces, pieces, kBlocksOfSm, from->sms), stream, to);
 }

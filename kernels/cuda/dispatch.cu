@@ -26,7 +26,7 @@ constexpr int kFewWords = kFewTokens / 32; // a lane each
 constexpr int kBatch = 4;           // loads of a lane under way at once
 constexpr int kBatchFp8 = 2;        // where they become e4m3
 constexpr int kWarpsWanted = 2048;  // of push: enough to fill the links with a few tokens
-constexpr int kPushBlocksMax = 528; // four an SM: all at once
+constexpr int kBlocksOfSm = 4;      // of push, by its registers
 constexpr int kPieceColumns = kFp8Warp * kBatchFp8; // a multiple of it: as many as are under way
 constexpr int kPieceColumnsMax = 32 * kFp8Group;    // a lane keeps the scale of one group
 constexpr int kFp8WarpGroups = kFp8Warp / kFp8Group;
@@ -547,17 +547,14 @@ extern "C" int32_t dispatch_cuda(const struct dispatch_args *from, void *stream)
 {
     bool is_few = from->tokens > 0 && from->tokens <= kFewTokens;
     launch_shape slots = {static_cast<unsigned>(from->ranks), kSlotThreads, 0, LAUNCH_EARLY};
-    launch_shape push;
     cudaError_t st = cudaSuccess;
     args to = {};
 
     if (!can_push(*from)) return cudaErrorInvalidValue;
     fill(*from, &to);
     cut_rows(*from, &to);
-    if (to.pieces > kPushBlocksMax) return cudaErrorInvalidValue;
     if (!is_few) st = launch(slots_kernel, slots, stream, to);
     if (st != cudaSuccess || from->tokens == 0) return st;
-    push = shape_for(static_cast<int64_t>(from->tokens) * to.pieces, to.pieces, from->sms, LAUNCH_EARLY);
-    push.blocks = min(push.blocks, static_cast<unsigned>(kPushBlocksMax));
-    return launch(push_entry(from->wire_format == FORMAT_FP8_BLOCK128, is_few), push, stream, to);
+    return launch(push_entry(from->wire_format == FORMAT_FP8_BLOCK128, is_few),
+                  shape_for(static_cast<int64_t>(from->tokens) * to.pieces, to.pieces, kBlocksOfSm, from->sms), stream, to);
 }

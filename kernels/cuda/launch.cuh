@@ -6,7 +6,7 @@
 #include <cuda_runtime.h>
 
 // A grid that strides over its items: enough blocks for `items`, at most a few waves of an H200.
-constexpr int64_t kGridBlocksMax = 132 * 16;
+constexpr int64_t kGridSms = 132, kGridBlocksMax = kGridSms * 16;
 
 static inline unsigned grid_for(int64_t items, int64_t items_a_block)
 {
@@ -29,17 +29,17 @@ struct launch_shape {
     launch_order order;
 };
 
-// A warp an item at most, and at least `warps_least`; on `sms` SMs, where that is not 0, and they have so many warps.
-static inline launch_shape shape_for(int64_t items, int64_t warps_least, int32_t sms, launch_order order)
+// An early launch with a warp an item at most, and at least `warps_least`; of as many blocks as run at once, `blocks_of_sm` on each.
+// On `sms` SMs, where that is not 0, and they have so many warps.
+static inline launch_shape shape_for(int64_t items, int64_t warps_least, int32_t blocks_of_sm, int32_t sms)
 {
-    const int64_t a_block = kAloneThreads / 32;
-    int64_t blocks;
+    const int64_t a_block = (sms > 0 ? kAloneThreads : kSharingThreads) / 32, most = sms > 0 ? sms : kGridSms * blocks_of_sm;
+    int64_t blocks = (items + a_block - 1) / a_block;
 
-    if (sms <= 0) return {grid_for(items, kSharingThreads / 32), kSharingThreads, 0, order};
-    blocks = (items + a_block - 1) / a_block;
-    blocks = blocks < sms ? blocks : sms;
+    blocks = blocks < most ? blocks : most;
     if (blocks * a_block < warps_least) blocks = (warps_least + a_block - 1) / a_block;
-    return {static_cast<unsigned>(blocks < 1 ? 1 : blocks), kAloneThreads, kAloneSmemBytes, order};
+    if (blocks < 1) blocks = 1;
+    return {static_cast<unsigned>(blocks), static_cast<unsigned>(a_block * 32), sms > 0 ? kAloneSmemBytes : 0, LAUNCH_EARLY};
 }
 
 template <class Args> cudaError_t launch(void (*kernel)(Args), const launch_shape &shape, void *stream, const Args &args)

@@ -15,6 +15,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kColumns = 256; // of a warp: 8 a lane
+constexpr int kBlocksOfSm = 4; // by its registers
 
 struct args {
     const unsigned char *parts[KERNEL_RANKS_MAX];
@@ -199,5 +200,5 @@ extern "C" int32_t sum_cuda(const struct sum_args *from, void *stream)
     to.ranks = from->ranks;
     to.rank = from->rank;
     to.rows_cap = from->rows_cap;
-    return launch(entry_of(from->format), shape_for(from->tokens * pieces, pieces, from->sms, LAUNCH_EARLY), stream, to);
+    return launch(entry_of(from->format), shape_for(from->tokens * pieces, pieces, kBlocksOfSm, from->sms), stream, to);
 }
