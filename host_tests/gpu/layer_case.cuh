@@ -202,6 +202,7 @@ static void make_last_stages(stages &s, const layer_case &c, const weight_view &
     s.combine.rows_cap = c.tokens;
     s.combine.hidden = c.hidden;
     s.combine.top_k = c.top_k;
+    s.combine.routed = 1;
     s.combine.scale = 1.0f;
 }
 
