@@ -54,7 +54,7 @@ static shape draw_shape()
 
     s.ranks = many_ranks ? 10 + (int)draw(55) : 1 + (int)draw(9);
     s.rank = (int)draw(s.ranks);
-    s.tokens = one_in(10) ? 0 : many_tokens ? 1000 + (int)draw(2200) : one_in(4) ? 200 + (int)draw(120) : (int)draw(70);
+    s.tokens = one_in(10) ? 0 : many_tokens ? 1000 + (int)draw(2200) : one_in(4) ? 200 + (int)draw(400) : (int)draw(70);
     s.cap = one_in(3) ? 1 + (int)draw(s.tokens + 1) : s.tokens + 1 + (int)draw(draw(2) ? 3 : 30);
     s.top_k = 1 + (int)draw(one_in(8) ? 32 : 8);
     s.hidden = 8 * (1 + (int)draw(many_tokens || many_ranks ? 4 : one_in(3) ? 300 : 80));
@@ -66,7 +66,7 @@ static shape draw_shape()
     s.everywhere = one_in(3);
     s.pad_rows = draw(2) ? 0 : (int)draw(s.cap + 4);
     s.failed = (int)draw(8);
-    s.sms = draw(2) ? 0 : 1 + (int)draw(24);
+    s.sms = draw(2) ? 0 : draw(2) ? 1 : 2 + (int)draw(23);
     s.x_stride = s.hidden * number_bytes(s.x_format) + 16 * draw(2);
     s.id_stride = (s.top_k + draw(3)) * s.id_bytes;
     s.weight_stride = (s.top_k + draw(3)) * number_bytes(s.weight_format);
@@ -218,14 +218,15 @@ static int try_dispatch()
 
 static int try_sum()
 {
-    int ranks = one_in(12) ? 10 + (int)draw(55) : 1 + (int)draw(9), rank = (int)draw(ranks), tokens = (int)draw(40);
-    int cap = 1 + (int)draw(40), hidden = 8 * (1 + (int)draw(80)), format = draw_format(), bytes = (int)number_bytes(format);
+    bool wide = one_in(8); // a row has more pieces than a block has warps
+    int ranks = one_in(12) ? 10 + (int)draw(55) : 1 + (int)draw(9), rank = (int)draw(ranks), tokens = (int)draw(wide ? 5 : 40);
+    int cap = 1 + (int)draw(wide ? 4 : 40), hidden = 8 * (1 + (wide ? 1024 : 0) + (int)draw(80)), format = draw_format(), bytes = (int)number_bytes(format);
     int64_t y_stride = (hidden + 4 * draw(3)) * bytes, part_stride = (hidden + 4 * draw(3)) * bytes;
     int64_t y_offset = draw(2) * bytes, part_offset = draw(2) * bytes;
     twin y(tokens * y_stride + y_offset), parts(ranks * cap * part_stride + part_offset), slots((size_t)tokens * ranks * 4), failed(4), now(8);
     uint64_t active = draw(2) ? ~(uint64_t)0 : (uint64_t)draw(UINT32_MAX) << 32 | draw(UINT32_MAX);
     uint64_t missing = one_in(3) ? draw(UINT32_MAX) : 0;
-    int fails = (int)draw(8), earlier = draw(2) ? (int)draw(tokens + 1) : 0, sms = draw(2) ? 0 : 1 + (int)draw(24), same;
+    int fails = (int)draw(8), earlier = draw(2) ? (int)draw(tokens + 1) : 0, sms = draw(2) ? 0 : draw(2) ? 1 : 2 + (int)draw(23), same;
 
     fill_numbers(y, format, (tokens * y_stride + y_offset) / bytes, false);
     fill_numbers(parts, format, (ranks * cap * part_stride + part_offset) / bytes, false);

@@ -16,7 +16,7 @@ static sample draw_sample()
 {
     sample s;
 
-    s.slabs = 1 + (int)draw(3);
+    s.slabs = 1 + (int)draw(5);
     s.cap = 1 + (int)draw(90);
     s.top_k = 1 + (int)draw(draw(8) == 0 ? 32 : 8);
     s.experts = 1 + (int)draw(draw(8) == 0 ? 1024 : 20);
@@ -370,7 +370,7 @@ static int try_combine(const sample &s, slabs &from, routed &routes, bool counte
     int format = draw(2) ? FORMAT_F32 : FORMAT_BF16, pair_format = draw(2) ? FORMAT_F32 : FORMAT_BF16;
     int left_out = (int)draw(7);
     bool weighted = draw(2);
-    int slab_first = (int)draw(s.slabs + 2), sms = draw(2) ? 0 : 1 + (int)draw(24);
+    int slab_first = (int)draw(s.slabs + 2), sms = draw(2) ? 0 : draw(2) ? 1 : 2 + (int)draw(23);
     out_slab views[SLABS_MAX];
 
     if (pair_format == FORMAT_BF16) fill_rows(pairs.cpu.data(), s.positions * s.hidden * 2);

@@ -3,7 +3,7 @@
 //
 // slots  a block of 1024 threads a rank, a thread a token, 1024 tokens in order at a time
 //        bytes  the ids once a rank, 4 a (token, rank): bound by the latency of one load a turn
-// push   a warp a token and piece of its row, 16 bytes a lane (fp8: four numbers a lane)
+// push   a warp a token and piece of its row, 16 bytes a lane (fp8: eight numbers a lane)
 //        bytes  x once, a wire row a destination: bound by the links to the peers
 
 #include "kernels/cuda/cuda.h"
