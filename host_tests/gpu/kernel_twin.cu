@@ -16,7 +16,7 @@ static sample draw_sample()
 {
     sample s;
 
-    s.slabs = 1 + (int)draw(5);
+    s.slabs = 1 + (int)draw(3);
     s.cap = 1 + (int)draw(90);
     s.top_k = 1 + (int)draw(draw(8) == 0 ? 32 : 8);
     s.experts = 1 + (int)draw(draw(8) == 0 ? 1024 : 20);
