@@ -75,20 +75,6 @@ __device__ __forceinline__ bool is_destination(const args &a, int32_t rank)
 
 // ---- slots ---------------------------------------------------------------------------------------------------------------
 
-// Of the lanes before this one.
-__device__ __forceinline__ int32_t sum_before(int32_t own)
-{
-    int32_t lane = threadIdx.x % 32, sum = own;
-
-#pragma unroll
-    for (int32_t step = 1; step < 32; step *= 2) {
-        int32_t before = __shfl_up_sync(~0u, sum, step);
-
-        if (lane >= step) sum += before;
-    }
-    return sum - own;
-}
-
 __device__ bool goes(const args &a, int64_t valid, int32_t token, int32_t rank)
 {
     int32_t first = a.expert_first[rank], end = a.expert_first[rank + 1];
@@ -105,7 +91,7 @@ __device__ bool goes(const args &a, int64_t valid, int32_t token, int32_t rank)
     return found;
 }
 
-// Fills the rank's column of send_slot; the rows it gets. `wanted`: whether this thread's first token goes there.
+// Fills the rank's column of send_slot; how many tokens go there. `wanted`: whether this thread's first token goes there.
 __device__ int32_t place_rows(const args &a, int64_t valid, int32_t rank, bool wanted)
 {
     __shared__ int32_t sums[2][kSlotWarps]; // by turns, so that a turn has one barrier
@@ -125,7 +111,7 @@ __device__ int32_t place_rows(const args &a, int64_t valid, int32_t rank, bool w
         if (token < a.tokens) a.send_slot[static_cast<int64_t>(token) * a.ranks + rank] = wanted && slot < a.rows_cap ? slot : -1;
         sent += __shfl_sync(~0u, sum, kSlotWarps - 1);
     }
-    return min(sent, a.rows_cap);
+    return sent;
 }
 
 // Rows that the count reports without an expert, up to this one.
@@ -134,15 +120,21 @@ __device__ __forceinline__ int32_t padded(const args &a)
     return a.everywhere ? min(a.pad_rows, a.rows_cap) : 0;
 }
 
-__device__ void finish_slab(const args &a, const push_slab &to, int32_t sent)
+// What the count of a rank says to which so many tokens go.
+__device__ __forceinline__ int32_t rows_counted(const args &a, int32_t wanted)
+{
+    return max(min(wanted, a.rows_cap), padded(a));
+}
+
+__device__ void finish_slab(const args &a, const push_slab &to, int32_t wanted)
 {
     int64_t end = static_cast<int64_t>(padded(a)) * a.top_k;
 
-    for (int64_t i = static_cast<int64_t>(sent) * a.top_k + threadIdx.x; i < end; i += blockDim.x) {
+    for (int64_t i = static_cast<int64_t>(wanted) * a.top_k + threadIdx.x; i < end; i += blockDim.x) {
         to.ids[i] = -1;
         to.weights[i] = 0.0f;
     }
-    if (threadIdx.x == 0) *to.count = max(sent, padded(a));
+    if (threadIdx.x == 0) *to.count = rows_counted(a, wanted);
 }
 
 // Bit r: rank r owns an expert of the token.
@@ -191,7 +183,7 @@ __device__ void add_rows_sent(const args &a, int64_t valid)
 
         for (int32_t w = 0; w < kSlotWarps; w++)
             rows += sent[w][thread];
-        atomicAdd(&all, static_cast<unsigned long long>(max(min(rows, a.rows_cap), padded(a))));
+        atomicAdd(&all, static_cast<unsigned long long>(rows_counted(a, rows)));
     }
     __syncthreads();
     if (thread == 0) *a.rows_sent = before + all;
@@ -200,7 +192,7 @@ __device__ void add_rows_sent(const args &a, int64_t valid)
 __global__ void __launch_bounds__(kSlotThreads) slots_kernel(const __grid_constant__ args a)
 {
     __shared__ bool failed; // read once: it may be set meanwhile, and threads that part would never meet again
-    int32_t rank = blockIdx.x, sent;
+    int32_t rank = blockIdx.x;
     bool seen, wanted;
     int64_t valid;
 
@@ -217,8 +209,7 @@ __global__ void __launch_bounds__(kSlotThreads) slots_kernel(const __grid_consta
         if (!failed && rank == a.rank && a.rows_sent != nullptr) add_rows_sent(a, valid);
         return;
     }
-    sent = place_rows(a, valid, rank, wanted);
-    finish_slab(a, a.to[rank], sent);
+    finish_slab(a, a.to[rank], place_rows(a, valid, rank, wanted));
 }
 
 // ---- push ----------------------------------------------------------------------------------------------------------------
@@ -276,7 +267,7 @@ __device__ __forceinline__ int32_t few_slot(const args &a, const few_tokens &few
 __device__ void tell_few(const args &a, const few_tokens &few)
 {
     for (int32_t rank = blockIdx.x; rank < a.ranks; rank += gridDim.x)
-        if (is_destination(a, rank)) finish_slab(a, a.to[rank], min(few.before[rank][kFewWords], a.rows_cap));
+        if (is_destination(a, rank)) finish_slab(a, a.to[rank], few.before[rank][kFewWords]);
 }
 
 // Rows that the counts tell of, for the host.
@@ -285,7 +276,7 @@ __device__ uint64_t rows_told(const args &a, const few_tokens &few)
     uint64_t all = 0;
 
     for (int32_t rank = 0; rank < a.ranks; rank++)
-        if (is_destination(a, rank)) all += max(min(few.before[rank][kFewWords], a.rows_cap), padded(a));
+        if (is_destination(a, rank)) all += rows_counted(a, few.before[rank][kFewWords]);
     return all;
 }
 

@@ -191,13 +191,7 @@ template <class P> __device__ __forceinline__ void make_tables(const gemm_args &
         __syncwarp();
         for (int32_t e = first; e < end; e++)
             tiles += token_tiles(smem, smem.expert_first[e + 1] - smem.expert_first[e]) * args.row_tiles;
-        sum = tiles;
-        for (int32_t step = 1; step < 32; step *= 2) {
-            int32_t before = __shfl_up_sync(~0u, sum, step);
-
-            if (lane >= step) sum += before;
-        }
-        sum -= tiles;
+        sum = sum_before(tiles);
         for (int32_t e = first; e < end; e++) {
             smem.tile_first[e] = sum;
             sum += token_tiles(smem, smem.expert_first[e + 1] - smem.expert_first[e]) * args.row_tiles;

@@ -56,16 +56,11 @@ __device__ void sum_rows(const args &a, int32_t *rows_before)
     int32_t lane = threadIdx.x % 32;
 
     if (threadIdx.x < 32) {
-        int32_t even = rows_valid(a, 2 * lane), sum = even + rows_valid(a, 2 * lane + 1), own = sum;
+        int32_t even = rows_valid(a, 2 * lane), own = even + rows_valid(a, 2 * lane + 1), before = sum_before(own);
 
-        for (int32_t step = 1; step < 32; step *= 2) {
-            int32_t before = __shfl_up_sync(~0u, sum, step);
-
-            if (lane >= step) sum += before;
-        }
-        rows_before[2 * lane] = sum - own;
-        rows_before[2 * lane + 1] = sum - own + even;
-        if (lane == 31) rows_before[KERNEL_RANKS_MAX] = sum;
+        rows_before[2 * lane] = before;
+        rows_before[2 * lane + 1] = before + even;
+        if (lane == 31) rows_before[KERNEL_RANKS_MAX] = before + own;
     }
     __syncthreads();
 }

@@ -111,25 +111,11 @@ __device__ __forceinline__ float weight_at(const args &a, const place &at)
 // The exclusive sum over all threads; `total` is the same for all.
 __device__ int32_t block_sum(int32_t value, int32_t *warps, int32_t *total)
 {
-    int32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, sum = value;
+    int32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, sum = sum_before(value) + value;
 
-    for (int32_t step = 1; step < 32; step *= 2) {
-        int32_t before = __shfl_up_sync(~0u, sum, step);
-
-        if (lane >= step) sum += before;
-    }
     if (lane == 31) warps[warp] = sum;
     __syncthreads();
-    if (warp == 0) {
-        int32_t all = warps[lane];
-
-        for (int32_t step = 1; step < 32; step *= 2) {
-            int32_t before = __shfl_up_sync(~0u, all, step);
-
-            if (lane >= step) all += before;
-        }
-        warps[lane] = all;
-    }
+    if (warp == 0) warps[lane] += sum_before(warps[lane]);
     __syncthreads();
     *total = warps[31];
     return sum - value + (warp == 0 ? 0 : warps[warp - 1]);

@@ -1,9 +1,23 @@
-// Searching prefix sums.
+// Prefix sums of a warp, and searching in them.
 
 #ifndef MOXIE_KERNELS_CUDA_SEARCH_CUH
 #define MOXIE_KERNELS_CUDA_SEARCH_CUH
 
 #include <cuda_runtime.h>
+
+// Of the lanes before this one.
+__device__ __forceinline__ int32_t sum_before(int32_t own)
+{
+    int32_t lane = threadIdx.x % 32, sum = own;
+
+#pragma unroll
+    for (int32_t step = 1; step < 32; step *= 2) {
+        int32_t before = __shfl_up_sync(~0u, sum, step);
+
+        if (lane >= step) sum += before;
+    }
+    return sum - own;
+}
 
 // The last of `count` ascending numbers that is at most `value`; the first is.
 __device__ __forceinline__ int32_t last_at_most(const int32_t *numbers, int32_t count, int32_t value)
