@@ -179,7 +179,7 @@ extern "C" int32_t combine_cuda(const struct combine_args *from, void *stream)
     int64_t pieces = (from->hidden + kColumns - 1) / kColumns;
     args to = {};
 
-    if (from->hidden % 8 != 0 || pieces > kGridBlocksMax || entry_of(from->pair_format) == nullptr) return cudaErrorInvalidValue;
+    if (from->hidden % 8 != 0 || entry_of(from->pair_format) == nullptr) return cudaErrorInvalidValue;
     if (from->slabs_count == 0) return cudaSuccess;
     for (int32_t i = 0; i < from->slabs_count; i++)
         to.slabs[i] = from->slabs[i];

@@ -182,8 +182,7 @@ extern "C" int32_t sum_cuda(const struct sum_args *from, void *stream)
     args to = {};
     int32_t st;
 
-    if (from->hidden % 8 != 0 || pieces > kGridBlocksMax || from->ranks > KERNEL_RANKS_MAX || entry_of(from->format) == nullptr)
-        return cudaErrorInvalidValue;
+    if (from->hidden % 8 != 0 || from->ranks > KERNEL_RANKS_MAX || entry_of(from->format) == nullptr) return cudaErrorInvalidValue;
     st = zero_earlier(*from, stream);
     if (st != cudaSuccess || from->tokens == 0) return st;
     for (int32_t rank = 0; rank < from->ranks; rank++)
