@@ -52,7 +52,7 @@ class Grid(unittest.TestCase):
         self.assertIsNone(grid.wanted(group._replace(delay_us=20.0), 8, 128))
         self.assertEqual(grid.wanted(group._replace(sms=24), 8, 4096)[:2], (475, 455))
         self.assertIsNone(grid.wanted(group._replace(sms=16), 8, 4096))
-        for bars in grid.BARS.values():
+        for bars in [*grid.BARS.values(), *grid.BARS_ON_SMS[24].values()]:
             for wanted in bars.values():
                 self.assertLess(wanted.stretch_us, wanted.bar_us)
 

@@ -65,9 +65,10 @@ BARS = {
         8192: Wanted(3420, 2900, {"published": 3269})},
 }
 
-BARS_OF_24_SMS = {
-    ("dispatch", "dsv3", FP8): {4096: Wanted(475, 455, {"DeepEP": 493})},
-    ("combine", "dsv3", FP8): {4096: Wanted(930, 880, {"DeepEP": 964})},
+# The same where rows between ranks take so many SMs at most.
+BARS_ON_SMS = {
+    24: {("dispatch", "dsv3", FP8): {4096: Wanted(475, 455, {"DeepEP": 493})},
+         ("combine", "dsv3", FP8): {4096: Wanted(930, 880, {"DeepEP": 964})}},
 }
 
 EVEN = [Group(*what, tuple(bars)) for what, bars in BARS.items()]
@@ -77,7 +78,8 @@ LATE = [Group("both", "dsv3", FP8, (128, 4096), delay_us=20.0),
         Group("layer", "dsv3", FP8, (128, 4096), delay_us=20.0)]
 QUICK = [Group("dispatch", "dsv3", FP8, (128,)), Group("combine", "dsv3", FP8, (128,)),
          Group("both", "dsv3", "input", (8,)), Group("layer", "dsv3", FP8, (128,))]
-FEW_SMS = [Group(*what, tuple(bars), sms=24) for what, bars in BARS_OF_24_SMS.items()]
+FEW_SMS = [Group(*what, tuple(bars), sms=sms)
+           for sms, few in BARS_ON_SMS.items() for what, bars in few.items()]
 
 
 def select(ops=(), quick=False):
@@ -89,7 +91,7 @@ def wanted(group, ranks, tokens) -> Optional[Wanted]:
     """None where no bar was set."""
     if ranks != RANKS_OF_BARS or not group.is_even():
         return None
-    bars = BARS_OF_24_SMS if group.sms == 24 else BARS if group.sms == 0 else {}
+    bars = BARS_ON_SMS.get(group.sms, {}) if group.sms else BARS
     return bars.get((group.op, group.shape, group.rows), {}).get(tokens)
 
 

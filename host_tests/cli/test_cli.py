@@ -476,8 +476,10 @@ class Gpu(Case):
         shape = ["--shape", "128,128,8,2", "--weight-format", "fp8_block128", "--dispatch-format", "fp8_block128"]
         for op in ("dispatch", "combine"):
             with self.subTest(op=op):
-                found = json.loads(self.over_ranks("--json", *shape, "--op", op, "--skew", "2", "--delay-us", "20")[0])
+                found = json.loads(self.over_ranks("--json", *shape, "--op", op, "--skew", "2", "--delay-us", "20",
+                                                   "--dispatch-sms", "2")[0])
                 self.assertEqual((found["op"], found["skew"], found["delay_us"], found["weight_sets"]), (op, 2, 20, 1))
+                self.assertEqual(found["dispatch_sms"], 2)
                 self.assertEqual(found["row_bytes"], {"dispatch": 128 + 4 + 16, "result": 256})
                 # All experts of all tokens are on rank 0: rank 1 alone sends rows, and rank 0 alone results.
                 cell, = found["cells"]
