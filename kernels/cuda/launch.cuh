@@ -20,7 +20,7 @@ constexpr unsigned kSharingThreads = 256, kAloneThreads = 1024;
 // Over half of an SM's, so that a block has one to itself, and as many blocks take as many SMs.
 constexpr size_t kAloneSmemBytes = 120 << 10;
 
-// An early one may begin while the launch before it ends: its blocks call griddepcontrol_wait before they read.
+// An early one may begin while the launch before it ends: its blocks call griddepcontrol_wait before they read what that wrote.
 enum launch_order { LAUNCH_AFTER, LAUNCH_EARLY };
 
 struct launch_shape {
