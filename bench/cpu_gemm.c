@@ -286,8 +286,8 @@ static void run_products(struct bench *bench)
         .operand_format = FORMAT_F32,
     };
 
-    (void)kernels_cpu.gate_up(&gate_up, &bench->stream);
-    (void)kernels_cpu.down(&down, &bench->stream);
+    (void)gate_up_cpu(&gate_up, &bench->stream);
+    (void)down_cpu(&down, &bench->stream);
 }
 
 static void run_kernels(struct bench *bench)

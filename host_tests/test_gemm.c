@@ -50,8 +50,8 @@ static void run_slabs(struct problem *problem, struct cpu_stream *stream,
         .operand_format = problem->operand,
     };
 
-    ck_assert_int_eq(kernels_cpu.gate_up(&gate_up, stream), 0);
-    ck_assert_int_eq(kernels_cpu.down(&down, stream), 0);
+    ck_assert_int_eq(gate_up_cpu(&gate_up, stream), 0);
+    ck_assert_int_eq(down_cpu(&down, stream), 0);
 }
 
 static void run_problem(struct problem *problem, int32_t workers, enum cpu_isa isa)

@@ -150,8 +150,8 @@ static void run_products(struct layer *layer, const struct row_slab *slab,
     };
 
     gate_up.w1.order = layer->order;
-    ck_assert_int_eq(kernels_cpu.gate_up(&gate_up, stream), 0);
-    ck_assert_int_eq(kernels_cpu.down(&down, stream), 0);
+    ck_assert_int_eq(gate_up_cpu(&gate_up, stream), 0);
+    ck_assert_int_eq(down_cpu(&down, stream), 0);
 }
 
 static void run_layer(struct layer *layer, struct cpu_stream *stream)

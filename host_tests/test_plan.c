@@ -389,6 +389,7 @@ START_TEST(fp8_on_a_gpu_is_quantised_between)
     mock_set_i64(&mock, "intermediate_size", 192);
     verdict_make(&verdict, &mock);
     ck_assert_uint_eq(verdict.report.reasons_count, 0);
+    ck_assert_int_eq(verdict.plan.slot_bytes[BUFFER_X_FP8], 0);
     ck_assert_int_eq(verdict.plan.slot_bytes[BUFFER_MID_FP8], 0);
     verdict_free(&verdict);
     mock_set_str(&mock, "weight_format", "fp8_block128");
@@ -401,9 +402,11 @@ START_TEST(fp8_on_a_gpu_is_quantised_between)
     ck_assert_int_ge(verdict.plan.slot_bytes[BUFFER_MID_SCALES], limits->pairs_max * 2 * 4);
     ck_assert_int_ge(limits->x_fp8_bytes, sizes[_i]);
     ck_assert_int_ge(limits->fp8_group_bytes, limits->pairs_max * 4);
-    ck_assert_int_ge(verdict.plan.slot_bytes[BUFFER_PAIR_OUT],
-                     limits->pairs_max * limits->x_fp8_bytes +
-                         (sizes[_i] + 127) / 128 * limits->fp8_group_bytes);
+    ck_assert_int_ge(verdict.plan.slot_bytes[BUFFER_X_FP8],
+                     limits->pairs_max * limits->x_fp8_bytes);
+    ck_assert_int_ge(verdict.plan.slot_bytes[BUFFER_X_SCALES],
+                     (sizes[_i] + 127) / 128 * limits->fp8_group_bytes);
+    ck_assert_int_eq(verdict.plan.slot_bytes[BUFFER_MID], 0);
     verdict_free(&verdict);
     mock_host_fini(&mock);
 }

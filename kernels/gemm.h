@@ -1,12 +1,13 @@
-// gate_up and down: the two grouped GEMMs over ragged experts. gate_up gathers its rows by index,
-// adds the bias and applies the activation in its epilogue; down writes one row per pair. No
-// atomics: a pair's bits do not depend on its batch mates. An operand_format other than F32 rounds
+// gemms: the two grouped GEMMs over ragged experts. gate_up gathers its rows by index, adds the
+// bias and applies the activation in its epilogue; down writes one row per pair. No atomics on
+// numbers: a pair's bits do not depend on its batch mates. An operand_format other than F32 rounds
 // the input rows, after the router weight on input; rows that arrive in that format already are not
 // rounded again.
 
 #ifndef MOXIE_KERNELS_GEMM_H
 #define MOXIE_KERNELS_GEMM_H
 
+#include "kernels/quantise.h"
 #include "kernels/types.h"
 
 struct gate_up_args {
@@ -14,12 +15,12 @@ struct gate_up_args {
                                   // pairs, e4m3 with its scales by group (scale_stride_bytes 4),
                                   // made by a launch right before that waited for route
     const int32_t *expert_offset; // [experts + 1]
-    uint32_t *tiles_taken;        // CUDA: device, one, 0 before; every launch leaves 0
     const int32_t *pair_row;      // [pairs] flat rows; NULL: a pair's row is its own number
     const float *pair_weight;     // multiplies the input row before the product; NULL: not (router
                                   // weight on input)
     struct weight_view w1; // n = 2 * intermediate, or intermediate with ORDER_PLAIN; k = hidden
-    void *mid; // out [pairs, intermediate] of mid_format, rows pitched to mid_stride_bytes
+    void *mid; // out [pairs, intermediate] of mid_format, rows pitched to mid_stride_bytes. CUDA,
+               // fp8: not written
     int64_t mid_stride_bytes;
     int32_t mid_format; // F32, BF16 or F16; CUDA: that of the weights, BF16 for fp8
     int32_t experts;
@@ -35,7 +36,6 @@ struct gate_up_args {
 
 struct down_args {
     const int32_t *expert_offset; // [experts + 1]
-    uint32_t *tiles_taken;        // as gate_up's; both may share it, one launch after the other
     const void *mid;              // [pairs, intermediate] of mid_format
     int64_t mid_stride_bytes;
     struct weight_view w2; // n = hidden, k = intermediate
@@ -50,7 +50,18 @@ struct down_args {
     int32_t operand_format;
 };
 
+// gate_up, then quantise where it has rows, of mid into what down multiplies, then down. CUDA: one
+// launch, which writes pair_out while slabs are read, and whose quantise has format FP8_BLOCK128,
+// all columns, scales by group (scale_stride_bytes 4); fp8 weights want it, others do not use it.
+struct gemms_args {
+    struct gate_up_args gate_up;
+    struct quantise_args quantise; // rows NULL: mid is multiplied as gate_up writes it
+    struct down_args down;         // expert_offset and experts as gate_up's
+    uint32_t *progress;            // CUDA: device [experts + 3], 0 before; every launch leaves 0
+};
+
 int32_t gate_up_cpu(const struct gate_up_args *args, void *stream);
 int32_t down_cpu(const struct down_args *args, void *stream);
+int32_t gemms_cpu(const struct gemms_args *args, void *stream);
 
 #endif

@@ -19,8 +19,7 @@ struct kernels {
     int32_t (*record)(const struct record_args *args, void *stream);
     int32_t (*route)(const struct route_args *args, void *stream);
     int32_t (*tally)(const struct tally_args *args, void *stream);
-    int32_t (*gate_up)(const struct gate_up_args *args, void *stream);
-    int32_t (*down)(const struct down_args *args, void *stream);
+    int32_t (*gemms)(const struct gemms_args *args, void *stream);
     int32_t (*dispatch)(const struct dispatch_args *args, void *stream);
     int32_t (*combine)(const struct combine_args *args, void *stream);
     int32_t (*sum)(const struct sum_args *args, void *stream);

@@ -8,10 +8,11 @@
 // The buffers that one slot's experts work in.
 struct experts_buffers {
     int32_t *expert_offset;
-    uint32_t *tiles_taken;
+    uint32_t *gemm_progress;
     int32_t *pair_row;
     float *pair_weight;
     int32_t *row_pair;
+    void *x_fp8, *x_scales;
     void *mid, *mid_fp8, *mid_scales;
     void *pair_out;
     int64_t mid_stride_bytes;
@@ -25,10 +26,12 @@ static struct experts_buffers buffers_of(const struct experts_job *job)
 
     return (struct experts_buffers){
         .expert_offset = memory_slot(memory, BUFFER_EXPERT_OFFSET, job->slot),
-        .tiles_taken = memory_slot(memory, BUFFER_TILES_TAKEN, job->slot),
+        .gemm_progress = memory_slot(memory, BUFFER_GEMM_PROGRESS, job->slot),
         .pair_row = memory_slot(memory, BUFFER_PAIR_ROW, job->slot),
         .pair_weight = memory_slot(memory, BUFFER_PAIR_WEIGHT, job->slot),
         .row_pair = memory_slot(memory, BUFFER_ROW_PAIR, job->slot),
+        .x_fp8 = memory_slot(memory, BUFFER_X_FP8, job->slot),
+        .x_scales = memory_slot(memory, BUFFER_X_SCALES, job->slot),
         .mid = memory_slot(memory, BUFFER_MID, job->slot),
         .mid_fp8 = memory_slot(memory, BUFFER_MID_FP8, job->slot),
         .mid_scales = memory_slot(memory, BUFFER_MID_SCALES, job->slot),
@@ -38,8 +41,8 @@ static struct experts_buffers buffers_of(const struct experts_job *job)
     };
 }
 
-// mid is free while rows are routed: gate_up is the first to write it, and down, the last to read
-// it, was before in the slot's stream.
+// pair_out is free while rows are routed: down is the first to write it, and combine, the last to
+// read it, was before in the slot's stream.
 static struct route_args route_stage(const struct experts_job *job, const struct experts_buffers *b)
 {
     const struct rows_view *in = job->in;
@@ -52,8 +55,8 @@ static struct route_args route_stage(const struct experts_job *job, const struct
         .pair_row = b->pair_row,
         .pair_weight = b->pair_weight,
         .row_pair = b->row_pair,
-        .scratch = b->mid,
-        .scratch_bytes = job->instance->plan.limits.pairs_max * b->mid_stride_bytes,
+        .scratch = b->pair_out,
+        .scratch_bytes = job->instance->plan.limits.pairs_max * b->pair_stride_bytes,
         .pairs_max = in->pairs_max,
         .map_count = in->map_count,
         .expert_first = in->expert_first,
@@ -74,18 +77,16 @@ struct operand_rows {
     int32_t rows_cap;
 };
 
-// x as e4m3 in the order of the pairs, in pair_out, which nobody has written yet: the product
-// reads it in boxes.
+// x as e4m3 in the order of the pairs: the product reads it in boxes.
 static struct quantise_args quantise_x_stage(const struct experts_job *job,
                                              const struct experts_buffers *b)
 {
     const struct limits *limits = &job->instance->plan.limits;
     const struct rows_view *in = job->in;
-    unsigned char *rows = b->pair_out;
     struct quantise_args args = {
         .slabs = in->slabs,
-        .rows = rows,
-        .scales = rows + limits->pairs_max * limits->x_fp8_bytes,
+        .rows = b->x_fp8,
+        .scales = b->x_scales,
         .row_stride_bytes = limits->x_fp8_bytes,
         .scale_stride_bytes = 4,
         .group_stride_bytes = limits->fp8_group_bytes,
@@ -115,7 +116,7 @@ static int32_t quantise_x(const struct experts_job *job, const struct experts_bu
     const struct rows_view *in = job->in;
 
     *operand = (struct operand_rows){in->slabs, b->pair_row, in->slabs_count, in->rows_cap};
-    if (args.row_stride_bytes == 0) return MOXIE_OK;
+    if (args.rows == NULL) return MOXIE_OK;
     *quantised = (struct row_slab){
         .rows = args.rows,
         .scales = args.scales,
@@ -140,7 +141,6 @@ static struct gate_up_args gate_up_stage(const struct experts_job *job,
     return (struct gate_up_args){
         .slabs = operand->slabs,
         .expert_offset = b->expert_offset,
-        .tiles_taken = b->tiles_taken,
         .pair_row = operand->pair_row,
         .pair_weight = limits->weight_on_input ? b->pair_weight : NULL,
         .w1 = job->weights->w1,
@@ -161,11 +161,13 @@ static struct gate_up_args gate_up_stage(const struct experts_job *job,
 }
 
 // mid as the second product multiplies it.
-static int32_t quantise_mid(const struct experts_job *job, const struct experts_buffers *b,
-                            moxie_error *error)
+static struct quantise_args quantise_mid_stage(const struct experts_job *job,
+                                               const struct experts_buffers *b)
 {
     const struct limits *limits = &job->instance->plan.limits;
-    const struct quantise_args args = {
+
+    if (b->mid_fp8 == NULL) return (struct quantise_args){0};
+    return (struct quantise_args){
         .x = b->mid,
         .rows = b->mid_fp8,
         .scales = b->mid_scales,
@@ -179,11 +181,6 @@ static int32_t quantise_mid(const struct experts_job *job, const struct experts_
         .rows_count = (int32_t)job->in->pairs_max,
         .columns = limits->intermediate,
     };
-
-    if (b->mid_fp8 == NULL) return MOXIE_OK;
-    return instance_launched(job->instance,
-                             job->instance->device->kernels->quantise(&args, job->stream),
-                             "quantise", error);
 }
 
 static struct down_args down_stage(const struct experts_job *job, const struct experts_buffers *b)
@@ -193,7 +190,6 @@ static struct down_args down_stage(const struct experts_job *job, const struct e
 
     return (struct down_args){
         .expert_offset = b->expert_offset,
-        .tiles_taken = b->tiles_taken,
         .mid = quantised ? b->mid_fp8 : b->mid,
         .mid_stride_bytes = quantised ? limits->mid_fp8_bytes : b->mid_stride_bytes,
         .mid_scales = b->mid_scales,
@@ -269,8 +265,9 @@ int32_t forward_experts(const struct experts_job *job, moxie_error *error)
     const struct experts_buffers buffers = buffers_of(job);
     struct operand_rows operand;
     struct row_slab quantised;
-    struct gate_up_args gate_up;
-    const struct down_args down = down_stage(job, &buffers);
+    struct gemms_args gemms = {.quantise = quantise_mid_stage(job, &buffers),
+                               .down = down_stage(job, &buffers),
+                               .progress = buffers.gemm_progress};
     const struct combine_args combine = combine_stage(job, &buffers);
     moxie_instance *instance = job->instance;
     struct route_args route;
@@ -279,10 +276,8 @@ int32_t forward_experts(const struct experts_job *job, moxie_error *error)
     TRY(forward_route(job, &route, error));
     TRY(count_load(job, &buffers, error));
     TRY(quantise_x(job, &buffers, &quantised, &operand, error));
-    gate_up = gate_up_stage(job, &buffers, &operand);
-    TRY(instance_launched(instance, kernels->gate_up(&gate_up, job->stream), "gate_up", error));
-    TRY(quantise_mid(job, &buffers, error));
-    TRY(instance_launched(instance, kernels->down(&down, job->stream), "down", error));
+    gemms.gate_up = gate_up_stage(job, &buffers, &operand);
+    TRY(instance_launched(instance, kernels->gemms(&gemms, job->stream), "gemms", error));
     TRY(instance_launched(instance, kernels->combine(&combine, job->stream), "combine", error));
 out:
     return st;

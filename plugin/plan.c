@@ -132,7 +132,6 @@ static void limits_formats(struct limits *limits, const struct config *config)
 {
     const struct backend *runner = backend_find(BACKEND_RUNNER, config_str(config, KEY_RUNNER),
                                                 config_str(config, KEY_DEVICE));
-    int64_t x_scale_bytes = 0;
 
     limits->activation = config_word(config, KEY_ACTIVATION);
     limits->alpha = (float)config_f64(config, KEY_ACTIVATION_ALPHA);
@@ -157,15 +156,14 @@ static void limits_formats(struct limits *limits, const struct config *config)
         limits->mid_format = limits->pair_format = FORMAT_BF16;
         limits->x_fp8_bytes = pitch(limits->hidden, ALIGN_BYTES);
         limits->mid_fp8_bytes = pitch(limits->intermediate, ALIGN_BYTES);
+        limits->x_fp8_groups = (int32_t)ceil_div(limits->hidden, 128);
         limits->mid_fp8_groups = (int32_t)ceil_div(limits->intermediate, 128);
         limits->fp8_group_bytes = pitch(limits->pairs_max * 4, SCALE_ALIGN_BYTES);
-        // Each pair's share of the scales, if it had a group to itself.
-        x_scale_bytes = ceil_div(limits->hidden, 128) * SCALE_ALIGN_BYTES;
+    } else {
+        limits->mid_bytes =
+            pitch(row_bytes_of(limits->mid_format, limits->intermediate), ALIGN_BYTES);
     }
-    limits->mid_bytes = pitch(row_bytes_of(limits->mid_format, limits->intermediate), ALIGN_BYTES);
     limits->pair_bytes = pitch(row_bytes_of(limits->pair_format, limits->hidden), ALIGN_BYTES);
-    if (limits->pair_bytes < limits->x_fp8_bytes + x_scale_bytes)
-        limits->pair_bytes = pitch(limits->x_fp8_bytes + x_scale_bytes, ALIGN_BYTES);
 }
 
 static void limits_fill(struct limits *limits, const struct config *config,
@@ -320,15 +318,20 @@ static int runner_buffers(const struct planner *planner)
         {BUFFER_EXPERT_OFFSET, MOXIE_MEMORY_DEVICE, "expert_offset",
          "first pair of each local expert, int32", slots, (int64_t)limits->experts_local + 1, 4,
          KEY_NUM_EXPERTS},
-        {BUFFER_TILES_TAKEN, MOXIE_MEMORY_DEVICE, "tiles_taken",
-         "tiles of a GEMM that its blocks have begun, uint32", slots, 1, on_cpu(planner) ? 0 : 4,
-         KEY_NUM_EXPERTS},
+        {BUFFER_GEMM_PROGRESS, MOXIE_MEMORY_DEVICE, "gemm_progress",
+         "tiles of the GEMMs that blocks have begun, and ended of each local expert, uint32", slots,
+         (int64_t)limits->experts_local + 3, on_cpu(planner) ? 0 : 4, KEY_NUM_EXPERTS},
         {BUFFER_PAIR_ROW, MOXIE_MEMORY_DEVICE, "pair_row",
          "row of each (row, local expert) pair, int32", slots, limits->pairs_max, 4, KEY_TOP_K},
         {BUFFER_PAIR_WEIGHT, MOXIE_MEMORY_DEVICE, "pair_weight", "router weight of each pair, f32",
          slots, limits->pairs_max, 4, KEY_TOP_K},
         {BUFFER_ROW_PAIR, MOXIE_MEMORY_DEVICE, "row_pair",
          "pair of each position in a row's top_k, int32", slots, limits->pairs_max, 4, KEY_TOP_K},
+        {BUFFER_X_FP8, MOXIE_MEMORY_DEVICE, "x_fp8",
+         "rows of all pairs as the first GEMM multiplies them, e4m3", slots, limits->pairs_max,
+         limits->x_fp8_bytes, KEY_HIDDEN_SIZE},
+        {BUFFER_X_SCALES, MOXIE_MEMORY_DEVICE, "x_scales", "their scales, f32 per 128 numbers",
+         slots, limits->x_fp8_groups, limits->fp8_group_bytes, KEY_HIDDEN_SIZE},
         {BUFFER_MID, MOXIE_MEMORY_DEVICE, "mid",
          "activations between the two GEMMs: intermediate_size numbers per pair", slots,
          limits->pairs_max, limits->mid_bytes, KEY_INTERMEDIATE_SIZE},

@@ -37,14 +37,13 @@ struct limits {
     int32_t timeout_ms;   // clamped to INT32_MAX
     int32_t dispatch_sms; // of a GPU, that rows between ranks may take; 0: all
     int32_t staged; // 1: peers do not map windows; what goes to them is staged, and NCCL sends it
-    int32_t mid_fp8_groups; // of 128 numbers, where mid_fp8_bytes is not 0
-    int64_t capture_tokens; // rows of one DP rank's slice of the capture
+    int32_t x_fp8_groups, mid_fp8_groups; // of 128 numbers, where there are fp8_bytes of them
+    int64_t capture_tokens;               // rows of one DP rank's slice of the capture
     int64_t row_bytes, scale_bytes, id_bytes, weight_bytes; // of one wire row, pitched
     int64_t result_bytes;                                   // of one result row, pitched
     int64_t mid_bytes, pair_bytes; // of one row of mid and pair_out, pitched
     // On a GPU with fp8 weights: of one row of x and of mid as e4m3, and of the scales of all pairs
-    // for 128 of their numbers, pitched; else 0. The quantised x lies in pair_out, which is written
-    // after its last reader.
+    // for 128 of their numbers, pitched; else 0. There mid itself is nowhere: mid_bytes is 0.
     int64_t x_fp8_bytes, mid_fp8_bytes, fp8_group_bytes;
 };
 
@@ -65,10 +64,12 @@ struct window_layout {
 // What a buffer is for, so that its owner finds it.
 enum buffer_id {
     BUFFER_EXPERT_OFFSET, // route: per slot
-    BUFFER_TILES_TAKEN,   // both GEMMs: per slot
+    BUFFER_GEMM_PROGRESS, // of the GEMMs' blocks: per slot
     BUFFER_PAIR_ROW,
     BUFFER_PAIR_WEIGHT,
     BUFFER_ROW_PAIR,
+    BUFFER_X_FP8, // rows quantised, in the order of the pairs, per slot
+    BUFFER_X_SCALES,
     BUFFER_MID,     // activations between the GEMMs, per slot
     BUFFER_MID_FP8, // the same quantised, per slot
     BUFFER_MID_SCALES,

@@ -13,10 +13,10 @@
 #define RUNNER_MAGIC 0x4d4f58495252554eu // "MOXIRRUN"
 
 #define RUNNER_BUFFERS                                                                             \
-    (1u << BUFFER_EXPERT_OFFSET | 1u << BUFFER_TILES_TAKEN | 1u << BUFFER_PAIR_ROW |               \
-     1u << BUFFER_PAIR_WEIGHT | 1u << BUFFER_ROW_PAIR | 1u << BUFFER_MID | 1u << BUFFER_MID_FP8 |  \
-     1u << BUFFER_MID_SCALES | 1u << BUFFER_PAIR_OUT | 1u << BUFFER_CPU_SCRATCH |                  \
-     1u << BUFFER_EXPERT_LOAD)
+    (1u << BUFFER_EXPERT_OFFSET | 1u << BUFFER_GEMM_PROGRESS | 1u << BUFFER_PAIR_ROW |             \
+     1u << BUFFER_PAIR_WEIGHT | 1u << BUFFER_ROW_PAIR | 1u << BUFFER_X_FP8 |                       \
+     1u << BUFFER_X_SCALES | 1u << BUFFER_MID | 1u << BUFFER_MID_FP8 | 1u << BUFFER_MID_SCALES |   \
+     1u << BUFFER_PAIR_OUT | 1u << BUFFER_CPU_SCRATCH | 1u << BUFFER_EXPERT_LOAD)
 
 struct moxie_runner {
     uint64_t magic;
@@ -26,15 +26,15 @@ struct moxie_runner {
     int32_t taken; // holds its buffers
 };
 
-// Both GEMMs find 0 there and leave 0. The first runner finds memory as it was given.
-static int32_t clear_tiles_taken(moxie_instance *instance, moxie_error *error)
+// The GEMMs find 0 there and leave 0. The first runner finds memory as it was given.
+static int32_t clear_gemm_progress(moxie_instance *instance, moxie_error *error)
 {
     const struct plan *plan = &instance->plan;
-    void *base = memory_slot(&instance->memory, BUFFER_TILES_TAKEN, 0);
-    int64_t bytes = plan->slot_bytes[BUFFER_TILES_TAKEN] * plan->limits.slots;
+    void *base = memory_slot(&instance->memory, BUFFER_GEMM_PROGRESS, 0);
+    int64_t bytes = plan->slot_bytes[BUFFER_GEMM_PROGRESS] * plan->limits.slots;
 
-    if (base == NULL || instance->memory.buffers[BUFFER_TILES_TAKEN].users > 1) return MOXIE_OK;
-    return instance_launched(instance, instance->device->fill(base, 0, bytes), "tiles_taken",
+    if (base == NULL || instance->memory.buffers[BUFFER_GEMM_PROGRESS].users > 1) return MOXIE_OK;
+    return instance_launched(instance, instance->device->fill(base, 0, bytes), "gemm_progress",
                              error);
 }
 
@@ -58,7 +58,7 @@ int32_t runner_create(moxie_instance *instance, int32_t layer, const moxie_weigh
                      &runner->weights, error));
     TRY(instance_take(instance, RUNNER_BUFFERS, error));
     runner->taken = 1;
-    TRY(clear_tiles_taken(instance, error));
+    TRY(clear_gemm_progress(instance, error));
     TRY(capture_clear_load(instance, layer, error));
     runner->magic = RUNNER_MAGIC;
     *out = runner;

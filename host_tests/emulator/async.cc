@@ -241,6 +241,11 @@ void mbarrier_arrive(uint64_t *barrier, uint32_t expected_bytes)
     settle(state);
 }
 
+bool mbarrier_test(uint64_t *barrier, uint32_t parity)
+{
+    return state_of(barrier).phase != parity;
+}
+
 void mbarrier_wait(uint64_t *barrier, uint32_t parity)
 {
     barrier_state &state = state_of(barrier);

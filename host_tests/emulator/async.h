@@ -25,6 +25,7 @@ void async_end();
 
 void mbarrier_init(uint64_t *barrier, uint32_t arrivals);
 void mbarrier_arrive(uint64_t *barrier, uint32_t expected_bytes);
+bool mbarrier_test(uint64_t *barrier, uint32_t parity);
 void mbarrier_wait(uint64_t *barrier, uint32_t parity);
 
 void copy_tensor(void *smem, const CUtensorMap *map, uint64_t *barrier, const int32_t *coordinates,

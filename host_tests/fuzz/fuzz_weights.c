@@ -151,8 +151,8 @@ static void multiply(struct fuzz_input *input, const struct limits *limits,
         .operand_format = gate_up.operand_format,
     };
 
-    PROPERTY(kernels_cpu.gate_up(&gate_up, &stream) == 0);
-    PROPERTY(kernels_cpu.down(&down, &stream) == 0);
+    PROPERTY(gate_up_cpu(&gate_up, &stream) == 0);
+    PROPERTY(down_cpu(&down, &stream) == 0);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

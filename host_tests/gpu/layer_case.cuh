@@ -45,6 +45,7 @@ static uint16_t bf16(float value)
 }
 
 struct layer_case {
+    // rows_in: the weights that are [E, K, N]: 0 none, 1 both, 2 gate and up, 3 down
     int tokens, hidden, intermediate, experts, top_k, order, activation, skew, bias, weight_on_input, rows_in, format;
 };
 
@@ -125,12 +126,11 @@ template <class T> static T *poison(size_t count)
 
 struct stages {
     row_slab slab, quantised_slab;
-    quantise_args quantise_x, quantise_mid; // fp8
+    quantise_args quantise_x; // fp8
     bool fp8;
     out_slab out;
     route_args route;
-    gate_up_args gate_up;
-    down_args down;
+    gemms_args gemms;
     combine_args combine;
 };
 
@@ -180,19 +180,19 @@ static void make_last_stages(stages &s, const layer_case &c, const weight_view &
 {
     int64_t pairs = (int64_t)c.tokens * c.top_k;
     int bytes = mid_format == FORMAT_F32 ? 4 : 2;
-    s.down.expert_offset = s.route.expert_offset;
-    s.down.mid = buffers[4];
-    s.down.mid_stride_bytes = s.gate_up.mid_stride_bytes;
-    s.down.w2 = w2;
-    s.down.pair_out = buffers[5];
-    s.down.pair_stride_bytes = ((int64_t)c.hidden * bytes + 127) / 128 * 128;
-    s.down.pairs_max = pairs;
-    s.down.mid_format = mid_format;
-    s.down.pair_format = mid_format;
-    s.down.experts = c.experts;
-    s.down.operand_format = FORMAT_BF16;
+    s.gemms.down.expert_offset = s.route.expert_offset;
+    s.gemms.down.mid = buffers[4];
+    s.gemms.down.mid_stride_bytes = s.gemms.gate_up.mid_stride_bytes;
+    s.gemms.down.w2 = w2;
+    s.gemms.down.pair_out = buffers[5];
+    s.gemms.down.pair_stride_bytes = ((int64_t)c.hidden * bytes + 127) / 128 * 128;
+    s.gemms.down.pairs_max = pairs;
+    s.gemms.down.mid_format = mid_format;
+    s.gemms.down.pair_format = mid_format;
+    s.gemms.down.experts = c.experts;
+    s.gemms.down.operand_format = FORMAT_BF16;
     s.combine.pair_out = buffers[5];
-    s.combine.pair_stride_bytes = s.down.pair_stride_bytes;
+    s.combine.pair_stride_bytes = s.gemms.down.pair_stride_bytes;
     s.combine.pairs = pairs;
     s.combine.row_pair = s.route.row_pair;
     s.combine.pair_weight = c.weight_on_input ? NULL : s.route.pair_weight;
@@ -235,29 +235,29 @@ static void make_fp8_stages(stages &s, const layer_case &c, void *buffers[])
     s.quantised_slab.group_stride_bytes = s.quantise_x.group_stride_bytes;
     s.quantised_slab.cap = c.tokens * c.top_k;
     s.quantised_slab.format = FORMAT_FP8_BLOCK128;
-    s.gate_up.slabs = &s.quantised_slab;
-    s.gate_up.pair_row = NULL;
-    s.gate_up.rows_cap = s.quantised_slab.cap;
-    s.gate_up.operand_format = FORMAT_FP8;
-    s.quantise_mid = s.quantise_x;
-    s.quantise_mid.slabs = NULL;
-    s.quantise_mid.row_pair = NULL;
-    s.quantise_mid.x = buffers[4];
-    s.quantise_mid.rows = buffers[8];
-    s.quantise_mid.scales = buffers[9];
-    s.quantise_mid.count = s.route.expert_offset + c.experts;
-    s.quantise_mid.x_stride_bytes = s.gate_up.mid_stride_bytes;
-    s.quantise_mid.row_stride_bytes = (c.intermediate + 127) / 128 * 128;
-    s.quantise_mid.x_format = s.gate_up.mid_format;
-    s.quantise_mid.rows_count = c.tokens * c.top_k;
-    s.quantise_mid.columns = c.intermediate;
-    s.down.mid = buffers[8];
-    s.down.mid_stride_bytes = s.quantise_mid.row_stride_bytes;
-    s.down.mid_scales = buffers[9];
-    s.down.mid_scale_stride_bytes = s.quantise_mid.scale_stride_bytes;
-    s.down.mid_group_stride_bytes = s.quantise_mid.group_stride_bytes;
-    s.down.mid_format = FORMAT_FP8_BLOCK128;
-    s.down.operand_format = FORMAT_FP8;
+    s.gemms.gate_up.slabs = &s.quantised_slab;
+    s.gemms.gate_up.pair_row = NULL;
+    s.gemms.gate_up.rows_cap = s.quantised_slab.cap;
+    s.gemms.gate_up.operand_format = FORMAT_FP8;
+    s.gemms.quantise = s.quantise_x;
+    s.gemms.quantise.slabs = NULL;
+    s.gemms.quantise.row_pair = NULL;
+    s.gemms.quantise.x = buffers[4];
+    s.gemms.quantise.rows = buffers[8];
+    s.gemms.quantise.scales = buffers[9];
+    s.gemms.quantise.count = s.route.expert_offset + c.experts;
+    s.gemms.quantise.x_stride_bytes = s.gemms.gate_up.mid_stride_bytes;
+    s.gemms.quantise.row_stride_bytes = (c.intermediate + 127) / 128 * 128;
+    s.gemms.quantise.x_format = s.gemms.gate_up.mid_format;
+    s.gemms.quantise.rows_count = c.tokens * c.top_k;
+    s.gemms.quantise.columns = c.intermediate;
+    s.gemms.down.mid = buffers[8];
+    s.gemms.down.mid_stride_bytes = s.gemms.quantise.row_stride_bytes;
+    s.gemms.down.mid_scales = buffers[9];
+    s.gemms.down.mid_scale_stride_bytes = s.gemms.quantise.scale_stride_bytes;
+    s.gemms.down.mid_group_stride_bytes = s.gemms.quantise.group_stride_bytes;
+    s.gemms.down.mid_format = FORMAT_FP8_BLOCK128;
+    s.gemms.down.operand_format = FORMAT_FP8;
 }
 
 static void make_stages(stages &s, const layer_case &c, const void *x, const void *ids, const void *weights, const weight_view &w1,
@@ -292,24 +292,24 @@ static void make_stages(stages &s, const layer_case &c, const void *x, const voi
     s.route.slabs_count = 1;
     s.route.rows_cap = c.tokens;
     s.route.top_k = c.top_k;
-    s.gate_up.slabs = &s.slab;
-    s.gate_up.expert_offset = s.route.expert_offset;
-    s.gate_up.pair_row = s.route.pair_row;
-    s.gate_up.pair_weight = c.weight_on_input ? s.route.pair_weight : NULL;
-    s.gate_up.w1 = w1;
-    s.gate_up.mid = buffers[4];
-    s.gate_up.mid_stride_bytes = ((int64_t)c.intermediate * bytes + 127) / 128 * 128;
-    s.gate_up.mid_format = mid_format;
-    s.gate_up.experts = c.experts;
-    s.gate_up.slabs_count = 1;
-    s.gate_up.rows_cap = c.tokens;
-    s.gate_up.hidden = c.hidden;
-    s.gate_up.intermediate = c.intermediate;
-    s.gate_up.activation = c.activation;
-    s.gate_up.operand_format = FORMAT_BF16;
-    s.gate_up.alpha = 1.702f;
-    s.gate_up.beta = 1.0f;
-    s.gate_up.limit = 2.0f;
+    s.gemms.gate_up.slabs = &s.slab;
+    s.gemms.gate_up.expert_offset = s.route.expert_offset;
+    s.gemms.gate_up.pair_row = s.route.pair_row;
+    s.gemms.gate_up.pair_weight = c.weight_on_input ? s.route.pair_weight : NULL;
+    s.gemms.gate_up.w1 = w1;
+    s.gemms.gate_up.mid = buffers[4];
+    s.gemms.gate_up.mid_stride_bytes = ((int64_t)c.intermediate * bytes + 127) / 128 * 128;
+    s.gemms.gate_up.mid_format = mid_format;
+    s.gemms.gate_up.experts = c.experts;
+    s.gemms.gate_up.slabs_count = 1;
+    s.gemms.gate_up.rows_cap = c.tokens;
+    s.gemms.gate_up.hidden = c.hidden;
+    s.gemms.gate_up.intermediate = c.intermediate;
+    s.gemms.gate_up.activation = c.activation;
+    s.gemms.gate_up.operand_format = FORMAT_BF16;
+    s.gemms.gate_up.alpha = 1.702f;
+    s.gemms.gate_up.beta = 1.0f;
+    s.gemms.gate_up.limit = 2.0f;
     make_last_stages(s, c, w2, mid_format, buffers);
     if (c.format != FORMAT_BF16) make_fp8_stages(s, c, buffers);
 }
@@ -318,9 +318,7 @@ static int run_stages(const struct kernels *kernels, const stages &s, void *stre
 {
     int st = kernels->route(&s.route, stream);
     if (st == 0 && s.fp8) st = kernels->quantise(&s.quantise_x, stream);
-    if (st == 0) st = kernels->gate_up(&s.gate_up, stream);
-    if (st == 0 && s.fp8) st = kernels->quantise(&s.quantise_mid, stream);
-    if (st == 0) st = kernels->down(&s.down, stream);
+    if (st == 0) st = kernels->gemms(&s.gemms, stream);
     return st == 0 ? kernels->combine(&s.combine, stream) : st;
 }
 
@@ -364,19 +362,19 @@ static void upload_layer(gpu_layer &g, const layer &l)
     m[6] = c.bias ? upload(l.b2) : NULL;
     m[7] = fp8 ? upload(l.s1) : NULL;
     m[8] = fp8 ? upload(l.s2) : NULL;
-    m[9] = upload(std::vector<uint32_t>(1, 0));
+    m[9] = upload(std::vector<uint32_t>(c.experts + 3, 0));
     g.y = poison<float>((size_t)c.tokens * c.hidden);
-    weight_view w1 = view_of(m[3], m[5], rows, c.hidden, c.order, c.rows_in);
-    weight_view w2 = view_of(m[4], m[6], c.hidden, c.intermediate, ORDER_PLAIN, c.rows_in);
+    weight_view w1 = view_of(m[3], m[5], rows, c.hidden, c.order, c.rows_in == 1 || c.rows_in == 2);
+    weight_view w2 = view_of(m[4], m[6], c.hidden, c.intermediate, ORDER_PLAIN, c.rows_in == 1 || c.rows_in == 3);
     if (fp8) {
         w1 = fp8_view_of(m[3], m[7], m[5], rows, c.hidden, c.order, c.format);
         w2 = fp8_view_of(m[4], m[8], m[6], c.hidden, c.intermediate, ORDER_PLAIN, c.format);
     }
     make_stages(g.s, c, m[0], m[1], m[2], w1, w2, FORMAT_BF16, buffers, g.y);
     g.s.route.slabs = g.s.quantise_x.slabs = &g.s.slab;
-    g.s.gate_up.slabs = fp8 ? &g.s.quantised_slab : &g.s.slab;
+    g.s.gemms.gate_up.slabs = fp8 ? &g.s.quantised_slab : &g.s.slab;
     g.s.combine.slabs = &g.s.out;
-    g.s.gate_up.tiles_taken = g.s.down.tiles_taken = (uint32_t *)m[9];
+    g.s.gemms.progress = (uint32_t *)m[9];
 }
 
 static void free_layer(gpu_layer &g)
@@ -412,8 +410,8 @@ static void run_cpu(const layer &l, std::vector<float> &y)
     stream.isa = cpu_isa_best();
     y.assign((size_t)c.tokens * c.hidden, NAN);
     const void *b1 = c.bias ? l.b1.data() : NULL, *b2 = c.bias ? l.b2.data() : NULL;
-    weight_view w1 = view_of(l.w1.data(), b1, rows, c.hidden, c.order, c.rows_in);
-    weight_view w2 = view_of(l.w2.data(), b2, c.hidden, c.intermediate, ORDER_PLAIN, c.rows_in);
+    weight_view w1 = view_of(l.w1.data(), b1, rows, c.hidden, c.order, c.rows_in == 1 || c.rows_in == 2);
+    weight_view w2 = view_of(l.w2.data(), b2, c.hidden, c.intermediate, ORDER_PLAIN, c.rows_in == 1 || c.rows_in == 3);
     if (fp8) {
         w1 = fp8_view_of(l.q1.data(), l.s1.data(), b1, rows, c.hidden, c.order, c.format);
         w2 = fp8_view_of(l.q2.data(), l.s2.data(), b2, c.hidden, c.intermediate, ORDER_PLAIN, c.format);

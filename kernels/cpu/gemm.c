@@ -388,3 +388,13 @@ int32_t down_cpu(const struct down_args *args, void *stream)
     if (args->mid_format == FORMAT_F32 && args->operand_format == FORMAT_F32) gemm.a = args->mid;
     return gemm_run(&gemm, stream);
 }
+
+// ---- both
+
+int32_t gemms_cpu(const struct gemms_args *args, void *stream)
+{
+    int32_t st = gate_up_cpu(&args->gate_up, stream);
+
+    if (st == 0 && args->quantise.rows != NULL) st = quantise_cpu(&args->quantise, stream);
+    return st != 0 ? st : down_cpu(&args->down, stream);
+}

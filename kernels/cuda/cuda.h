@@ -17,8 +17,7 @@ int32_t kernels_cuda_load(void);
 
 int32_t route_cuda(const struct route_args *args, void *stream);
 int32_t route_cuda_load(void);
-int32_t gate_up_cuda(const struct gate_up_args *args, void *stream);
-int32_t down_cuda(const struct down_args *args, void *stream);
+int32_t gemms_cuda(const struct gemms_args *args, void *stream);
 int32_t gemm_cuda_load(void);
 int32_t dispatch_cuda(const struct dispatch_args *args, void *stream);
 int32_t dispatch_cuda_load(void);

@@ -1,8 +1,9 @@
-// gate_up and down on sm_90a, bf16, f16 and e4m3: c[128 weight rows x N tokens] += w . x^T, weights on wgmma's M, tokens
+// gate_up and down on sm_90a in one launch, bf16, f16 and e4m3: c[128 weight rows x N tokens] += w . x^T, weights on wgmma's M, tokens
 // on its N, so that one family serves one token and thousands.
 //
-// grid   one block an SM, persistent; tiles in the order expert, weight rows, tokens, each to the block that is free, so that the
-//        tiles which share a piece of the weights run beside each other and read it from HBM once
+// grid   one block an SM, persistent; tiles in the order product, expert, weight rows, tokens, each to the block that is free, so that
+//        the tiles which share a piece of the weights run beside each other and read it from HBM once; down's begin while the last of
+//        gate_up's run, with their weights where mid is not there yet
 // block  3 warpgroups: one loads, two multiply 64 weight rows each; e4m3 has a third for many tokens, of which each takes 64
 // smem   4 to 8 stages of 128 weight rows and 256 (e4m3: 192), 128 or 64 token rows of 128 bytes (64 inputs, e4m3 128), swizzled
 // N      8 to 256 (e4m3: 80, and 128 weight rows beside many tokens), chosen for each tile from the expert's real count: a
@@ -12,12 +13,13 @@
 // accumulator rows r and r + 8 are gate and up of the same unit and the activation needs no exchange. gate_up's token rows are
 // gathered by index with 16-byte copies; those of down and of e4m3 lie in pair order and come by tensor map. A pair's sum runs
 // over K in a fixed order, so its bits do not depend on its batch mates. e4m3 sums 128 inputs in the tensor core, then in
-// fp32 with the scales of both sides; many tokens go on its M (gemm_many.cuh).
+// fp32 with the scales of both sides; many tokens go on its M (gemm_many.cuh), and mid leaves as e4m3 (gemm_quantise.cuh).
 
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/gemm_finish.cuh"
 #include "kernels/cuda/gemm_load.cuh"
 #include "kernels/cuda/gemm_many.cuh"
+#include "kernels/cuda/gemm_quantise.cuh"
 #include "kernels/cuda/gemm_scale.cuh"
 #include "kernels/cuda/gemm_tile.cuh"
 #include "kernels/cuda/launch.cuh"
@@ -126,10 +128,15 @@ template <int N, class P>
 __device__ __forceinline__ void finish(const gemm_args &args, gemm_smem<P> &smem, const tile &t, int32_t warpgroup, sums<N, P> &from)
 {
     constexpr int blocks = from.blocks, tokens = from.tokens;
-    constexpr bool rows_in = P::rows_in, is_bf16 = P::is_bf16;
+    constexpr bool rows_in = P::rows_in, is_bf16 = P::is_bf16, keeps = P::quantises;
     const bool gated = P::is_gate_up && args.order != ORDER_PLAIN;
     const int32_t first_token = rows_in ? warpgroup * tokens : 0;
-    turning to = {smem.turned[warpgroup], warpgroup, first_token, min(first_token + tokens, t.tokens), t.row_tile * kBlockRows};
+    turning to = {smem.turned + warpgroup * smem.turned_pitch,
+                  warpgroup,
+                  first_token,
+                  min(first_token + tokens, t.tokens),
+                  t.row_tile * kBlockRows,
+                  keeps && t.part == TILE_SECOND ? 32 : 0};
 
     if (P::is_gate_up && args.pair_weight != nullptr) {
 #pragma unroll
@@ -146,12 +153,14 @@ __device__ __forceinline__ void finish(const gemm_args &args, gemm_smem<P> &smem
 
         to.first_output = gated ? row / 2 : row;
         if (!gated)
-            finish_plain<tokens, is_bf16, P::is_gate_up>(args, t, to, from.c[block]);
+            finish_plain<tokens, is_bf16, P::is_gate_up, keeps>(args, t, to, from.c[block]);
         else if (rows_in)
             finish_neighbours<tokens, is_bf16>(args, t, to, from.c[block]);
         else
-            finish_turns<tokens, is_bf16>(args, t, to, from.c[block]);
+            finish_turns<tokens, is_bf16, keeps>(args, t, to, from.c[block]);
     }
+    if constexpr (keeps)
+        if (t.part != TILE_FIRST) quantise_kept<P>(args, smem, t, warpgroup);
 }
 
 template <int N, class P>
@@ -170,6 +179,24 @@ __device__ __forceinline__ void consume(const gemm_args &args, gemm_smem<P> &sme
     else
         multiply<N, P>(args, smem, warpgroup, ring, own);
     finish<N, P>(args, smem, t, warpgroup, own);
+}
+
+template <class P>
+__device__ __forceinline__ void consume_many(const gemm_args &args, gemm_smem<P> &smem, const tile &t, int32_t warpgroup, stage_ring &ring)
+{
+    many_sums own;
+
+#pragma unroll
+    for (int32_t i = 0; i < kRows / 2; i++)
+        own.c[i] = 0.0f;
+    multiply_many<P>(args, smem, t, warpgroup, ring, own);
+    if (P::is_gate_up && args.pair_weight != nullptr) weigh_tokens(args, t, first_token(warpgroup), own);
+    if constexpr (!P::is_gate_up)
+        finish_many<P>(args, smem, t, warpgroup, own);
+    else if (args.order != ORDER_PLAIN)
+        finish_many_quantised<P, true>(args, smem, t, warpgroup, own);
+    else
+        finish_many_quantised<P, false>(args, smem, t, warpgroup, own);
 }
 
 // By N, of all that columns_for gives.
@@ -195,65 +222,86 @@ __device__ __forceinline__ void let_pass(const gemm_args &args, gemm_smem<P> &sm
     }
 }
 
-template <class P> __device__ __forceinline__ void consumer_loop(const gemm_args &args, gemm_smem<P> &smem, int32_t warpgroup)
+template <class P>
+__device__ __forceinline__ void consume_tile(const gemm_args &args, gemm_smem<P> &smem, const tile &t, int32_t warpgroup, stage_ring &ring)
+{
+    const int32_t columns = uniform(t.columns);
+
+    if constexpr (P::is_scaled) {
+        bool many = columns > P::columns_on_n;
+
+        if (warpgroup * kBlockRows >= (many ? columns : kRows)) {
+            let_pass<P>(args, smem, ring);
+                    return;
+        }
+        if (many) {
+            consume_many<P>(args, smem, t, warpgroup, ring);
+            return;
+        }
+    }
+    consume_columns<8, P>(args, smem, t, columns, warpgroup, ring);
+}
+
+template <class U, class D> __device__ __forceinline__ void consumer_loop(const gemms_args_device &args, gemm_smem<U> &smem, int32_t warpgroup)
 {
     stage_ring ring(smem);
 
     for (int32_t at = 0;; at = (at + 1) % kTiles) {
         const tile &t = smem.tiles[at]; // read again where it is needed, which costs fewer registers
-        int32_t columns;
+        int32_t ended = at;
 
         mbarrier_wait(&smem.full[ring.stage], ring.round_odd);
         if (uniform(t.tokens) == 0) return;
-        columns = uniform(t.columns);
-        if constexpr (P::is_scaled) {
-            bool many = columns > P::columns_on_n;
-
-            if (warpgroup * kBlockRows >= (many ? columns : kRows)) {
-                let_pass<P>(args, smem, ring);
-                continue;
-            }
-            if (many) {
-                consume_many<P>(args, smem, t, warpgroup, ring);
-                continue;
-            }
+        if (uniform(t.is_down) != 0) {
+            consume_tile<D>(args.down, smem, t, warpgroup, ring);
+            continue;
         }
-        consume_columns<8, P>(args, smem, t, columns, warpgroup, ring);
+        consume_tile<U>(args.gate_up, smem, t, warpgroup, ring);
+        asm volatile("" : "+r"(ended)); // or addresses take registers that a tile wants
+        count_ended(args, smem.tiles[ended], smem.tiles[(ended + 1) % kTiles]);
     }
 }
 
 template <int type, bool is_gate_up, bool rows_in>
 using product_of = product<static_cast<operand>(type), is_gate_up, rows_in>;
 
-template <int type, bool is_gate_up, bool rows_in>
-__global__ void __launch_bounds__((product_of<type, is_gate_up, rows_in>::threads), 1) gemm_kernel(const __grid_constant__ gemm_args args)
+template <int type, bool up_in, bool down_in>
+__global__ void __launch_bounds__((product_of<type, true, up_in>::threads), 1) gemms_kernel(const __grid_constant__ gemms_args_device args)
 {
-    using P = product_of<type, is_gate_up, rows_in>;
-    gemm_smem<P> &smem = *dynamic_smem<gemm_smem<P>>();
+    using U = product_of<type, true, up_in>;
+    using D = product_of<type, false, down_in>;
+    gemm_smem<U> &smem = *dynamic_smem<gemm_smem<U>>();
     int32_t warpgroup = uniform(threadIdx.x / 128), ahead = 0;
+    uint32_t taken = 0;
 
-    static_assert(kLoading<P> + P::warpgroups * kMultiplying<P> <= (1 + P::warpgroups) * kLaunched<P>);
+    static_assert(kLoading<U> + U::warpgroups * kMultiplying<U> <= (1 + U::warpgroups) * kLaunched<U>);
 
     if (threadIdx.x == 0) {
-        prefetch_tensormap(&args.weights);
+        prefetch_tensormap(&args.gate_up.weights);
+        prefetch_tensormap(&args.down.weights);
         for (int32_t stage = 0; stage < kStagesMax; stage++) {
-            mbarrier_init(&smem.full[stage], P::arrivals);
-            mbarrier_init(&smem.empty[stage], P::is_scaled ? 4 * P::warpgroups : 2); // a warp, or a warpgroup, releases a stage
+            mbarrier_init(&smem.full[stage], 1 + U::loaders);
+            mbarrier_init(&smem.empty[stage], U::is_scaled ? 4 * U::warpgroups : 2); // a warp, or a warpgroup, releases a stage
         }
         fence_mbarrier_init();
     }
     // What is loaded as boxes was made by a launch that had waited for route, so the offsets are there before it is.
-    if (P::gathers) griddepcontrol_wait();
-    make_tables<P>(args, smem);
-    if (warpgroup == kProducer) ahead = load_ahead<P>(args, smem);
-    if (!P::gathers) griddepcontrol_wait();
+    if (U::gathers) griddepcontrol_wait();
+    if (threadIdx.x == 0) taken = atomicAdd(&args.progress->taken, 1u);
+    make_tables<U>(args, smem);
+    if (warpgroup == kProducer) {
+        const stage_ring ring(smem);
+
+        if (threadIdx.x == 0) ahead = load_ahead<U, D>(args, smem, taken, ring);
+    }
+    if (!U::gathers) griddepcontrol_wait();
     griddepcontrol_launch_dependents();
     if (warpgroup == kProducer) {
-        setmaxnreg_dec<kLoading<P>>();
-        producer_loop<P>(args, smem, ahead);
+        setmaxnreg_dec<kLoading<U>>();
+        producer_loop<U, D>(args, smem, ahead);
     } else {
-        setmaxnreg_inc<kMultiplying<P>>();
-        consumer_loop<P>(args, smem, warpgroup - kConsumer0);
+        setmaxnreg_inc<kMultiplying<U>>();
+        consumer_loop<U, D>(args, smem, warpgroup - kConsumer0);
     }
 }
 
@@ -313,36 +361,36 @@ int32_t sm_count()
     return count;
 }
 
-struct gemm_entry {
-    void (*kernel)(gemm_args);
+struct gemms_entry {
+    void (*kernel)(gemms_args_device);
     unsigned threads;
     size_t smem_bytes;
 };
 
-template <int type, bool is_gate_up, bool rows_in> gemm_entry entry()
+template <int type, bool up_in, bool down_in> gemms_entry entry()
 {
-    using P = product_of<type, is_gate_up, rows_in>;
+    using U = product_of<type, true, up_in>;
 
-    return {gemm_kernel<type, is_gate_up, rows_in>, P::threads, sizeof(gemm_smem<P>)};
+    return {gemms_kernel<type, up_in, down_in>, U::threads, sizeof(gemm_smem<U>)};
 }
 
-template <bool is_gate_up> gemm_entry entry_of(operand type, bool rows_in)
+template <int type> gemms_entry entry_of(bool up_in, bool down_in)
+{
+    if (up_in) return down_in ? entry<type, true, true>() : entry<type, true, false>();
+    return down_in ? entry<type, false, true>() : entry<type, false, false>();
+}
+
+// By the operand, and whether the weights of gate_up and of down are [E, K, N].
+gemms_entry entry_of(operand type, bool up_in, bool down_in)
 {
     switch (type) {
     case OPERAND_BF16:
-        return rows_in ? entry<OPERAND_BF16, is_gate_up, true>() : entry<OPERAND_BF16, is_gate_up, false>();
+        return entry_of<OPERAND_BF16>(up_in, down_in);
     case OPERAND_F16:
-        return rows_in ? entry<OPERAND_F16, is_gate_up, true>() : entry<OPERAND_F16, is_gate_up, false>();
+        return entry_of<OPERAND_F16>(up_in, down_in);
     default:
-        return entry<OPERAND_E4M3, is_gate_up, false>();
+        return entry<OPERAND_E4M3, false, false>();
     }
-}
-
-template <bool is_gate_up> cudaError_t launch_gemm(const gemm_args &args, const weight_view &view, void *stream)
-{
-    gemm_entry by = entry_of<is_gate_up>(operand_of(view.format), view.rows_in != 0);
-
-    return launch(by.kernel, {static_cast<unsigned>(sm_count()), by.threads, by.smem_bytes, LAUNCH_EARLY}, stream, args);
 }
 
 void take_weights(gemm_args &to, const weight_view &view)
@@ -430,7 +478,7 @@ cudaError_t make_maps(gemm_args &to, const weight_view &by, int32_t experts, con
 }
 
 // Rows of any slab, which are gathered.
-cudaError_t take_slabs(gemm_args &to, const gate_up_args &from)
+cudaError_t take_slabs(gemms_args_device &to, const gate_up_args &from)
 {
     for (int32_t i = 0; i < from.slabs_count; i++) {
         const row_slab &slab = from.slabs[i];
@@ -443,6 +491,65 @@ cudaError_t take_slabs(gemm_args &to, const gate_up_args &from)
     return cudaSuccess;
 }
 
+// Where gate_up writes: mid, or what becomes of it.
+cudaError_t take_mid(gemm_args &to, const gate_up_args &from, const quantise_args &by)
+{
+    if (from.operand_format != FORMAT_FP8) {
+        to.out = static_cast<unsigned char *>(from.mid);
+        to.out_stride_bytes = from.mid_stride_bytes;
+        return cudaSuccess;
+    }
+    if (by.rows == nullptr || by.format != FORMAT_FP8_BLOCK128 || by.columns != from.intermediate || by.scale_stride_bytes != 4)
+        return cudaErrorInvalidValue;
+    to.out = static_cast<unsigned char *>(by.rows);
+    to.out_stride_bytes = by.row_stride_bytes;
+    to.out_scales = static_cast<float *>(by.scales);
+    to.out_group_stride = by.group_stride_bytes / 4;
+    return cudaSuccess;
+}
+
+cudaError_t take_gate_up(gemms_args_device &to, const gate_up_args &from, const quantise_args &quantise)
+{
+    const bool is_fp8 = from.operand_format == FORMAT_FP8, plain = from.w1.order == ORDER_PLAIN;
+    gemm_args &own = to.gate_up;
+    cudaError_t st;
+
+    if (!fits(from.w1) || from.experts > kExpertsMax || !formats_meet(from.w1, from.operand_format, from.mid_format) ||
+        plain != (from.activation == ACTIVATION_RELU2) || (is_fp8 && (from.slabs_count != 1 || from.pair_row != nullptr)))
+        return cudaErrorInvalidValue;
+    take_weights(own, from.w1);
+    own.pair_weight = from.pair_weight;
+    own.outputs = from.intermediate;
+    own.row_tiles = (from.intermediate + 63) / 64;
+    if (plain || is_fp8) own.row_tiles = (from.intermediate + kRows - 1) / kRows;
+    own.activation = terms_of(from);
+    st = take_mid(own, from, quantise);
+    if (st == cudaSuccess && !is_fp8) st = take_slabs(to, from);
+    return st != cudaSuccess ? st : make_maps(own, from.w1, from.experts, is_fp8 ? from.slabs : nullptr);
+}
+
+cudaError_t take_down(gemms_args_device &to, const down_args &from)
+{
+    row_slab mid = {};
+    gemm_args &own = to.down;
+
+    if (!fits(from.w2) || !formats_meet(from.w2, from.operand_format, from.pair_format) || from.pairs_max > INT_MAX)
+        return cudaErrorInvalidValue;
+    take_weights(own, from.w2);
+    mid.rows = from.mid;
+    mid.scales = from.mid_scales;
+    mid.row_stride_bytes = from.mid_stride_bytes;
+    mid.scale_stride_bytes = from.mid_scale_stride_bytes;
+    mid.group_stride_bytes = from.mid_group_stride_bytes;
+    mid.cap = static_cast<int32_t>(from.pairs_max);
+    mid.format = from.mid_format;
+    own.out = static_cast<unsigned char *>(from.pair_out);
+    own.out_stride_bytes = from.pair_stride_bytes;
+    own.outputs = static_cast<int32_t>(from.w2.n);
+    own.row_tiles = static_cast<int32_t>((from.w2.n + kRows - 1) / kRows);
+    return make_maps(own, from.w2, from.experts, &mid);
+}
+
 } // namespace
 
 extern "C" int32_t gemm_cuda_load(void)
@@ -450,63 +557,30 @@ extern "C" int32_t gemm_cuda_load(void)
     cudaError_t st = cudaSuccess;
 
     for (int32_t i = 0; i < 12 && st == cudaSuccess; i++) {
-        operand type = static_cast<operand>(i / 4);
-        gemm_entry entry = i & 1 ? entry_of<true>(type, i & 2) : entry_of<false>(type, i & 2);
+        gemms_entry entry = entry_of(static_cast<operand>(i / 4), i & 1, i & 2);
 
         st = cudaFuncSetAttribute(entry.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(entry.smem_bytes));
     }
     return st;
 }
 
-extern "C" int32_t gate_up_cuda(const struct gate_up_args *args, void *stream)
+extern "C" int32_t gemms_cuda(const struct gemms_args *args, void *stream)
 {
-    const bool is_fp8 = args->operand_format == FORMAT_FP8;
-    gemm_args to = {};
+    const gate_up_args &gate_up = args->gate_up;
+    const down_args &down = args->down;
+    gemms_args_device to = {};
     cudaError_t st;
+    gemms_entry by;
 
-    if (!fits(args->w1) || args->experts > kExpertsMax || !formats_meet(args->w1, args->operand_format, args->mid_format) ||
-        (args->w1.order == ORDER_PLAIN) != (args->activation == ACTIVATION_RELU2))
+    if (gate_up.w1.format != down.w2.format || gate_up.experts != down.experts || gate_up.expert_offset != down.expert_offset)
         return cudaErrorInvalidValue;
-    take_weights(to, args->w1);
-    to.expert_offset = args->expert_offset;
-    to.tiles_taken = args->tiles_taken;
-    to.pair_weight = args->pair_weight;
-    to.out = static_cast<unsigned char *>(args->mid);
-    to.out_stride_bytes = args->mid_stride_bytes;
-    to.experts = args->experts;
-    to.outputs = args->intermediate;
-    to.row_tiles = args->w1.order == ORDER_PLAIN ? (args->intermediate + kRows - 1) / kRows : (args->intermediate + 63) / 64;
-    to.activation = terms_of(*args);
-    if (is_fp8 && (args->slabs_count != 1 || args->pair_row != nullptr)) return cudaErrorInvalidValue;
-    st = is_fp8 ? cudaSuccess : take_slabs(to, *args);
-    if (st == cudaSuccess) st = make_maps(to, args->w1, args->experts, is_fp8 ? args->slabs : nullptr);
-    return st != cudaSuccess ? st : launch_gemm<true>(to, args->w1, stream);
-}
-
-extern "C" int32_t down_cuda(const struct down_args *args, void *stream)
-{
-    row_slab mid = {};
-    gemm_args to = {};
-    cudaError_t st;
-
-    if (!fits(args->w2) || args->experts > kExpertsMax || !formats_meet(args->w2, args->operand_format, args->pair_format) ||
-        args->pairs_max > INT_MAX)
-        return cudaErrorInvalidValue;
-    take_weights(to, args->w2);
-    mid.rows = args->mid;
-    mid.scales = args->mid_scales;
-    mid.row_stride_bytes = args->mid_stride_bytes;
-    mid.scale_stride_bytes = args->mid_scale_stride_bytes;
-    mid.group_stride_bytes = args->mid_group_stride_bytes;
-    mid.cap = static_cast<int32_t>(args->pairs_max);
-    mid.format = args->mid_format;
-    to.expert_offset = args->expert_offset;
-    to.tiles_taken = args->tiles_taken;
-    to.out = static_cast<unsigned char *>(args->pair_out);
-    to.out_stride_bytes = args->pair_stride_bytes;
-    to.experts = args->experts;
-    to.outputs = static_cast<int32_t>(args->w2.n);
-    to.row_tiles = static_cast<int32_t>((args->w2.n + kRows - 1) / kRows);
-    st = make_maps(to, args->w2, args->experts, &mid);
-    return st != cudaSuccess ? st : launch_gemm<false>(to, args->w2, stream);
+    to.expert_offset = gate_up.expert_offset;
+    to.progress = reinterpret_cast<gemm_progress *>(args->progress);
+    to.late = args->progress + sizeof(gemm_progress) / 4;
+    to.experts = gate_up.experts;
+    st = take_gate_up(to, gate_up, args->quantise);
+    if (st == cudaSuccess) st = take_down(to, down);
+    if (st != cudaSuccess) return st;
+    by = entry_of(operand_of(gate_up.w1.format), gate_up.w1.rows_in != 0, down.w2.rows_in != 0);
+    return launch(by.kernel, {static_cast<unsigned>(sm_count()), by.threads, by.smem_bytes, LAUNCH_EARLY}, stream, to);
 }

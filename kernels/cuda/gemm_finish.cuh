@@ -52,19 +52,21 @@ __device__ __forceinline__ float2 gate_up_bias(const gemm_args &args, int32_t ex
     return {bias_at(args, expert, gate), bias_at(args, expert, up)};
 }
 
-// Where a warpgroup's outputs become pieces of out's rows: kTurn tokens at a time, in two buffers that take turns.
+// Where a warpgroup's outputs become pieces of out's rows: kTurn tokens at a time, in two halves of it that take turns. What is to be
+// quantised is kept there instead, all tokens of it.
 struct turning {
-    unsigned char (*buffers)[kTurn * kTurnPitch];
+    unsigned char *buffer;
     int32_t warpgroup;
     int32_t first_token;  // of the tile, where the sums begin
     int32_t end_token;    // of the tile, where they or its tokens end
     int32_t first_output; // of the warpgroup
+    int32_t kept_output;  // of what is kept, where the outputs begin
 };
 
 // Where this lane's row of a block goes: 8 tokens from n on, a token's 8 outputs from `output` of the warpgroup on.
-__device__ __forceinline__ unsigned char *turned_at(const turning &to, int32_t n, int32_t output)
+template <bool keeps> __device__ __forceinline__ unsigned char *turned_at(const turning &to, int32_t n, int32_t output)
 {
-    return to.buffers[n / kTurn % 2] + n % kTurn * kTurnPitch + output * 2;
+    return to.buffer + (keeps ? n : n % (2 * kTurn)) * kTurnPitch + (keeps ? to.kept_output + output : output) * 2;
 }
 
 __device__ __forceinline__ void warpgroup_sync(int32_t warpgroup)
@@ -77,11 +79,12 @@ __device__ __forceinline__ void warpgroup_sync(int32_t warpgroup)
 
 // Tokens n to n + kTurn of the sums leave, `width` outputs of each, 16 bytes a thread. The buffer may be written again after the
 // next call.
-template <int width>
+template <int width, bool keeps>
 __device__ __forceinline__ void store_turned(const gemm_args &args, const tile &t, const turning &to, int32_t n)
 {
     const int32_t pieces = width / 8;
 
+    if (keeps) return;
     warpgroup_sync(to.warpgroup);
 #pragma unroll
     for (int32_t i = 0; i < kTurn * pieces / 128; i++) {
@@ -90,7 +93,7 @@ __device__ __forceinline__ void store_turned(const gemm_args &args, const tile &
 
         if (token < to.end_token && output < args.outputs)
             *reinterpret_cast<uint4 *>(args.out + (t.pair + token) * args.out_stride_bytes + output * 2) =
-                *reinterpret_cast<const uint4 *>(turned_at(to, n + item / pieces, item % pieces * 8));
+                *reinterpret_cast<const uint4 *>(turned_at<false>(to, n + item / pieces, item % pieces * 8));
     }
 }
 
@@ -120,7 +123,7 @@ template <int N> __device__ __forceinline__ void weigh(const gemm_args &args, co
 // in the order (r, n), (r, n + 1), (r + 8, n), (r + 8, n + 1). Each finish_ makes outputs of the warp's tokens, kTurn at a time.
 
 // Gate and up take turns by eight rows: a warp has eight units.
-template <int N, bool is_bf16>
+template <int N, bool is_bf16, bool keeps>
 __device__ __forceinline__ void finish_turns(const gemm_args &args, const tile &t, const turning &to, const float (&c)[N / 2])
 {
     const int32_t lane = threadIdx.x % 32, unit = threadIdx.x / 32 % 4 * 8;
@@ -142,9 +145,9 @@ __device__ __forceinline__ void finish_turns(const gemm_args &args, const tile &
 
                 packed[i] = activate_pair<is_bf16>(args, swapped ? high : low, swapped ? low : high, bias);
             }
-            stmatrix_trans(smem_address(turned_at(to, n + lane % 16, unit)), packed[0], packed[1]);
+            stmatrix_trans(smem_address(turned_at<keeps>(to, n + lane % 16, unit)), packed[0], packed[1]);
         }
-        store_turned<32>(args, t, to, first);
+        store_turned<32, keeps>(args, t, to, first);
     }
 }
 
@@ -171,9 +174,9 @@ __device__ __forceinline__ void finish_blocks(const gemm_args &args, const tile 
 
                 packed[half] = activate_pair<is_bf16>(args, {gate[at], gate[at + 1]}, {up[at], up[at + 1]}, bias[half]);
             }
-            stmatrix_trans(smem_address(turned_at(to, n + lane % 8, unit + lane / 8 % 2 * 8)), packed[0], packed[1]);
+            stmatrix_trans(smem_address(turned_at<false>(to, n + lane % 8, unit + lane / 8 % 2 * 8)), packed[0], packed[1]);
         }
-        store_turned<64>(args, t, to, first);
+        store_turned<64, false>(args, t, to, first);
     }
 }
 
@@ -194,7 +197,7 @@ __device__ __forceinline__ void finish_neighbours(const gemm_args &args, const t
 #pragma unroll
         for (int32_t n = first; n < first + kTurn && n < N; n += 8) {
             float2 low = {c[n / 2], c[n / 2 + 1]}, high = {c[n / 2 + 2], c[n / 2 + 3]}, got;
-            uint16_t *row = reinterpret_cast<uint16_t *>(turned_at(to, n + lane / 4, unit));
+            uint16_t *row = reinterpret_cast<uint16_t *>(turned_at<false>(to, n + lane / 4, unit));
             uint32_t packed;
 
             got.x = __shfl_xor_sync(~0u, odd ? low.x : high.x, 4);
@@ -203,12 +206,12 @@ __device__ __forceinline__ void finish_neighbours(const gemm_args &args, const t
             row[lane % 4] = static_cast<uint16_t>(packed);
             row[lane % 4 + 4] = static_cast<uint16_t>(packed >> 16);
         }
-        store_turned<32>(args, t, to, first);
+        store_turned<32, false>(args, t, to, first);
     }
 }
 
 // Rows are outputs: a warp has sixteen.
-template <int N, bool is_bf16, bool activates>
+template <int N, bool is_bf16, bool activates, bool keeps>
 __device__ __forceinline__ void finish_plain(const gemm_args &args, const tile &t, const turning &to, const float (&c)[N / 2])
 {
     const int32_t lane = threadIdx.x % 32, output = threadIdx.x / 32 % 4 * 16;
@@ -235,9 +238,9 @@ __device__ __forceinline__ void finish_plain(const gemm_args &args, const tile &
                 if (activates) out = {activate_plain(out.x), activate_plain(out.y)};
                 packed[half] = number_pack<is_bf16>(out.x, out.y);
             }
-            stmatrix_trans(smem_address(turned_at(to, n + lane % 8, output + lane / 8 % 2 * 8)), packed[0], packed[1]);
+            stmatrix_trans(smem_address(turned_at<keeps>(to, n + lane % 8, output + lane / 8 % 2 * 8)), packed[0], packed[1]);
         }
-        store_turned<64>(args, t, to, first);
+        store_turned<64, keeps>(args, t, to, first);
     }
 }
 

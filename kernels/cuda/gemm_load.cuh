@@ -18,7 +18,7 @@ template <class P> struct gathered {
 
 // The flat rows whose addresses this thread finds for all; asked for a tile ahead, so that nobody waits for them.
 template <class P>
-__device__ __forceinline__ void look_up(const gemm_args &args, const tile &t, int32_t thread, int32_t (&flat)[gathered<P>::looked_up])
+__device__ __forceinline__ void look_up(const gemms_args_device &args, const tile &t, int32_t thread, int32_t (&flat)[gathered<P>::looked_up])
 {
 #pragma unroll
     for (int32_t i = 0; i < gathered<P>::looked_up; i++) {
@@ -29,7 +29,7 @@ __device__ __forceinline__ void look_up(const gemm_args &args, const tile &t, in
 }
 
 template <class P>
-__device__ __forceinline__ void find_rows(const gemm_args &args, gemm_smem<P> &smem, const int32_t (&flat)[gathered<P>::looked_up],
+__device__ __forceinline__ void find_rows(const gemms_args_device &args, gemm_smem<P> &smem, const int32_t (&flat)[gathered<P>::looked_up],
                                           int32_t thread, gathered<P> &to)
 {
 #pragma unroll
@@ -112,108 +112,202 @@ __device__ __forceinline__ void begin_stage(const gemm_args &args, gemm_smem<P> 
     load_weights<P>(args, ring.weights(smem), full, t, k);
 }
 
-// The block's first tile, and the weights of its first steps, which need nothing but the tables; how many steps those are.
-template <class P> __device__ __forceinline__ int32_t load_ahead(const gemm_args &args, gemm_smem<P> &smem)
-{
-    const bool is_any = static_cast<int32_t>(blockIdx.x) < smem.tile_first[args.experts];
-    stage_ring ring(smem);
-    int32_t steps = is_any ? min((args.depth + P::depth - 1) / P::depth, ring.count) : 0;
+// The tiles of one block, in order, each for the block that is free. For one thread.
+template <class U, class D> struct tile_source {
+    const gemms_args_device &args;
+    const gemm_smem<U> &smem;
+    uint32_t index; // of the next tile, as it was answered
+    uint32_t early; // tiles so far
 
-    if (threadIdx.x % 128 == 0) {
-        tile t = {};
-
-        if (is_any) t = find_tile<P>(args, smem, blockIdx.x);
-        smem.tiles[0] = t;
-        for (int32_t step = 0; step < steps; step++, ring.advance())
-            begin_stage<P>(args, smem, ring, t, step * P::depth);
-    }
-    return steps;
-}
-
-// The tiles of one block after its first, in order, each for the block that is free. For one thread.
-template <class P> struct tile_source {
-    const gemm_args &args;
-    const gemm_smem<P> &smem;
-    int32_t tiles, index;
-
-    // What comes next is asked for a tile ahead, so that nobody waits for the answer. Every block that has a tile asks until it is
-    // told that there is none, so `tiles` questions are asked in all, and the last one sets the count to 0 again.
     __device__ __forceinline__ void ask()
     {
-        index = static_cast<int32_t>(gridDim.x + atomicInc(args.tiles_taken, tiles - 1));
+        index = atomicAdd(&args.progress->taken, 1u);
     }
 
-    __device__ __forceinline__ tile next()
+    // Of gate_up, what comes next is asked for a tile ahead, so that nobody waits for the answer. Of down it is when mid is there: a
+    // block that waits for that would keep tiles from those who are free first.
+    __device__ __forceinline__ tile next(const tile &before)
     {
-        tile found = {};
+        tile found = before;
 
-        if (index >= tiles) return found;
-        found = find_tile<P>(args, smem, index);
-        ask();
+        if (before.part == TILE_FIRST) {
+            found.row_tile++;
+            found.part = TILE_SECOND;
+            return found;
+        }
+        found = find_tile<U, D>(args, smem, static_cast<int32_t>(index));
+        early += !before.is_late;
+        if (!before.is_late && found.is_late) found.early = early;
+        if (found.tokens > 0 && !found.is_down) ask();
         return found;
     }
 };
 
-// The stages of a tile, from where the ring is. The weights of the first `ahead` are under way. For every thread that gathers, or
-// one of each warp: each arrives at every stage, or it could fall behind by a round of the ring and wait for ever.
+// Whether `tiles` of gate_up have been counted, by every warp that multiplies.
+template <class P> __device__ __forceinline__ bool have_ended(const uint32_t *counted, int32_t tiles)
+{
+    return tiles <= 0 || load_acquire_device(counted) == static_cast<uint32_t>(tiles * P::warpgroups * 4);
+}
+
+// Whether all that a tile of down multiplies is there: the early tiles of all experts, which are there for good once they were, and the
+// late ones of its own. Most experts have none, and then nothing is read.
 template <class P>
-__device__ __forceinline__ void load_tile(const gemm_args &args, gemm_smem<P> &smem, const tile &t, const gathered<P> &from,
-                                          stage_ring &ring, int32_t &ahead)
+__device__ __forceinline__ bool mid_is_there(const gemms_args_device &args, const gemm_smem<P> &smem, int32_t expert, bool &early_ended)
+{
+    const int32_t early = first_late(args, smem.tiles_first), row_tiles = args.gate_up.row_tiles;
+    const int32_t late = row_tiles * smem.tiles_first[expert + 1] - max(row_tiles * smem.tiles_first[expert], early);
+
+    early_ended = early_ended || have_ended<P>(&args.progress->early, early);
+    return early_ended && have_ended<P>(&args.late[expert], late);
+}
+
+// Rows that are gathered, of gate_up. For every loading thread. A thread's copies arrive at the stage's barrier by themselves, so that
+// the loads run ahead as far as there are stages.
+template <class P>
+__device__ __forceinline__ void load_gathered(const gemm_args &args, gemm_smem<P> &smem, const tile &t, const gathered<P> &from, stage_ring &ring)
 {
     constexpr int32_t element_bytes = kRowBytes / P::depth;
     const int32_t thread = threadIdx.x % 128;
 
-    for (int32_t k = 0; k < args.depth; k += P::depth, ring.advance(), ahead--) {
-        uint64_t *full = &smem.full[ring.stage];
-
-        // Those that are under way were free, and may have been used already: the first thread has arrived for them.
-        if (ahead <= 0) mbarrier_wait(&smem.empty[ring.stage], ring.round_odd ^ 1);
-        if (thread == 0 && ahead <= 0) begin_stage<P>(args, smem, ring, t, k);
-        if constexpr (P::gathers) {
-            gather<P>(from, ring.tokens(smem), (args.depth - k) * element_bytes, k * element_bytes, t.columns, thread);
-            cp_async_mbarrier_arrive_noinc(full);
-        } else {
-            load_tokens<P>(args, smem, ring, t, k);
-            if (thread != 0) mbarrier_arrive(full);
-        }
+    for (int32_t k = 0; k < args.depth; k += P::depth, ring.advance()) {
+        mbarrier_wait(&smem.empty[ring.stage], ring.round_odd ^ 1);
+        if (thread == 0) begin_stage<P>(args, smem, ring, t, k);
+        gather<P>(from, ring.tokens(smem), (args.depth - k) * element_bytes, k * element_bytes, t.columns, thread);
+        cp_async_mbarrier_arrive_noinc(&smem.full[ring.stage]);
     }
 }
 
-// A thread's copies arrive at the stage's barrier by themselves, so that the loads run ahead as far as there are stages. The
-// weights of the first `ahead` steps are under way.
-template <class P> __device__ __forceinline__ void producer_loop(const gemm_args &args, gemm_smem<P> &smem, int32_t ahead)
+// Rows that come in boxes, for one thread of each warp. The weights of the first `ahead` steps are under way.
+template <class P>
+__device__ __forceinline__ void load_boxes(const gemm_args &args, gemm_smem<P> &smem, const tile &t, stage_ring &ring, int32_t ahead)
+{
+    for (int32_t k = 0; k < args.depth; k += P::depth, ring.advance(), ahead--) {
+        mbarrier_wait(&smem.empty[ring.stage], ring.round_odd ^ 1);
+        if (threadIdx.x % 128 == 0 && ahead <= 0) begin_stage<P>(args, smem, ring, t, k);
+        load_tokens<P>(args, smem, ring, t, k);
+        mbarrier_arrive(&smem.full[ring.stage], P::loaders / 4);
+    }
+}
+
+// Until mid is there, the first of those threads loads weights as far as there is room; of how many steps.
+template <class P>
+__device__ __forceinline__ int32_t await_mid(const gemms_args_device &args, gemm_smem<P> &smem, const tile &t, stage_ring ring, bool &early_ended)
+{
+    const int32_t steps = threadIdx.x % 128 == 0 ? min(steps_of<P>(args.down), ring.count) : 0;
+    int32_t ahead = 0;
+
+    while (!mid_is_there<P>(args, smem, t.expert, early_ended)) {
+        if (ahead == steps || !mbarrier_test(&smem.empty[ring.stage], ring.round_odd ^ 1)) {
+            spin_pause(20);
+            continue;
+        }
+        begin_stage<P>(args.down, smem, ring, t, ahead * P::depth);
+        ahead++;
+        ring.advance();
+    }
+    fence_proxy_async_global(); // threads wrote it, and the engine reads it
+    return ahead;
+}
+
+// The first tile of the block and, where its rows come in boxes, the weights of its first steps, which need nothing but the tables;
+// how many steps those are. For one thread.
+template <class U, class D> __device__ __forceinline__ int32_t load_ahead(const gemms_args_device &args, gemm_smem<U> &smem, uint32_t index, stage_ring ring)
+{
+    const tile t = find_tile<U, D>(args, smem, static_cast<int32_t>(index));
+    int32_t steps = 0;
+
+    smem.tiles[0] = t;
+    if constexpr (!U::gathers) {
+        if (t.tokens > 0 && !t.is_down) steps = min(steps_of<U>(args.gate_up), ring.count);
+        for (int32_t step = 0; step < steps; step++, ring.advance())
+            begin_stage<U>(args.gate_up, smem, ring, t, step * U::depth);
+    }
+    return steps;
+}
+
+// The block takes no more tiles. The last one leaves the counts as they were: nobody waits any more, and who was waited for has counted.
+__device__ __forceinline__ void end_progress(const gemms_args_device &args)
+{
+    gemm_progress &progress = *args.progress;
+
+    fence_device();
+    if (atomicAdd(&progress.left, 1u) != gridDim.x - 1) return;
+    fence_device();
+    progress.taken = progress.left = progress.early = 0;
+    for (int32_t e = 0; e < args.experts; e++)
+        args.late[e] = 0;
+}
+
+// The block's tiles of gate_up, and the first after them, whose place is returned. Of the first tile, the weights of the first `ahead`
+// steps are under way.
+template <class U, class D>
+__device__ __forceinline__ int32_t load_gate_up(const gemms_args_device &args, gemm_smem<U> &smem, tile_source<U, D> &source, stage_ring &ring, [[maybe_unused]] int32_t ahead)
 {
     const int32_t thread = threadIdx.x % 128;
-    const bool loads = P::gathers || thread % 32 == 0;
-    int32_t flat[gathered<P>::looked_up];
-    tile_source<P> source = {args, smem, smem.tile_first[args.experts], 0};
-    gathered<P> from;
-    stage_ring ring(smem);
-    tile t;
+    int32_t flat[gathered<U>::looked_up], at = 0;
+    tile t = smem.tiles[0];
 
-    bar_sync<1, 128>(); // the first tile is there
-    t = smem.tiles[0];
-    if (thread == 0 && t.tokens > 0) source.ask();
-    if (P::gathers) look_up<P>(args, t, thread, flat);
-    for (int32_t at = 1; t.tokens > 0; at = (at + 1) % kTiles) {
+    if (thread == 0 && t.tokens > 0 && !t.is_down) source.ask();
+    if (U::gathers && !t.is_down) look_up<U>(args, t, thread, flat);
+    while (t.tokens > 0 && !t.is_down) {
         tile next;
 
-        if (thread == 0) smem.tiles[at] = source.next();
+        at = (at + 1) % kTiles;
+        if (thread == 0) smem.tiles[at] = source.next(t);
         bar_sync<1, 128>(); // the next tile is there, and the addresses of the one before have been read
         next = smem.tiles[at];
-        if (P::gathers) {
-            find_rows<P>(args, smem, flat, thread, from);
-            look_up<P>(args, next, thread, flat);
+        if constexpr (U::gathers) {
+            gathered<U> from;
+
+            find_rows<U>(args, smem, flat, thread, from);
+            if (!next.is_down) look_up<U>(args, next, thread, flat);
+            load_gathered<U>(args.gate_up, smem, t, from, ring);
+        } else {
+            if (thread % 32 == 0) load_boxes<U>(args.gate_up, smem, t, ring, ahead);
+            ahead = 0;
         }
-        if (loads) load_tile<P>(args, smem, t, from, ring, ahead);
         __syncwarp();
         t = next;
     }
+    return at;
+}
+
+// The block's tiles of down, from that place on.
+template <class U, class D>
+__device__ __forceinline__ void load_down(const gemms_args_device &args, gemm_smem<U> &smem, tile_source<U, D> &source, stage_ring &ring, int32_t at)
+{
+    const int32_t thread = threadIdx.x % 128;
+    bool early_ended = false;
+
+    for (tile t = smem.tiles[at]; t.tokens > 0; t = smem.tiles[at]) {
+        at = (at + 1) % kTiles;
+        if (thread % 32 == 0) {
+            int32_t ahead = await_mid<D>(args, smem, t, ring, early_ended);
+
+            if (thread == 0) source.ask();
+            load_boxes<D>(args.down, smem, t, ring, ahead);
+        }
+        __syncwarp();
+        if (thread == 0) smem.tiles[at] = source.next(t);
+        bar_sync<1, 128>(); // the next tile is there
+    }
+}
+
+// U and D are the two products.
+template <class U, class D> __device__ __forceinline__ void producer_loop(const gemms_args_device &args, gemm_smem<U> &smem, int32_t ahead)
+{
+    tile_source<U, D> source = {args, smem, 0, 0};
+    stage_ring ring(smem);
+    int32_t at;
+
+    bar_sync<1, 128>(); // the first tile is there
+    at = load_gate_up<U, D>(args, smem, source, ring, ahead);
+    load_down<U, D>(args, smem, source, ring, at);
     // One more stage, with nothing in it, so that the other warpgroups see the end.
-    if (!loads) return;
+    if (threadIdx.x % 32 != 0) return;
     mbarrier_wait(&smem.empty[ring.stage], ring.round_odd ^ 1);
-    mbarrier_arrive(&smem.full[ring.stage]);
-    if (P::gathers && thread == 0) mbarrier_arrive(&smem.full[ring.stage]);
+    mbarrier_arrive(&smem.full[ring.stage], U::loaders / 4 + (threadIdx.x % 128 == 0));
+    if (threadIdx.x % 128 == 0) end_progress(args);
 }
 
 } // namespace

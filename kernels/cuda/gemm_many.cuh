@@ -24,6 +24,11 @@ constexpr int kWarpTokens = 16;
 constexpr int kWarpBytes = kWarpTokens * kTurnPitch; // of the buffers in which outputs become rows
 static_assert(4 * kWarpBytes == 2 * kTurn * kTurnPitch);
 
+template <class P> __device__ __forceinline__ unsigned char *warp_buffer(gemm_smem<P> &smem, int32_t warpgroup)
+{
+    return smem.turned + warpgroup * smem.turned_pitch + threadIdx.x / 32 % 4 * kWarpBytes;
+}
+
 // This lane's, of the tile; the other is eight on.
 __device__ __forceinline__ int32_t first_token(int32_t warpgroup)
 {
@@ -147,53 +152,32 @@ __device__ __forceinline__ void store_rows(const gemm_args &args, const tile &t,
     __syncwarp();
 }
 
-// Rows of 64 outputs, which take as many weight rows, or twice as many.
-template <class P, bool gated>
+// Rows of 64 outputs at a time, one of each weight row.
+template <class P>
 __device__ __forceinline__ void finish_many(const gemm_args &args, gemm_smem<P> &smem, const tile &t, int32_t warpgroup, const many_sums &sums)
 {
-    constexpr int eight = gated ? 16 : 8; // weight rows of eight outputs
-    const int32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, output = t.row_tile * (kRows / eight * 8);
-    unsigned char *buffer = &smem.turned[warpgroup][0][0] + warp * kWarpBytes;
+    const int32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, output = t.row_tile * kRows;
+    unsigned char *buffer = warp_buffer<P>(smem, warpgroup);
     const uint32_t row = smem_address(buffer) + lane % 16 * kTurnPitch + lane / 16 * 16;
 
 #pragma unroll
-    for (int32_t first = 0; first < kRows; first += 8 * eight) {
+    for (int32_t first = 0; first < kRows; first += 64) {
 #pragma unroll
-        for (int32_t n = first; n < first + 8 * eight; n += 2 * eight) {
+        for (int32_t n = first; n < first + 64; n += 16) {
             uint32_t blocks[4];
 
 #pragma unroll
             for (int32_t i = 0; i < 2; i++) {
                 float2 bias[2];
 
-                find_bias<P, gated>(args, t, output + n / eight * 8 + i * 8 + lane % 4 * 2, bias);
-                blocks[i * 2] = finish_two<P, gated>(args, sums, n + i * eight, 0, bias);
-                blocks[i * 2 + 1] = finish_two<P, gated>(args, sums, n + i * eight, 1, bias);
+                find_bias<P, false>(args, t, output + n + i * 8 + lane % 4 * 2, bias);
+                blocks[i * 2] = finish_two<P, false>(args, sums, n + i * 8, 0, bias);
+                blocks[i * 2 + 1] = finish_two<P, false>(args, sums, n + i * 8, 1, bias);
             }
-            stmatrix(row + (n - first) / eight * 16, blocks);
+            stmatrix(row + (n - first) * 2, blocks);
         }
-        store_rows(args, t, buffer, warpgroup * 64 + warp * kWarpTokens, output + first / eight * 8);
+        store_rows(args, t, buffer, warpgroup * 64 + warp * kWarpTokens, output + first);
     }
-}
-
-template <class P>
-__device__ __forceinline__ void consume_many(const gemm_args &args, gemm_smem<P> &smem, const tile &t, int32_t warpgroup, stage_ring &ring)
-{
-    many_sums own;
-
-#pragma unroll
-    for (int32_t i = 0; i < kRows / 2; i++)
-        own.c[i] = 0.0f;
-    multiply_many<P>(args, smem, t, warpgroup, ring, own);
-    if (P::is_gate_up && args.pair_weight != nullptr)
-        weigh_tokens(args, t, first_token(warpgroup), own);
-    if constexpr (P::is_gate_up) {
-        if (args.order != ORDER_PLAIN) {
-            finish_many<P, true>(args, smem, t, warpgroup, own);
-            return;
-        }
-    }
-    finish_many<P, false>(args, smem, t, warpgroup, own);
 }
 
 } // namespace

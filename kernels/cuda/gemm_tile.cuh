@@ -1,4 +1,4 @@
-// The tiles that gate_up and down work through, and what a block keeps of them in shared memory. Included by gemm.cu alone.
+// The tiles of both products, the order in which blocks take them, and what a block keeps in shared memory. Included by gemm.cu alone.
 
 #ifndef MOXIE_KERNELS_CUDA_GEMM_TILE_CUH
 #define MOXIE_KERNELS_CUDA_GEMM_TILE_CUH
@@ -26,10 +26,13 @@ constexpr int kTurn = 32;       // tokens whose outputs a warpgroup turns into r
 constexpr int kTurnPitch = 144; // bytes between their rows: up to 64 outputs, and 16 so that banks differ
 constexpr int kExpertsMax = 1024;
 constexpr int kTiles = 2 * kStagesMax; // that the loading threads may be ahead: a tile takes a stage at least
+constexpr int kQuantised = 128; // units of mid with one scale, fp8
+constexpr int kTurnedFew = 80 * kTurnPitch; // bytes in which a warpgroup keeps 64 units of kFewScaled tokens for it
 
 enum operand { OPERAND_BF16, OPERAND_F16, OPERAND_E4M3 };
 
-// What a kernel is compiled for. e4m3 is multiplied 128 inputs at a time and scaled in fp32; its outputs are bf16.
+// What a kernel is compiled for, and which of its two products. e4m3 is multiplied 128 inputs at a time and scaled in fp32; its
+// outputs are bf16, but for mid, which is e4m3 again.
 template <operand type, bool is_gate_up_, bool rows_in_> struct product {
     static constexpr bool is_gate_up = is_gate_up_;
     static constexpr bool rows_in = rows_in_; // weights [E, K, N]
@@ -39,11 +42,14 @@ template <operand type, bool is_gate_up_, bool rows_in_> struct product {
     static constexpr int columns = is_scaled ? kScaled : kColumns; // tokens of the largest tile
     static constexpr int columns_on_n = is_scaled ? kFewScaled : kColumns;
     static constexpr bool gathers = is_gate_up && !is_scaled; // the loading threads copy tokens; else the engine does
-    static constexpr int arrivals = gathers ? 1 + 128 : 4;    // that fill a stage, besides the engine's bytes
+    static constexpr bool quantises = is_gate_up && is_scaled;
+    static constexpr int loaders = is_scaled ? 4 : 128;       // threads that fill a stage, besides the engine
     static constexpr int warpgroups = is_scaled ? 3 : 2;      // that multiply
     static constexpr int threads = (1 + warpgroups) * 128;
-    static constexpr int stages_bytes = (is_scaled ? 9 * 160 : 8 * 192) * kRowBytes; // of all stages
 };
+
+// Of mid's 128 units with one scale gate and up have two tiles: a block does one after the other.
+enum tile_part { TILE_WHOLE, TILE_FIRST, TILE_SECOND };
 
 struct tile {
     int32_t expert;
@@ -51,19 +57,30 @@ struct tile {
     int32_t pair;    // first
     int32_t tokens;  // 1..columns of the product; 0: there are no more tiles
     int32_t columns; // token rows that are loaded: N of the wgmma, where tokens are on it
+    int32_t part;    // enum tile_part
+    int32_t is_down;
+    int32_t is_late; // of gate_up, that it is counted by its expert; of down
+    uint32_t early;  // tiles of gate_up that the block had before, where this is the first that is late
 };
 
-template <class P> struct alignas(1024) gemm_smem {
-    unsigned char stages[P::stages_bytes]; // each kRows weight rows, then columns_most token rows
-    float token_scale[kStagesMax][P::is_scaled ? kScalesPitch : 1];
-    unsigned char turned[P::warpgroups][2][kTurn * kTurnPitch]; // of each warpgroup, outputs on their way out
+template <bool is_scaled> struct alignas(1024) block_smem {
+    static constexpr int warpgroups = is_scaled ? 3 : 2;
+    static constexpr int stages_bytes = (is_scaled ? 9 * 160 : 8 * 192) * kRowBytes;
+    static constexpr int stages_most = is_scaled ? 7 : 8;
+    static constexpr int turned_pitch = is_scaled ? kTurnedFew : 2 * kTurn * kTurnPitch; // of a warpgroup
+    unsigned char stages[stages_bytes]; // each kRows weight rows, then columns_most token rows
+    float token_scale[is_scaled ? stages_most : 1][kScalesPitch];
+    unsigned char turned[(warpgroups - 1) * turned_pitch + 2 * kTurn * kTurnPitch]; // of each warpgroup, outputs on their way out
     uint64_t full[kStagesMax], empty[kStagesMax];
-    const unsigned char *token_row[P::gathers ? kColumns : 1]; // of the tile being loaded
-    int32_t tile_first[kExpertsMax + 1];      // prefix sums
-    int32_t expert_first[kExpertsMax + 1];    // pairs
-    int32_t columns_most;                     // tokens of a tile in this launch
-    tile tiles[kTiles];                       // of this block, in turns: a tile is there once its first stage is full
+    const unsigned char *token_row[is_scaled ? 1 : kColumns]; // of the tile being loaded
+    int32_t tiles_first[kExpertsMax + 1];  // prefix sums, of tiles of tokens
+    int32_t expert_first[kExpertsMax + 1]; // pairs
+    int32_t columns_most;                  // tokens of a tile in this launch
+    tile tiles[kTiles];                    // of this block, in turns: a tile is there once its first stage is full
 };
+static_assert(sizeof(block_smem<true>) <= 232448 && sizeof(block_smem<false>) <= 232448);
+
+template <class P> using gemm_smem = block_smem<P::is_scaled>;
 
 // A value that is the same in all lanes of a warp. The compiler then knows, and keeps what follows from it in uniform registers.
 __device__ __forceinline__ int32_t uniform(int32_t value)
@@ -79,9 +96,9 @@ struct stage_ring {
     int32_t stage;
     uint32_t round_odd;
 
-    template <class P>
-    __device__ __forceinline__ explicit stage_ring(const gemm_smem<P> &smem)
-        : bytes((kRows + uniform(smem.columns_most)) * kRowBytes), count(min(P::stages_bytes / bytes, kStagesMax)), stage(0), round_odd(0)
+    template <class Smem>
+    __device__ __forceinline__ explicit stage_ring(const Smem &smem)
+        : bytes((kRows + uniform(smem.columns_most)) * kRowBytes), count(min(Smem::stages_bytes / bytes, kStagesMax)), stage(0), round_odd(0)
     {
     }
 
@@ -92,19 +109,19 @@ struct stage_ring {
         round_odd ^= 1;
     }
 
-    template <class P> __device__ __forceinline__ unsigned char *weights(gemm_smem<P> &smem) const
+    template <class Smem> __device__ __forceinline__ unsigned char *weights(Smem &smem) const
     {
         return smem.stages + stage * bytes;
     }
 
-    template <class P> __device__ __forceinline__ unsigned char *tokens(gemm_smem<P> &smem) const
+    template <class Smem> __device__ __forceinline__ unsigned char *tokens(Smem &smem) const
     {
         return weights(smem) + kRows * kRowBytes;
     }
 };
 
 // Gives a stage back to those who load, for a warp that has read it.
-template <class P> __device__ __forceinline__ void release_stage(gemm_smem<P> &smem, int32_t stage)
+template <class Smem> __device__ __forceinline__ void release_stage(Smem &smem, int32_t stage)
 {
     __syncwarp();
     if (threadIdx.x % 32 == 0) mbarrier_arrive(&smem.empty[stage]);
@@ -131,31 +148,69 @@ struct activation_terms {
     float square_max, beta, limit;
 };
 
-// What both products need on the device.
+// One of the products, on the device.
 struct gemm_args {
     CUtensorMap weights;
     CUtensorMap tokens;       // but where they are gathered: boxes of 8 rows
     CUtensorMap many_tokens;  // and of kManyTokens
     CUtensorMap token_scales; // fp8: boxes of kScales
-    gemm_slab slabs[KERNEL_RANKS_MAX]; // to gather from
     weight_scales scales;
-    const int32_t *expert_offset;
-    const int32_t *pair_row;  // to gather by
     const float *pair_weight; // gate_up: router weight on the input, or NULL
-    uint32_t *tiles_taken;    // 0 before and after each launch
     const void *bias;
     int64_t bias_expert_stride_bytes;
     unsigned char *out;
     int64_t out_stride_bytes;
+    float *out_scales; // by group of kQuantised outputs; NULL where they are not quantised
+    int64_t out_group_stride;
     int32_t bias_format;
-    int32_t experts;
-    int32_t depth;      // K
-    int32_t outputs;    // columns of out: units, or hidden
-    int32_t row_tiles;  // weight tiles of an expert
-    int32_t rows_cap;
-    int32_t order;      // enum row_order of w1
+    int32_t depth;     // K
+    int32_t outputs;   // columns of out: units, or hidden
+    int32_t row_tiles; // tiles that an expert's weights are taken by; of two, where they share a scale of mid
+    int32_t order;     // enum row_order of w1
     activation_terms activation;
 };
+
+// What blocks tell each other, 0 before and after each launch. Early and late tiles of gate_up are counted by each warp that has
+// stored its share.
+struct gemm_progress {
+    uint32_t taken; // tiles, of gate_up and then of down
+    uint32_t left;  // blocks that take no more
+    uint32_t early; // tiles of gate_up that have ended, but for the late ones
+};
+
+struct gemms_args_device {
+    gemm_args gate_up, down;
+    gemm_slab slabs[KERNEL_RANKS_MAX]; // to gather from
+    const int32_t *pair_row;           // by which
+    const int32_t *expert_offset;
+    gemm_progress *progress;
+    uint32_t *late; // [experts]: late tiles that have ended
+    int32_t experts;
+    int32_t rows_cap;
+};
+
+// A warp has stored its share of some tiles of gate_up. To wait until all may see it takes longer than a step, so it is said once for
+// all early tiles.
+__device__ __forceinline__ void count_tiles(uint32_t *counted, uint32_t tiles)
+{
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) add_release_device(counted, tiles);
+}
+
+// `next` is the block's next tile.
+__device__ __forceinline__ void count_ended(const gemms_args_device &args, const tile &t, const tile &next)
+{
+    if (t.part == TILE_FIRST) return;
+    if (t.is_late)
+        count_tiles(&args.late[t.expert], 1);
+    else if (uniform(next.early) != 0)
+        count_tiles(&args.progress->early, next.early);
+}
+
+template <class P> __device__ __forceinline__ int32_t steps_of(const gemm_args &args)
+{
+    return (args.depth + P::depth - 1) / P::depth;
+}
 
 // Tokens of the largest tile where no expert has more pairs.
 template <class P> __device__ __forceinline__ int32_t columns_most_for(int32_t pairs)
@@ -171,9 +226,22 @@ template <class P> __device__ __forceinline__ int32_t token_tiles(const gemm_sme
     return (pairs + P::columns - 1) / P::columns;
 }
 
+// Tiles are taken in one order: gate_up's by expert, then down's. So a tile waits for tiles alone that running blocks have taken before
+// it, and those end. Tiles of gate_up:
+__device__ __forceinline__ int32_t tiles_of_gate_up(const gemms_args_device &args, const int32_t *tiles_first)
+{
+    return args.gate_up.row_tiles * tiles_first[args.experts];
+}
+
+// The first late one. A block has two at most when the last is taken: one that it loads, and one that it multiplies.
+__device__ __forceinline__ int32_t first_late(const gemms_args_device &args, const int32_t *tiles_first)
+{
+    return max(tiles_of_gate_up(args, tiles_first) - 2 * static_cast<int32_t>(gridDim.x), 0);
+}
+
 // Every block makes the same tables: a lane of the first warp has the experts from one multiple of `own` to the next. Ends with a
 // block barrier.
-template <class P> __device__ __forceinline__ void make_tables(const gemm_args &args, gemm_smem<P> &smem)
+template <class P> __device__ __forceinline__ void make_tables(const gemms_args_device &args, gemm_smem<P> &smem)
 {
     const int32_t lane = threadIdx.x, own = (args.experts + 31) / 32;
 
@@ -190,13 +258,13 @@ template <class P> __device__ __forceinline__ void make_tables(const gemm_args &
         if (lane == 0) smem.columns_most = columns_most_for<P>(most);
         __syncwarp();
         for (int32_t e = first; e < end; e++)
-            tiles += token_tiles(smem, smem.expert_first[e + 1] - smem.expert_first[e]) * args.row_tiles;
+            tiles += token_tiles<P>(smem, smem.expert_first[e + 1] - smem.expert_first[e]);
         sum = sum_before(tiles);
         for (int32_t e = first; e < end; e++) {
-            smem.tile_first[e] = sum;
-            sum += token_tiles(smem, smem.expert_first[e + 1] - smem.expert_first[e]) * args.row_tiles;
+            smem.tiles_first[e] = sum;
+            sum += token_tiles<P>(smem, smem.expert_first[e + 1] - smem.expert_first[e]);
         }
-        if (lane == 31) smem.tile_first[args.experts] = sum;
+        if (lane == 31) smem.tiles_first[args.experts] = sum;
     }
     __syncthreads();
 }
@@ -212,25 +280,47 @@ template <class P> __device__ __forceinline__ int32_t columns_for(int32_t tokens
 }
 
 // The tiles of an expert share its pairs evenly: a small last one would read the weights again for few tokens.
-template <class P> __device__ __forceinline__ tile find_tile(const gemm_args &args, const gemm_smem<P> &smem, int32_t index)
+template <class U, class D> __device__ __forceinline__ tile find_tile(const gemms_args_device &args, const gemm_smem<U> &smem, int32_t index)
 {
-    int32_t expert = last_at_most(smem.tile_first, args.experts, index);
-    int32_t first = smem.expert_first[expert], pairs = smem.expert_first[expert + 1] - first;
-    int32_t tiles = token_tiles(smem, pairs), row_tile = index - smem.tile_first[expert], before = 0, share = pairs;
-    tile found;
+    const int32_t of_gate_up = tiles_of_gate_up(args, smem.tiles_first);
+    int32_t row_tiles = args.gate_up.row_tiles, low = 0, high = args.experts - 1, pairs, tiles, share, before = 0;
+    tile found = {};
 
-    if (tiles > 1) { // divisions take longer than all the rest
-        int32_t within = row_tile;
-
-        share = columns_for<P>((pairs + tiles - 1) / tiles);
-        row_tile = within / tiles;
-        before = (within - row_tile * tiles) * share;
+    found.is_late = index >= first_late(args, smem.tiles_first);
+    if (index >= of_gate_up) {
+        index -= of_gate_up;
+        row_tiles = args.down.row_tiles;
+        found.is_down = 1;
     }
-    found.expert = expert;
-    found.row_tile = row_tile;
-    found.pair = first + before;
+    if (index >= row_tiles * smem.tiles_first[args.experts]) return found;
+    while (low < high) {
+        int32_t middle = low + (high - low + 1) / 2;
+
+        if (row_tiles * smem.tiles_first[middle] <= index)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    found.expert = low;
+    found.row_tile = index - row_tiles * smem.tiles_first[low];
+    found.pair = smem.expert_first[low];
+    share = pairs = smem.expert_first[low + 1] - found.pair;
+    tiles = smem.tiles_first[low + 1] - smem.tiles_first[low];
+    if (tiles > 1) { // divisions take longer than all the rest
+        int32_t within = found.row_tile;
+
+        share = (pairs + tiles - 1) / tiles;
+        share = found.is_down ? columns_for<D>(share) : columns_for<U>(share);
+        found.row_tile = within / tiles;
+        before = (within - found.row_tile * tiles) * share;
+    }
+    if (U::is_scaled && !found.is_down && args.gate_up.order != ORDER_PLAIN) {
+        found.row_tile *= 2;
+        if ((found.row_tile + 1) * kBlockRows < args.gate_up.outputs) found.part = TILE_FIRST;
+    }
+    found.pair += before;
     found.tokens = min(share, pairs - before);
-    found.columns = columns_for<P>(found.tokens);
+    found.columns = found.is_down ? columns_for<D>(found.tokens) : columns_for<U>(found.tokens);
     return found;
 }
 

@@ -15,8 +15,7 @@ constexpr struct kernels make_table()
     table.record = record_cuda;
     table.route = route_cuda;
     table.tally = tally_cuda;
-    table.gate_up = gate_up_cuda;
-    table.down = down_cuda;
+    table.gemms = gemms_cuda;
     table.dispatch = dispatch_cuda;
     table.combine = combine_cuda;
     table.sum = sum_cuda;

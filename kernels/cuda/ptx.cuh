@@ -34,9 +34,9 @@ __device__ __forceinline__ void fence_mbarrier_init()
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-__device__ __forceinline__ void mbarrier_arrive(uint64_t *barrier)
+__device__ __forceinline__ void mbarrier_arrive(uint64_t *barrier, uint32_t arrivals = 1)
 {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(smem_address(barrier)) : "memory");
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(smem_address(barrier)), "r"(arrivals) : "memory");
 }
 
 // Arrives and announces bytes that asynchronous copies will bring.
@@ -52,6 +52,20 @@ __device__ __forceinline__ bool mbarrier_try_wait(uint64_t *barrier, uint32_t pa
 
     asm volatile("{\n\t.reg .pred p;\n\t"
                  "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\t"
+                 "selp.u32 %0, 1, 0, p;\n\t}"
+                 : "=r"(done)
+                 : "r"(smem_address(barrier)), "r"(parity)
+                 : "memory");
+    return done != 0;
+}
+
+// Whether the phase of that parity is complete, without waiting.
+__device__ __forceinline__ bool mbarrier_test(uint64_t *barrier, uint32_t parity)
+{
+    uint32_t done;
+
+    asm volatile("{\n\t.reg .pred p;\n\t"
+                 "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n\t"
                  "selp.u32 %0, 1, 0, p;\n\t}"
                  : "=r"(done)
                  : "r"(smem_address(barrier)), "r"(parity)
@@ -130,6 +144,12 @@ __device__ __forceinline__ void fence_proxy_async()
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+// Ordinary writes to global memory, which this thread may see, become visible to the copy engine.
+__device__ __forceinline__ void fence_proxy_async_global()
+{
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
 // ---- Memory that other devices see -------------------------------------------------------------
 
 // A flag in a window: whoever reads the value a peer released sees what the peer wrote before.
@@ -153,6 +173,17 @@ __device__ __forceinline__ uint32_t load_acquire_device(const uint32_t *at)
 
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
     return value;
+}
+
+// Whoever reads the sum sees what this thread wrote before, and what it saw of its block's other threads.
+__device__ __forceinline__ void add_release_device(uint32_t *to, uint32_t value)
+{
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ void fence_device()
+{
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
 }
 
 __device__ __forceinline__ void fence_system()

@@ -88,17 +88,34 @@ __device__ __forceinline__ fp8_eight fp8_code_plain(const float (&values)[kFp8La
     return {codes, scale};
 }
 
-// The same of any numbers. A factor, exact, keeps scale and inverse among the normal numbers; a quotient that it would change is far
-// under the smallest code.
-__device__ __forceinline__ fp8_eight fp8_code(const float (&values)[kFp8Lane], float largest)
+// What the numbers of a group are divided by. A factor, exact, keeps scale and inverse among the normal numbers; a quotient that it
+// would change is far under the smallest code.
+struct fp8_divisor {
+    float scale, factor, divisor, inverse;
+};
+
+__device__ __forceinline__ fp8_divisor fp8_divisor_of(float largest)
 {
     float scale = largest / kFp8Largest, factor = scale < 0x1p-80f ? 0x1p100f : scale > 0x1p80f ? 0x1p-100f : 1.0f;
-    float divisor = scale * factor, inverse = 1.0f / divisor;
-    // By infinity a quotient is 0 or NaN already, and nothing remains.
-    uint2 codes = fp8_quotients(values, factor, divisor < INFINITY ? divisor : 0.0f, inverse);
+    float divisor = scale * factor;
 
-    if (scale == 0.0f) return {{0, 0}, 0.0f};
-    return {codes, scale};
+    // By infinity a quotient is 0 or NaN already, and nothing remains.
+    return {scale, factor, divisor < INFINITY ? divisor : 0.0f, 1.0f / divisor};
+}
+
+// The codes of any numbers.
+__device__ __forceinline__ uint2 fp8_codes(const float (&values)[kFp8Lane], const fp8_divisor &by)
+{
+    uint2 codes = fp8_quotients(values, by.factor, by.divisor, by.inverse);
+
+    return by.scale == 0.0f ? uint2{0, 0} : codes;
+}
+
+__device__ __forceinline__ fp8_eight fp8_code(const float (&values)[kFp8Lane], float largest)
+{
+    const fp8_divisor by = fp8_divisor_of(largest);
+
+    return {fp8_codes(values, by), by.scale};
 }
 
 __device__ __forceinline__ void unpack_8(const uint4 &eight, bool is_bf16, float (&to)[kFp8Lane])

@@ -24,14 +24,20 @@ static inline void mbarrier_init(uint64_t *barrier, uint32_t arrivals)
 
 static inline void fence_mbarrier_init() {}
 
-static inline void mbarrier_arrive(uint64_t *barrier)
+static inline void mbarrier_arrive(uint64_t *barrier, uint32_t arrivals = 1)
 {
-    emulator::mbarrier_arrive(barrier, 0);
+    for (; arrivals > 0; arrivals--)
+        emulator::mbarrier_arrive(barrier, 0);
 }
 
 static inline void mbarrier_arrive_expect_tx(uint64_t *barrier, uint32_t bytes)
 {
     emulator::mbarrier_arrive(barrier, bytes);
+}
+
+static inline bool mbarrier_test(uint64_t *barrier, uint32_t parity)
+{
+    return emulator::mbarrier_test(barrier, parity);
 }
 
 static inline void mbarrier_wait(uint64_t *barrier, uint32_t parity)
@@ -87,6 +93,9 @@ static inline void fence_proxy_async()
     emulator::fence_proxy_async();
 }
 
+// The engine of the emulator reads what is there.
+static inline void fence_proxy_async_global() {}
+
 static inline uint64_t load_acquire_system(const uint64_t *at)
 {
     return __atomic_load_n(at, __ATOMIC_ACQUIRE);
@@ -100,6 +109,16 @@ static inline void store_release_system(uint64_t *at, uint64_t value)
 static inline uint32_t load_acquire_device(const uint32_t *at)
 {
     return __atomic_load_n(at, __ATOMIC_ACQUIRE);
+}
+
+static inline void add_release_device(uint32_t *to, uint32_t value)
+{
+    (void)__atomic_fetch_add(to, value, __ATOMIC_RELEASE);
+}
+
+static inline void fence_device()
+{
+    __atomic_thread_fence(__ATOMIC_ACQ_REL);
 }
 
 static inline void fence_system()

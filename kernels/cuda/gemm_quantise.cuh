@@ -1,0 +1,168 @@
+// mid of fp8 on its way out of gate_up: 128 units of a token as e4m3 with one scale, with the bits of quantise. Gate and up of 128
+// units are two tiles, one after the other; the first one's outputs wait in shared memory. Included by gemm.cu alone.
+
+#ifndef MOXIE_KERNELS_CUDA_GEMM_QUANTISE_CUH
+#define MOXIE_KERNELS_CUDA_GEMM_QUANTISE_CUH
+
+#include "kernels/cuda/gemm_many.cuh"
+#include "kernels/cuda/gemm_tile.cuh"
+#include "kernels/cuda/quantise.cuh"
+
+namespace {
+
+// The first unit of a tile's 128.
+__device__ __forceinline__ int32_t first_quantised(const gemm_args &args, const tile &t)
+{
+    if (args.order == ORDER_PLAIN) return t.row_tile * kQuantised;
+    return (t.row_tile - (t.part == TILE_SECOND)) * kBlockRows;
+}
+
+__device__ __forceinline__ float *scale_at(const gemm_args &args, const tile &t, int32_t first, int32_t token)
+{
+    return args.out_scales + first / kQuantised * args.out_group_stride + t.pair + token;
+}
+
+// ---- Tokens on N -------------------------------------------------------------------------------
+
+// Where eight units of a token were kept: of gate and up each warpgroup had every other 32 of them, of one matrix one half.
+template <class P>
+__device__ __forceinline__ const unsigned char *kept_at(const gemm_args &args, const gemm_smem<P> &smem, int32_t token, int32_t unit)
+{
+    const bool plain = args.order == ORDER_PLAIN;
+    const int32_t warpgroup = plain ? unit / 64 : unit / 32 % 2, output = plain ? unit % 64 : unit / 64 * 32 + unit % 32;
+
+    return smem.turned + warpgroup * smem.turned_pitch + token * kTurnPitch + output * 2;
+}
+
+// By the two warpgroups that kept them: half a warp a token.
+template <class P> __device__ __forceinline__ void quantise_kept(const gemm_args &args, gemm_smem<P> &smem, const tile &t, int32_t warpgroup)
+{
+    const int32_t lane = threadIdx.x % 16, unit = lane * kFp8Lane, first = first_quantised(args, t);
+    const bool is_there = unit < kBlockRows || args.order == ORDER_PLAIN || t.part == TILE_SECOND;
+
+    bar_sync<4, 256>();
+    for (int32_t token = (warpgroup * 128 + threadIdx.x % 128) / 16; token / 2 * 2 < t.tokens; token += 16) {
+        float values[kFp8Lane];
+        uint4 words = {};
+        fp8_eight coded;
+
+        if (is_there) words = *reinterpret_cast<const uint4 *>(kept_at<P>(args, smem, token, unit));
+        unpack_8(words, true, values);
+        coded = fp8_code(values, fp8_largest(words, true));
+        if (token >= t.tokens) continue;
+        if (first + unit < args.outputs)
+            *reinterpret_cast<uint2 *>(args.out + (t.pair + token) * args.out_stride_bytes + first + unit) = coded.codes;
+        if (lane == 0) *scale_at(args, t, first, token) = coded.scale;
+    }
+    bar_sync<4, 256>(); // both have read
+}
+
+// ---- Tokens on M -------------------------------------------------------------------------------
+
+// A lane's outputs of two tokens, r and r + 8 of the warp's, two units of each eight: (group of eight, token) in turns.
+template <int count> struct lane_words {
+    uint32_t of[count];
+};
+
+// The largest magnitude of each token, among all lanes that have its units.
+template <int count> __device__ __forceinline__ uint32_t largest_words(const lane_words<count> &words)
+{
+    uint32_t low = 0, high = 0;
+
+#pragma unroll
+    for (int32_t i = 0; i < count; i += 2) {
+        low = __vmaxu2(low, words.of[i] & 0x7fff7fffu);
+        high = __vmaxu2(high, words.of[i + 1] & 0x7fff7fffu);
+    }
+    return max(low & 0xffffu, low >> 16) | max(high & 0xffffu, high >> 16) << 16;
+}
+
+// Into rows of the warp's buffer, from unit `first` on.
+template <int count>
+__device__ __forceinline__ void code_lane_words(const lane_words<count> &words, const fp8_divisor (&by)[2], unsigned char *buffer, int32_t first)
+{
+    const int32_t lane = threadIdx.x % 32;
+
+#pragma unroll
+    for (int32_t half = 0; half < 2; half++) {
+        unsigned char *row = buffer + (lane / 4 + half * 8) * kTurnPitch + first + lane % 4 * 2;
+
+#pragma unroll
+        for (int32_t i = 0; i < count; i += 8) {
+            float values[kFp8Lane];
+            uint2 codes;
+
+            unpack_8({words.of[i + half], words.of[i + half + 2], words.of[i + half + 4], words.of[i + half + 6]}, true, values);
+            codes = fp8_codes(values, by[half]);
+            *reinterpret_cast<uint16_t *>(row + i * 4) = static_cast<uint16_t>(codes.x);
+            *reinterpret_cast<uint16_t *>(row + i * 4 + 8) = static_cast<uint16_t>(codes.x >> 16);
+            *reinterpret_cast<uint16_t *>(row + i * 4 + 16) = static_cast<uint16_t>(codes.y);
+            *reinterpret_cast<uint16_t *>(row + i * 4 + 24) = static_cast<uint16_t>(codes.y >> 16);
+        }
+    }
+}
+
+// 128 codes of each of the warp's tokens, 16 bytes a lane.
+__device__ __forceinline__ void store_codes_of_rows(const gemm_args &args, const tile &t, const unsigned char *buffer, int32_t token, int32_t first)
+{
+    const int32_t lane = threadIdx.x % 32, piece = lane % 8 * 16;
+
+    __syncwarp();
+#pragma unroll
+    for (int32_t row = lane / 8; row < kWarpTokens; row += 4) {
+        if (token + row < t.tokens && first + piece < args.outputs)
+            *reinterpret_cast<uint4 *>(args.out + (t.pair + token + row) * args.out_stride_bytes + first + piece) =
+                *reinterpret_cast<const uint4 *>(buffer + row * kTurnPitch + piece);
+    }
+    __syncwarp();
+}
+
+template <class P, bool gated>
+__device__ __forceinline__ void finish_many_quantised(const gemm_args &args, gemm_smem<P> &smem, const tile &t, int32_t warpgroup, const many_sums &sums)
+{
+    constexpr int eight = gated ? 16 : 8; // weight rows of eight units
+    const int32_t lane = threadIdx.x % 32, token = warpgroup * kBlockRows + threadIdx.x / 32 % 4 * kWarpTokens;
+    const int32_t first = first_quantised(args, t);
+    const bool second = gated && t.part == TILE_SECOND;
+    unsigned char *buffer = warp_buffer<P>(smem, warpgroup);
+    uint32_t *kept = reinterpret_cast<uint32_t *>(buffer) + lane;
+    lane_words<2 * kRows / eight> own;
+    lane_words<16> before = {};
+    fp8_divisor by[2];
+    uint32_t largest;
+
+#pragma unroll
+    for (int32_t n = 0; n < kRows; n += eight) {
+        float2 bias[2];
+
+        find_bias<P, gated>(args, t, t.row_tile * (kRows / eight * 8) + n / eight * 8 + lane % 4 * 2, bias);
+        own.of[n / eight * 2] = finish_two<P, gated>(args, sums, n, 0, bias);
+        own.of[n / eight * 2 + 1] = finish_two<P, gated>(args, sums, n, 1, bias);
+    }
+    if (gated && t.part == TILE_FIRST) {
+#pragma unroll
+        for (int32_t i = 0; i < 16; i++)
+            kept[i * 32] = own.of[i];
+        return;
+    }
+    if (second) {
+#pragma unroll
+        for (int32_t i = 0; i < 16; i++)
+            before.of[i] = kept[i * 32];
+    }
+    largest = __vmaxu2(largest_words(own), largest_words(before));
+    largest = __vmaxu2(largest, __shfl_xor_sync(~0u, largest, 1));
+    largest = __vmaxu2(largest, __shfl_xor_sync(~0u, largest, 2)); // and all have read what was kept
+    by[0] = fp8_divisor_of(__uint_as_float(largest << 16));
+    by[1] = fp8_divisor_of(__uint_as_float(largest & 0xffff0000u));
+    code_lane_words(own, by, buffer, second ? kBlockRows : 0);
+    if (second) code_lane_words(before, by, buffer, 0);
+    store_codes_of_rows(args, t, buffer, token, first);
+#pragma unroll
+    for (int32_t half = 0; half < 2; half++)
+        if (lane % 4 == 0 && token + lane / 4 + half * 8 < t.tokens) *scale_at(args, t, first, token + lane / 4 + half * 8) = by[half].scale;
+}
+
+} // namespace
+
+#endif
