@@ -215,9 +215,7 @@ __global__ void __launch_bounds__(kThreads, 4) quantise_kernel(const __grid_cons
     uint32_t rows = a.rows_count;
     bool waits = a.row_pair != nullptr;
 
-    // A product reads route's counts before it waits. Where this launch reads nothing of route's, the one before it did, and had
-    // waited for route before this one could begin; so the product may begin now, with its weights.
-    if (a.row_pair == nullptr && a.x_row == nullptr) griddepcontrol_launch_dependents();
+    // The products read route's counts before they wait: they may begin when all of this launch have waited for route.
     if (waits) {
         sum_rows(a, rows_before);
         rows = rows_before[KERNEL_RANKS_MAX];
