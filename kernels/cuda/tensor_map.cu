@@ -34,7 +34,7 @@ cudaError_t tensor_maps_make(const tensor_map_request *requests, int32_t count)
 
         if (encode(r.map, r.numbers, r.shape.rank, const_cast<void *>(r.base), r.shape.extents, r.shape.strides, r.shape.box, ones,
                    CU_TENSOR_MAP_INTERLEAVE_NONE, is_scales ? CU_TENSOR_MAP_SWIZZLE_NONE : CU_TENSOR_MAP_SWIZZLE_128B,
-                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS)
+                   CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS)
             st = cudaErrorInvalidValue;
     }
     return st;
