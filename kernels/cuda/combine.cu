@@ -14,8 +14,10 @@
 namespace {
 
 constexpr int kColumns = 256; // of a warp: 8 a lane
-constexpr int kBatch = 2;     // pairs under way at once
-constexpr int kBlocksOfSm = 6; // by the registers of all but f32 rows
+constexpr int kPairs = 2;        // of a row under way at once, where many warps hide the rest
+constexpr int kPairsFew = 8;     // where each warp has a row at most
+constexpr int kBlocksOfSm = 6;   // by the registers of all but f32 rows
+constexpr int kBlocksOfSmFew = 3;
 
 struct args {
     out_slab slabs[KERNEL_RANKS_MAX];
@@ -29,25 +31,30 @@ struct args {
     float scale;
 };
 
-// Adds the pairs of the lanes in `left`, in their order.
-template <int32_t format>
-__device__ __forceinline__ void add_pairs(const args &a, uint32_t left, int32_t own_pair, int32_t column, float (&sum)[8])
+__device__ __forceinline__ float weight_of(const args &a, int32_t pair)
 {
-    float own_weight = a.pair_weight == nullptr || (left >> threadIdx.x % 32 & 1) == 0 ? 1.0f : a.pair_weight[own_pair];
+    return a.pair_weight != nullptr && pair >= 0 ? a.pair_weight[pair] : 1.0f;
+}
 
+// Adds the pairs of the lanes in `left`, in their order, `batch` under way at once. Few of a row at once: their weights are read here,
+// where other warps' loads hide it.
+template <int32_t format, int32_t batch>
+__device__ __forceinline__ void add_pairs(const args &a, uint32_t left, int32_t own_pair, float own_weight, int32_t column, float (&sum)[8])
+{
+    if (batch <= kPairs) own_weight = weight_of(a, own_pair);
     while (left != 0) {
-        eight<format> rows[kBatch] = {};
+        eight<format> rows[batch] = {};
         uint32_t loaded = left;
 
 #pragma unroll
-        for (int32_t i = 0; i < kBatch; i++) {
+        for (int32_t i = 0; i < batch; i++) {
             int32_t pair = __shfl_sync(~0u, own_pair, __ffs(static_cast<int>(loaded)) - 1);
 
             if (loaded != 0 && column < a.hidden) rows[i] = load_8<format>(a.pair_out + pair * a.pair_stride_bytes, column);
             loaded &= loaded - 1;
         }
 #pragma unroll
-        for (int32_t i = 0; i < kBatch && left != 0; i++) {
+        for (int32_t i = 0; i < batch && left != 0; i++) {
             float weight = __shfl_sync(~0u, own_weight, __ffs(static_cast<int>(left)) - 1);
             float values[8];
 
@@ -118,17 +125,20 @@ __device__ __forceinline__ int32_t pair_at(const args &a, place at, uint32_t row
 }
 
 // So few registers that enough loads of an SM are under way.
-template <int32_t format> __global__ void __maxnreg__(format == FORMAT_F32 ? 64 : 40) combine_kernel(const __grid_constant__ args a)
+template <int32_t format, int32_t batch>
+__global__ void __maxnreg__(batch > kPairs ? 80 : format == FORMAT_F32 ? 64 : 40) combine_kernel(const __grid_constant__ args a)
 {
     const row_walk walk = walk_rows((a.hidden + kColumns - 1) / kColumns);
     const place step = {walk.step / a.slabs_count, walk.step % a.slabs_count};
     place at = {walk.first / a.slabs_count, walk.first % a.slabs_count};
     int32_t column = walk.piece * kColumns + threadIdx.x % 32 * 8, pair;
+    float weight = 1.0f;
     uint32_t rows;
 
     if (!a.routed) griddepcontrol_wait();
     rows = a.row_pair == nullptr ? min(max(*a.pairs_count, 0), a.pairs) : rows_most(a);
     pair = pair_at(a, at, rows);
+    if (batch > kPairs) weight = weight_of(a, pair); // of the only row
     if (a.routed) griddepcontrol_wait();
     griddepcontrol_launch_dependents();
     while (at.row < rows) { // of a warp that is left over it is not, since all slabs together have under 2^31
@@ -139,25 +149,26 @@ template <int32_t format> __global__ void __maxnreg__(format == FORMAT_F32 ? 64 
         int32_t pair_next = pair_at(a, next, rows);
         float sum[8] = {};
 
-        if (wanted) add_pairs<format>(a, __ballot_sync(~0u, pair >= 0), pair, column, sum);
+        if (wanted) add_pairs<format, batch>(a, __ballot_sync(~0u, pair >= 0), pair, weight, column, sum);
         if (wanted && column < a.hidden) store_row(to, row, column, sum, a.scale);
         at = next;
         pair = pair_next;
+        if (batch > kPairs) weight = weight_of(a, pair);
     }
 }
 
 typedef void (*combine_entry)(args);
 
 // The kernel for pairs of that format; NULL when there is none.
-combine_entry entry_of(int32_t format)
+combine_entry entry_of(int32_t format, bool few)
 {
     switch (format) {
     case FORMAT_F32:
-        return combine_kernel<FORMAT_F32>;
+        return few ? combine_kernel<FORMAT_F32, kPairsFew / 2> : combine_kernel<FORMAT_F32, kPairs>;
     case FORMAT_BF16:
-        return combine_kernel<FORMAT_BF16>;
+        return few ? combine_kernel<FORMAT_BF16, kPairsFew> : combine_kernel<FORMAT_BF16, kPairs>;
     case FORMAT_F16:
-        return combine_kernel<FORMAT_F16>;
+        return few ? combine_kernel<FORMAT_F16, kPairsFew> : combine_kernel<FORMAT_F16, kPairs>;
     default:
         return nullptr;
     }
@@ -170,16 +181,18 @@ extern "C" int32_t combine_cuda_load(void)
     cudaError_t st = cudaSuccess;
 
     for (int32_t format : {FORMAT_F32, FORMAT_BF16, FORMAT_F16})
-        if (st == cudaSuccess) st = load_sharing_kernel(entry_of(format));
+        for (bool few : {false, true})
+            if (st == cudaSuccess) st = load_sharing_kernel(entry_of(format, few));
     return st;
 }
 
 extern "C" int32_t combine_cuda(const struct combine_args *from, void *stream)
 {
-    int64_t pieces = (from->hidden + kColumns - 1) / kColumns;
+    int64_t pieces = (from->hidden + kColumns - 1) / kColumns, items = pieces * from->slabs_count * from->rows_cap;
+    bool few = from->sms == 0 && items <= kGridSms * kBlocksOfSmFew * (kSharingThreads / 32);
     args to = {};
 
-    if (from->hidden % 8 != 0 || entry_of(from->pair_format) == nullptr) return cudaErrorInvalidValue;
+    if (from->hidden % 8 != 0 || entry_of(from->pair_format, few) == nullptr) return cudaErrorInvalidValue;
     if (from->slabs_count == 0) return cudaSuccess;
     for (int32_t i = 0; i < from->slabs_count; i++)
         to.slabs[i] = from->slabs[i];
@@ -198,6 +211,5 @@ extern "C" int32_t combine_cuda(const struct combine_args *from, void *stream)
     to.routed = from->routed;
     to.scale = from->scale;
     // Counts live on the device: the grid covers the capacity.
-    return launch(entry_of(from->pair_format),
-                  shape_for(static_cast<int64_t>(from->slabs_count) * from->rows_cap * pieces, pieces, kBlocksOfSm, from->sms), stream, to);
+    return launch(entry_of(from->pair_format, few), shape_for(items, pieces, kBlocksOfSm, from->sms), stream, to);
 }
