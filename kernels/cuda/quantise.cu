@@ -20,6 +20,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kBatch = 4; // loads of a lane under way at once
 constexpr int32_t kPiece = kBatch * kFp8Warp;
+constexpr int64_t kFewWarps = kGridSms * kThreads / 32; // a block an SM
 
 struct slab {
     const unsigned char *rows, *scales;
@@ -37,6 +38,7 @@ struct args {
     float *scales;
     int64_t row_stride_bytes, scale_stride, group_stride; // of scales: floats
     int32_t slabs_count, rows_cap, top_k, rows_count, columns;
+    uint32_t writers; // warps that code the same piece of a row, each for its share of the row's places
 };
 
 // Two slabs a lane of the first warp.
@@ -198,20 +200,21 @@ __device__ __forceinline__ void code_any(const args &a, source from, int32_t fir
         code(a, s, from.row, first, to);
 }
 
-// Where this lane's copy of a row goes, -1: nowhere.
-__device__ __forceinline__ int32_t place_of(const args &a, source from, uint32_t at)
+// Where this lane's copy of a row goes, -1: nowhere, or another writer takes it there.
+__device__ __forceinline__ int32_t place_of(const args &a, source from, uint32_t at, uint32_t writer)
 {
     int32_t lane = threadIdx.x % 32;
 
     if (a.row_pair == nullptr) return lane == 0 ? static_cast<int32_t>(at) : -1;
-    return lane < a.top_k ? a.row_pair[(static_cast<int64_t>(from.index) * a.rows_cap + from.row) * a.top_k + lane] : -1;
+    return lane < a.top_k && lane % a.writers == writer ? a.row_pair[(static_cast<int64_t>(from.index) * a.rows_cap + from.row) * a.top_k + lane] : -1;
 }
 
 __global__ void __launch_bounds__(kThreads, 4) quantise_kernel(const __grid_constant__ args a)
 {
     __shared__ int32_t rows_before[KERNEL_RANKS_MAX + 1];
-    const row_walk walk = walk_rows((a.columns + kPiece - 1) / kPiece);
-    int32_t first = walk.piece * kPiece + threadIdx.x % 32 * kFp8Lane, place = -1;
+    const row_walk walk = walk_rows((a.columns + kPiece - 1) / kPiece * a.writers);
+    const uint32_t writer = walk.piece % a.writers;
+    int32_t first = walk.piece / a.writers * kPiece + threadIdx.x % 32 * kFp8Lane, place = -1;
     uint32_t rows = a.rows_count;
     bool waits = a.row_pair != nullptr;
 
@@ -228,14 +231,14 @@ __global__ void __launch_bounds__(kThreads, 4) quantise_kernel(const __grid_cons
         const source from = source_at(a, rows_before, static_cast<int32_t>(at));
         fp8_eight piece[kBatch];
 
-        if (!waits) place = place_of(a, from, at);
+        if (!waits) place = place_of(a, from, at, writer);
         if (!waits && __ballot_sync(~0u, place >= 0) == 0) continue;
         code_any(a, from, first, piece);
         // x was there before route began, which had begun before this could: only the places of pairs are waited for.
         if (waits) {
             griddepcontrol_wait();
             griddepcontrol_launch_dependents();
-            place = place_of(a, from, at);
+            place = place_of(a, from, at, writer);
             waits = false;
         }
         for (uint32_t left = __ballot_sync(~0u, place >= 0); left != 0; left &= left - 1)
@@ -307,5 +310,6 @@ extern "C" int32_t quantise_cuda(const struct quantise_args *from, void *stream)
     to.top_k = from->top_k;
     to.rows_count = from->rows_count;
     to.columns = from->columns;
-    return launch(quantise_kernel, {grid_for(rows * pieces, kThreads / 32), kThreads, 0, LAUNCH_EARLY}, stream, to);
+    to.writers = from->row_pair != nullptr && rows * pieces * from->top_k <= kFewWarps ? max(from->top_k, 1) : 1;
+    return launch(quantise_kernel, {grid_for(rows * pieces * to.writers, kThreads / 32), kThreads, 0, LAUNCH_EARLY}, stream, to);
 }
