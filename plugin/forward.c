@@ -54,6 +54,7 @@ static struct route_args route_stage(const struct experts_job *job, const struct
         .expert_offset = b->expert_offset,
         .pair_row = b->pair_row,
         .pair_weight = b->pair_weight,
+        .progress = b->gemm_progress,
         .row_pair = b->row_pair,
         .scratch = b->pair_out,
         .scratch_bytes = job->instance->plan.limits.pairs_max * b->pair_stride_bytes,

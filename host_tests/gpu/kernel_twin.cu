@@ -243,12 +243,13 @@ static int try_quantise_slabs()
 
 // What route wrote, for the kernels after it.
 struct routed {
-    twin offset, pair_row, pair_weight, row_pair;
+    twin offset, progress, pair_row, pair_weight, row_pair;
 
     explicit routed(const sample &s)
-        : offset((s.experts + 1) * 4), pair_row(s.positions * 4), pair_weight(s.positions * 4), row_pair(s.positions * 4)
+        : offset((s.experts + 1) * 4), progress((s.experts + 3) * 4), pair_row(s.positions * 4), pair_weight(s.positions * 4), row_pair(s.positions * 4)
     {
         row_pair.fill(0x55); // -1 must be written
+        progress.fill(0x55); // zeros, and nothing past them
     }
 };
 
@@ -317,6 +318,7 @@ static route_args route_of(const sample &s, slabs &from, routed &to, bool device
     args.expert_map = s.map_count > 0 ? from.map.on<int32_t>(device) : NULL;
     args.expert_counts = from.expert_counts.on<int32_t>(device);
     args.expert_offset = to.offset.on<int32_t>(device);
+    args.progress = to.progress.on<uint32_t>(device);
     args.pair_row = to.pair_row.on<int32_t>(device);
     args.pair_weight = to.pair_weight.on<float>(device);
     args.row_pair = to.row_pair.on<int32_t>(device);
@@ -426,7 +428,7 @@ static int try_route()
     }
     CHECK(cudaDeviceSynchronize());
     same = to.offset.same("route.expert_offset") & to.pair_row.same("route.pair_row") & to.pair_weight.same("route.pair_weight") &
-           to.row_pair.same("route.row_pair");
+           to.row_pair.same("route.row_pair") & to.progress.same("route.progress");
     if (same && s.by == ROUTE_BY_IDS) same = try_expand(s, from, to);
     if (same) same = try_combine(s, from, to, counted && s.by == ROUTE_BY_IDS);
     if (!same)
@@ -495,7 +497,7 @@ static int try_route_many()
     CHECK(cudaDeviceSynchronize());
     pairs = ((int32_t *)to.offset.cpu.data())[s.experts];
     same = to.offset.same("route.expert_offset", (s.experts + 1) * 4) & to.pair_row.same("route.pair_row", pairs * 4) &
-           to.pair_weight.same("route.pair_weight") & to.row_pair.same("route.row_pair");
+           to.pair_weight.same("route.pair_weight") & to.row_pair.same("route.row_pair") & to.progress.same("route.progress");
     if (!overwritten) same &= to.pair_row.same("route.pair_row past its end");
     if (!same)
         printf("many: slabs %d cap %d top-k %d experts %d first %d map %d id bytes %d counted %d padded %d overwritten %d\n",

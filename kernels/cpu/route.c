@@ -156,6 +156,8 @@ int32_t route_cpu(const struct route_args *args, void *stream)
     int64_t pairs_max = min64(args->pairs_max, INT32_MAX);
 
     (void)stream;
+    if (args->progress != NULL)
+        memset(args->progress, 0, ((size_t)args->experts + 2) * sizeof *args->progress);
     if (args->by == ROUTE_BY_IDS)
         route_by_ids(args, pairs_max);
     else

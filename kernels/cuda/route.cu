@@ -1,9 +1,9 @@
 // route on CUDA: ids of all received rows to the pairs of every local expert, no host.
 //
 // route_kernel: few positions, and layouts by expert
-// grid   1 block of 1024 threads; each warp owns a contiguous piece of the positions, so that pairs come in order of slab,
+// grid   1 block of 256 to 1024 threads; each warp owns a contiguous piece of the positions, so that pairs come in order of slab,
 //        row and place in the top-k, the same in every run
-// smem   a counter per (warp, expert), then the first pair of each
+// smem   a counter per (warp, expert), then the first pair of each; expert and weight of each of few positions
 // bytes  ids once, 8 bytes a pair, 12 a position
 //
 // count_kernel, then fill_kernel: many positions; each block has a contiguous share of those in valid rows
@@ -23,15 +23,16 @@
 namespace {
 
 constexpr int kThreads = 1024;
-constexpr int kWarps = kThreads / 32;
+constexpr int kWarps = kThreads / 32; // at most
 constexpr int kExpertsMax = 1024;
 constexpr int kBlocksMax = 132; // the SMs of an H200: a block takes most of one
 
 // One block takes 14 us for 2048 positions and 3 us for every 1024 more. Two launches start from what the first few
 // positions take, 6 to 8 us, and a second launch and a sum over blocks on top of that.
 constexpr int64_t kAloneMax = 2048;
+constexpr int64_t kFewMax = 512;
 constexpr int64_t kShareMin = kThreads; // a position a thread: fewer would not end sooner
-constexpr int kBatch = kAloneMax / kThreads;
+constexpr int kBatch = 2;
 
 static_assert(kExpertsMax <= kThreads, "scan: a thread an expert");
 
@@ -58,8 +59,10 @@ struct args {
     const int32_t *tokens_valid, *expert_map, *expert_counts;
     int32_t *expert_offset, *pair_row, *row_pair;
     float *pair_weight;
+    uint32_t *progress;
     int64_t pairs_max, map_count, expert_first, share_max;
     int32_t experts, slabs_count, rows_cap, rows_per_expert, top_k, by, valid_slab;
+    int32_t kept; // positions that one block keeps in shared memory
 };
 
 // Rows of a slab that may have an expert.
@@ -115,7 +118,11 @@ __device__ int32_t block_sum(int32_t value, int32_t *warps, int32_t *total)
 
     if (lane == 31) warps[warp] = sum;
     __syncthreads();
-    if (warp == 0) warps[lane] += sum_before(warps[lane]);
+    if (warp == 0) {
+        int32_t of_warp = lane < static_cast<int32_t>(blockDim.x) / 32 ? warps[lane] : 0;
+
+        warps[lane] = of_warp + sum_before(of_warp);
+    }
     __syncthreads();
     *total = warps[31];
     return sum - value + (warp == 0 ? 0 : warps[warp - 1]);
@@ -125,9 +132,9 @@ __device__ int32_t block_sum(int32_t value, int32_t *warps, int32_t *total)
 // has passed as well.
 __device__ void sum_rows(const args &a, int32_t *rows_before, int32_t *warps)
 {
-    int32_t index = threadIdx.x, total, before;
+    int32_t index = threadIdx.x, rows = index < a.slabs_count ? rows_valid(a, index) : 0, total = rows, before = 0;
 
-    before = block_sum(index < a.slabs_count ? rows_valid(a, index) : 0, warps, &total);
+    if (a.slabs_count > 1) before = block_sum(rows, warps, &total);
     if (index < a.slabs_count) rows_before[index] = before;
     if (index == 0) rows_before[a.slabs_count] = total;
     __syncthreads();
@@ -156,7 +163,9 @@ struct piece {
 // Few positions go to few warps, whose counts are soon added up.
 __device__ uint32_t piece_size(const share &s)
 {
-    return max((s.size + kWarps - 1) / kWarps, 32u);
+    uint32_t warps = blockDim.x / 32;
+
+    return max((s.size + warps - 1) / warps, 32u);
 }
 
 __device__ int32_t warps_used(const share &s)
@@ -172,32 +181,50 @@ __device__ piece piece_of(const share &s)
     return {first, min(first + size, s.size)};
 }
 
-// Where the expert at a position waits to become a pair: with one block in row_pair. With more it is memory that no other
-// block touches, so that blocks which saw different counts spoil no more than their own pairs.
-template <bool kMany> __device__ __forceinline__ int32_t *expert_of(const args &a, uint32_t index, const place &at)
+// Where the positions of a block's share wait to become pairs. With many blocks it is memory that no other touches, so that
+// blocks which saw different counts spoil no more than their own pairs.
+struct kept {
+    int32_t *experts; // NULL: in row_pair, which one block that has too many for its shared memory has to itself
+    float *weights;   // NULL: they are read when pairs are made
+};
+
+__device__ kept kept_left(const args &a)
 {
-    return kMany ? &a.left.experts[blockIdx.x * a.share_max + index] : &a.row_pair[flat_row(a, at) * a.top_k + at.k];
+    return {&a.left.experts[blockIdx.x * a.share_max], nullptr};
+}
+
+__device__ kept kept_shared(const args &a, int32_t *memory)
+{
+    if (a.kept == 0) return {nullptr, nullptr};
+    return {memory, reinterpret_cast<float *>(memory + a.kept)};
+}
+
+__device__ __forceinline__ int32_t *expert_of(const args &a, const kept &in, uint32_t index, const place &at)
+{
+    return in.experts != nullptr ? &in.experts[index] : &a.row_pair[flat_row(a, at) * a.top_k + at.k];
 }
 
 // Finds, keeps and counts the experts of a warp's piece. Whole numbers: the order in which they add up does not show.
-template <bool kMany>
-__device__ void count_share(const args &a, const int32_t *rows_before, const share &s, int32_t *counts)
+__device__ void count_share(const args &a, const int32_t *rows_before, const share &s, const kept &in, int32_t *counts)
 {
     piece mine = piece_of(s);
 
     for (uint32_t base = mine.first + threadIdx.x % 32; base < mine.end; base += 32 * kBatch) {
         int32_t expert[kBatch];
+        float weight[kBatch];
         place at[kBatch];
 
 #pragma unroll
         for (uint32_t i = 0; i < kBatch; i++) {
             at[i] = place_of(a, rows_before, s.first + min(base + 32 * i, mine.end - 1));
+            if (in.weights != nullptr) weight[i] = weight_at(a, at[i]);
             expert[i] = expert_at(a, at[i]);
         }
 #pragma unroll
         for (uint32_t i = 0; i < kBatch; i++) {
             if (base + 32 * i >= mine.end) break;
-            *expert_of<kMany>(a, base + 32 * i, at[i]) = expert[i];
+            *expert_of(a, in, base + 32 * i, at[i]) = expert[i];
+            if (in.weights != nullptr) in.weights[base + 32 * i] = weight[i];
             if (expert[i] >= 0) atomicAdd(&counts[expert[i]], 1);
         }
     }
@@ -242,8 +269,7 @@ __device__ int32_t take(int32_t *next, int32_t expert)
 }
 
 // Turns the experts of a warp's piece into pairs; `next` is the warp's own row of counts.
-template <bool kMany>
-__device__ void fill_share(const args &a, const int32_t *rows_before, const share &s, int32_t *next)
+__device__ void fill_share(const args &a, const int32_t *rows_before, const share &s, const kept &in, int32_t *next)
 {
     uint32_t lane = threadIdx.x % 32;
     piece mine = piece_of(s);
@@ -255,11 +281,11 @@ __device__ void fill_share(const args &a, const int32_t *rows_before, const shar
 
 #pragma unroll
         for (uint32_t i = 0; i < kBatch; i++) {
-            uint32_t index = base + lane + 32 * i;
+            uint32_t index = base + lane + 32 * i, last = min(index, mine.end - 1);
 
-            at[i] = place_of(a, rows_before, s.first + min(index, mine.end - 1));
-            expert[i] = index < mine.end ? *expert_of<kMany>(a, index, at[i]) : -1;
-            weight[i] = weight_at(a, at[i]);
+            at[i] = place_of(a, rows_before, s.first + last);
+            expert[i] = index < mine.end ? *expert_of(a, in, index, at[i]) : -1;
+            weight[i] = in.weights != nullptr ? in.weights[last] : weight_at(a, at[i]);
         }
 #pragma unroll
         for (uint32_t i = 0; i < kBatch; i++) {
@@ -286,7 +312,7 @@ __device__ void clear_rest(const args &a, const int32_t *rows_before)
         uint32_t first = (static_cast<uint32_t>(i) * a.rows_cap + valid) * a.top_k;
         uint32_t end = (static_cast<uint32_t>(i) + 1) * a.rows_cap * a.top_k;
 
-        for (uint32_t position = first + blockIdx.x * kThreads + threadIdx.x; position < end; position += gridDim.x * kThreads)
+        for (uint32_t position = first + blockIdx.x * blockDim.x + threadIdx.x; position < end; position += gridDim.x * blockDim.x)
             a.row_pair[position] = -1;
     }
 }
@@ -296,7 +322,7 @@ __device__ void route_by_expert(const args &a, int32_t *warps)
 {
     int32_t rows = rows_valid(a, 0), done = 0;
 
-    for (int32_t base = 0; base < a.experts; base += kThreads) {
+    for (int32_t base = 0; base < a.experts; base += blockDim.x) {
         int32_t e = base + threadIdx.x, first = 0, count = 0, total, pair;
 
         if (e < a.experts && a.by == ROUTE_BY_PREFIX) {
@@ -321,29 +347,41 @@ __device__ void route_by_expert(const args &a, int32_t *warps)
 
 __device__ void zero(int32_t *numbers, int32_t count)
 {
-    for (int32_t i = threadIdx.x; i < count; i += kThreads)
+    for (int32_t i = threadIdx.x; i < count; i += blockDim.x)
         numbers[i] = 0;
+}
+
+// One block clears what the products count in.
+__device__ void clear_progress(const args &a)
+{
+    if (a.progress == nullptr || blockIdx.x != 0) return;
+    for (int32_t i = threadIdx.x; i < a.experts + 2; i += blockDim.x)
+        a.progress[i] = 0;
 }
 
 __global__ void __launch_bounds__(kThreads, 1) route_kernel(const __grid_constant__ args a)
 {
-    int32_t *counts = dynamic_smem<int32_t>(); // [kWarps, experts]
+    int32_t *counts = dynamic_smem<int32_t>(); // [warps, experts]
     __shared__ int32_t warps[kWarps], rows_before[KERNEL_RANKS_MAX + 1];
     int32_t *own = counts + threadIdx.x / 32 * a.experts;
 
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
+    clear_progress(a);
     if (a.by != ROUTE_BY_IDS) {
         route_by_expert(a, warps);
         return;
     }
-    zero(counts, kWarps * a.experts);
+    const int32_t counters = blockDim.x / 32 * a.experts;
+    const kept in = kept_shared(a, counts + counters);
+
+    zero(counts, counters);
     sum_rows(a, rows_before, warps);
     share every = share_of(a, rows_before);
-    count_share<false>(a, rows_before, every, own);
+    count_share(a, rows_before, every, in, own);
     __syncthreads();
     scan(a, every, counts, nullptr, nullptr, warps);
-    fill_share<false>(a, rows_before, every, own);
+    fill_share(a, rows_before, every, in, own);
     clear_rest(a, rows_before);
 }
 
@@ -354,13 +392,14 @@ __global__ void __launch_bounds__(kThreads, 1) count_kernel(const __grid_constan
 
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
+    clear_progress(a);
     zero(counts, a.experts);
     sum_rows(a, rows_before, warps);
     share mine = share_of(a, rows_before);
     if (threadIdx.x == 0) a.left.sizes[blockIdx.x] = static_cast<int32_t>(mine.size);
     if (static_cast<int32_t>(threadIdx.x) <= a.slabs_count)
         a.left.rows_before[blockIdx.x * (a.slabs_count + 1) + threadIdx.x] = rows_before[threadIdx.x];
-    count_share<true>(a, rows_before, mine, counts);
+    count_share(a, rows_before, mine, kept_left(a), counts);
     // Every warp adds to the same counters.
     __syncthreads();
     for (int32_t e = threadIdx.x; e < a.experts; e += kThreads)
@@ -419,7 +458,7 @@ __global__ void __launch_bounds__(kThreads, 1) fill_kernel(const __grid_constant
     // scan reads what every warp has counted, and sums that threads of several warps added up.
     __syncthreads();
     scan(a, mine, counts, all, before, warps);
-    fill_share<true>(a, rows_before, mine, own);
+    fill_share(a, rows_before, mine, kept_left(a), own);
 }
 
 args args_of(const route_args *from)
@@ -438,6 +477,7 @@ args args_of(const route_args *from)
     to.pair_row = from->pair_row;
     to.row_pair = from->row_pair;
     to.pair_weight = from->pair_weight;
+    to.progress = from->progress;
     to.map_count = from->map_count;
     to.expert_first = from->expert_first;
     to.pairs_max = from->pairs_max;
@@ -476,6 +516,19 @@ unsigned place_scratch(const route_args *from, args *to)
     return static_cast<unsigned>(blocks);
 }
 
+// One block. Few positions take few warps, whose counts are soon added up, but a thread for each expert.
+launch_shape shape_alone(const route_args *from, args *to)
+{
+    int64_t positions = static_cast<int64_t>(from->slabs_count) * from->rows_cap * from->top_k, threads = kThreads;
+
+    if (from->by == ROUTE_BY_IDS && positions <= kAloneMax) {
+        to->kept = static_cast<int32_t>(positions);
+        threads = positions <= kFewMax ? 256 : 512;
+        if (threads < from->experts) threads = divided_up(from->experts, 32) * 32;
+    }
+    return {1, static_cast<unsigned>(threads), (threads / 32 * from->experts + to->kept * 2) * sizeof(int32_t), LAUNCH_EARLY};
+}
+
 } // namespace
 
 extern "C" int32_t route_cuda_load(void)
@@ -484,7 +537,8 @@ extern "C" int32_t route_cuda_load(void)
     cudaError_t status = load_kernel(count_kernel);
 
     if (status == cudaSuccess)
-        status = cudaFuncSetAttribute(route_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kWarps * counters);
+        status = cudaFuncSetAttribute(route_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      kWarps * counters + static_cast<int>(kAloneMax * 2 * sizeof(int32_t)));
     if (status == cudaSuccess)
         status = cudaFuncSetAttribute(fill_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (kWarps + 2) * counters);
     return status;
@@ -500,7 +554,7 @@ extern "C" int32_t route_cuda(const struct route_args *from, void *stream)
     if (from->experts > kExpertsMax) return cudaErrorInvalidValue;
     to = args_of(from);
     blocks = place_scratch(from, &to);
-    if (blocks == 1) return launch(route_kernel, {1, kThreads, kWarps * counters, LAUNCH_EARLY}, stream, to);
+    if (blocks == 1) return launch(route_kernel, shape_alone(from, &to), stream, to);
     status = launch(count_kernel, {blocks, kThreads, counters, LAUNCH_EARLY}, stream, to);
     if (status != cudaSuccess) return status;
     return launch(fill_kernel, {blocks, kThreads, (kWarps + 2) * counters, LAUNCH_EARLY}, stream, to);
