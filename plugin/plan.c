@@ -320,7 +320,7 @@ static int runner_buffers(const struct planner *planner)
          KEY_NUM_EXPERTS},
         {BUFFER_GEMM_PROGRESS, MOXIE_MEMORY_DEVICE, "gemm_progress",
          "tiles of the GEMMs that blocks have begun, and ended of each local expert, uint32", slots,
-         (int64_t)limits->experts_local + 3, on_cpu(planner) ? 0 : 4, KEY_NUM_EXPERTS},
+         (int64_t)limits->experts_local + 2, on_cpu(planner) ? 0 : 4, KEY_NUM_EXPERTS},
         {BUFFER_PAIR_ROW, MOXIE_MEMORY_DEVICE, "pair_row",
          "row of each (row, local expert) pair, int32", slots, limits->pairs_max, 4, KEY_TOP_K},
         {BUFFER_PAIR_WEIGHT, MOXIE_MEMORY_DEVICE, "pair_weight", "router weight of each pair, f32",

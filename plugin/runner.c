@@ -26,18 +26,6 @@ struct moxie_runner {
     int32_t taken; // holds its buffers
 };
 
-// The GEMMs find 0 there and leave 0. The first runner finds memory as it was given.
-static int32_t clear_gemm_progress(moxie_instance *instance, moxie_error *error)
-{
-    const struct plan *plan = &instance->plan;
-    void *base = memory_slot(&instance->memory, BUFFER_GEMM_PROGRESS, 0);
-    int64_t bytes = plan->slot_bytes[BUFFER_GEMM_PROGRESS] * plan->limits.slots;
-
-    if (base == NULL || instance->memory.buffers[BUFFER_GEMM_PROGRESS].users > 1) return MOXIE_OK;
-    return instance_launched(instance, instance->device->fill(base, 0, bytes), "gemm_progress",
-                             error);
-}
-
 int32_t runner_create(moxie_instance *instance, int32_t layer, const moxie_weights *weights,
                       moxie_runner **out, moxie_error *error)
 {
@@ -58,7 +46,6 @@ int32_t runner_create(moxie_instance *instance, int32_t layer, const moxie_weigh
                      &runner->weights, error));
     TRY(instance_take(instance, RUNNER_BUFFERS, error));
     runner->taken = 1;
-    TRY(clear_gemm_progress(instance, error));
     TRY(capture_clear_load(instance, layer, error));
     runner->magic = RUNNER_MAGIC;
     *out = runner;

@@ -37,6 +37,7 @@ constexpr unsigned kWarps = kThreadsMax / kWarpThreads;
 constexpr unsigned kBarriers = 16;
 // Short beside any deadline of a kernel, and long enough for another rank to get the core.
 constexpr long kGiveWayNs = 20000;
+constexpr unsigned kPausesMax = 10000;
 
 struct fiber {
     ucontext_t context;
@@ -78,6 +79,7 @@ struct machine {
     unsigned current, threads;
     // A warp that runs when nobody else can, so that the others get as far ahead as they may.
     unsigned asleep;
+    unsigned pauses; // of spinning threads, since it last ran
     uint64_t random;
     alignas(1024) unsigned char smem[kSmemBytesMax];
 };
@@ -88,7 +90,7 @@ machine::machine()
       stacks(static_cast<unsigned char *>(
           mmap(nullptr, kStackBytes * kThreadsMax, PROT_READ | PROT_WRITE,
                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0))),
-      running(nullptr), current(0), threads(0), asleep(kWarps), random(1)
+      running(nullptr), current(0), threads(0), asleep(kWarps), pauses(0), random(1)
 {
     const char *seed = getenv("MOXIE_EMULATOR_SEED");
 
@@ -250,7 +252,12 @@ void run_block(unsigned index)
         outcome best = run_round(false);
 
         if (best == kNobodyRan && async_advance(true)) continue;
-        if (best != kWorked) best = std::max(best, run_round(true));
+        // Lanes that look together and vote work between two pauses, but may wait for the one that
+        // sleeps.
+        if (best != kWorked || m().pauses > kPausesMax) {
+            m().pauses = 0;
+            best = std::max(best, run_round(true));
+        }
         if (best == kNobodyRan && !async_advance(true)) die_of_deadlock();
         // What all only spin on comes from another rank, which may need this core.
         if (best == kSpun) (void)nanosleep(&rest, nullptr);
@@ -293,6 +300,7 @@ void suspend(bool (*ready)(const void *), const void *ctx, const char *what)
 void spin_pause()
 {
     m().fibers[m().current].paused = true;
+    m().pauses++;
     suspend([](const void *) { return true; }, nullptr, "a pause");
 }
 

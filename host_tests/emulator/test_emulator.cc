@@ -210,7 +210,7 @@ void box_not_aligned(arguments args)
         map.box[d] = d == 0 ? 4 : 1;
     }
     make_barrier(s, 1);
-    if (threadIdx.x == 0) cp_async_bulk_tensor_3d(s.tile[0], &map, &s.barrier, 1, 0, 0);
+    if (threadIdx.x == 0) cp_async_bulk_tensor_3d<false>(s.tile[0], &map, &s.barrier, 1, 0, 0);
     __syncthreads();
 }
 

@@ -362,7 +362,7 @@ static void upload_layer(gpu_layer &g, const layer &l)
     m[6] = c.bias ? upload(l.b2) : NULL;
     m[7] = fp8 ? upload(l.s1) : NULL;
     m[8] = fp8 ? upload(l.s2) : NULL;
-    m[9] = upload(std::vector<uint32_t>(c.experts + 3, 0));
+    m[9] = poison<uint32_t>(c.experts + 2);
     g.y = poison<float>((size_t)c.tokens * c.hidden);
     weight_view w1 = view_of(m[3], m[5], rows, c.hidden, c.order, c.rows_in == 1 || c.rows_in == 2);
     weight_view w2 = view_of(m[4], m[6], c.hidden, c.intermediate, ORDER_PLAIN, c.rows_in == 1 || c.rows_in == 3);
@@ -374,7 +374,7 @@ static void upload_layer(gpu_layer &g, const layer &l)
     g.s.route.slabs = g.s.quantise_x.slabs = &g.s.slab;
     g.s.gemms.gate_up.slabs = fp8 ? &g.s.quantised_slab : &g.s.slab;
     g.s.combine.slabs = &g.s.out;
-    g.s.gemms.progress = (uint32_t *)m[9];
+    g.s.route.progress = g.s.gemms.progress = (uint32_t *)m[9];
 }
 
 static void free_layer(gpu_layer &g)

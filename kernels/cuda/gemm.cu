@@ -271,8 +271,9 @@ __global__ void __launch_bounds__((product_of<type, true, up_in>::threads), 1) g
     using U = product_of<type, true, up_in>;
     using D = product_of<type, false, down_in>;
     gemm_smem<U> &smem = *dynamic_smem<gemm_smem<U>>();
-    int32_t warpgroup = uniform(threadIdx.x / 128), ahead = 0;
+    int32_t warpgroup = uniform(threadIdx.x / 128);
     uint32_t taken = 0;
+    asked<U> first = {};
 
     static_assert(kLoading<U> + U::warpgroups * kMultiplying<U> <= (1 + U::warpgroups) * kLaunched<U>);
 
@@ -286,19 +287,18 @@ __global__ void __launch_bounds__((product_of<type, true, up_in>::threads), 1) g
         fence_mbarrier_init();
     }
     // What is loaded as boxes was made by a launch that had waited for route, so the offsets are there before it is.
-    if (U::gathers) griddepcontrol_wait();
+    if (U::gathers) {
+        prefetch_rows(args);
+        griddepcontrol_wait();
+    }
     if (threadIdx.x == 0) taken = atomicAdd(&args.progress->taken, 1u);
     make_tables<U>(args, smem);
-    if (warpgroup == kProducer) {
-        const stage_ring ring(smem);
-
-        if (threadIdx.x == 0) ahead = load_ahead<U, D>(args, smem, taken, ring);
-    }
+    if (warpgroup == kProducer) load_ahead<U, D>(args, smem, taken, first);
     if (!U::gathers) griddepcontrol_wait();
     griddepcontrol_launch_dependents();
     if (warpgroup == kProducer) {
         setmaxnreg_dec<kLoading<U>>();
-        producer_loop<U, D>(args, smem, ahead);
+        producer_loop<U, D>(args, smem, first);
     } else {
         setmaxnreg_inc<kMultiplying<U>>();
         consumer_loop<U, D>(args, smem, warpgroup - kConsumer0);
@@ -480,6 +480,8 @@ cudaError_t make_maps(gemm_args &to, const weight_view &by, int32_t experts, con
 // Rows of any slab, which are gathered.
 cudaError_t take_slabs(gemms_args_device &to, const gate_up_args &from)
 {
+    const int64_t row_bytes = from.w1.k * element_bytes_of(from.w1.format);
+
     for (int32_t i = 0; i < from.slabs_count; i++) {
         const row_slab &slab = from.slabs[i];
 
@@ -488,6 +490,8 @@ cudaError_t take_slabs(gemms_args_device &to, const gate_up_args &from)
     }
     to.pair_row = from.pair_row;
     to.rows_cap = from.rows_cap;
+    if (from.slabs_count == 1 && from.slabs[0].row_stride_bytes < 2 * row_bytes)
+        to.rows_bytes = (from.slabs[0].cap - 1) * from.slabs[0].row_stride_bytes + row_bytes;
     return cudaSuccess;
 }
 

@@ -16,6 +16,15 @@ template <class P> struct gathered {
     const unsigned char *row[rows];
 };
 
+// Few rows into the L2, while route works: they were there before it began. Behind the weights that all blocks ask for they would
+// come last, and nothing is multiplied without them.
+__device__ __forceinline__ void prefetch_rows(const gemms_args_device &args)
+{
+    const int64_t at = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * 128;
+
+    if (at < args.rows_bytes) prefetch_l2(args.slabs[0].rows + at);
+}
+
 // The flat rows whose addresses this thread finds for all; asked for a tile ahead, so that nobody waits for them.
 template <class P>
 __device__ __forceinline__ void look_up(const gemms_args_device &args, const tile &t, int32_t thread, int32_t (&flat)[gathered<P>::looked_up])
@@ -53,21 +62,25 @@ __device__ __forceinline__ void gather(const gathered<P> &from, unsigned char *t
     int32_t n = thread / 8, chunk = thread % 8;
     uint32_t to = smem_address(tokens) + n * kRowBytes + (chunk ^ (n & 7)) * 16;
     uint32_t bytes = chunk * 16 < left ? 16 : 0;
+    int32_t rows = columns - n;
 
 #pragma unroll
     for (int32_t i = 0; i < gathered<P>::rows; i++)
-        if (i * 16 < columns) cp_async(to + i * 16 * kRowBytes, from.row[i] + at, bytes);
+        if (i * 16 < rows) cp_async(to + i * 16 * kRowBytes, from.row[i] + at, bytes);
 }
 
 // Two blocks of 64 rows, [64 rows][64 inputs], or rows_in [64 inputs][64 rows]: gate and up of 64 units, or rows in their order.
 // Where rows lie along K a tensor map can put gate and up of eight units in turns, so both blocks hold both.
-template <class P>
-__device__ __forceinline__ void load_weights(const gemm_args &args, unsigned char *to, uint64_t *full, const tile &t, int32_t k)
+template <class P, bool read_once>
+__device__ __forceinline__ void load_weights(const gemm_args &args, gemm_smem<P> &smem, const stage_ring &ring, const tile &t, int32_t k)
 {
+    unsigned char *to = ring.weights(smem);
+    uint64_t *full = &smem.full[ring.stage];
+
     if (!P::rows_in && args.order != ORDER_PLAIN) {
-        cp_async_bulk_tensor_5d(to, &args.weights, full, k, 0, 0, t.row_tile * 8, t.expert);
+        cp_async_bulk_tensor_5d<read_once>(to, &args.weights, full, k, 0, 0, t.row_tile * 8, t.expert);
     } else if (!P::rows_in) {
-        cp_async_bulk_tensor_3d(to, &args.weights, full, k, t.row_tile * kRows, t.expert);
+        cp_async_bulk_tensor_3d<read_once>(to, &args.weights, full, k, t.row_tile * kRows, t.expert);
     } else {
         int32_t first = t.row_tile * kRows, second = first + kBlockRows;
 
@@ -77,13 +90,28 @@ __device__ __forceinline__ void load_weights(const gemm_args &args, unsigned cha
             first = unit + (args.order == ORDER_UP_GATE ? args.outputs : 0);
             second = unit + (args.order == ORDER_UP_GATE ? 0 : args.outputs);
         }
-        cp_async_bulk_tensor_3d(to, &args.weights, full, first, k, t.expert);
-        cp_async_bulk_tensor_3d(to + kBlockBytes, &args.weights, full, second, k, t.expert);
+        cp_async_bulk_tensor_3d<read_once>(to, &args.weights, full, first, k, t.expert);
+        cp_async_bulk_tensor_3d<read_once>(to + kBlockBytes, &args.weights, full, second, k, t.expert);
     }
 }
 
+// After a warp has asked for a box it is held for 500 cycles, in which the engine could begin four: so the loading warps take turns.
+constexpr int32_t kLoadingWarps = 4;
+
+// Of them, this one.
+__device__ __forceinline__ int32_t loading_warp()
+{
+    return threadIdx.x / 32 % kLoadingWarps;
+}
+
+// Whether it asks for the weights of a tile's step.
+__device__ __forceinline__ bool is_turn(int32_t step)
+{
+    return step % kLoadingWarps == loading_warp();
+}
+
 // This warp's share of the tile's token rows and of their scales. Rows past the tile's own belong to the next expert, or are zeros.
-// For one thread of each warp, since asking for a box takes time; the first warp, which asks for the weights, comes last.
+// For one thread of each warp; the one that asks for the weights comes last.
 template <class P>
 __device__ __forceinline__ void load_tokens(const gemm_args &args, gemm_smem<P> &smem, const stage_ring &ring, const tile &t, int32_t k)
 {
@@ -91,25 +119,29 @@ __device__ __forceinline__ void load_tokens(const gemm_args &args, gemm_smem<P> 
     int32_t large = t.columns / kManyTokens, boxes = large + t.columns % kManyTokens / 8;
 
 #pragma unroll 1
-    for (int32_t box = (threadIdx.x / 32 + 3) % 4; box < boxes + P::is_scaled; box += 4) {
+    for (int32_t box = (loading_warp() + kLoadingWarps - 1 - k / P::depth % kLoadingWarps) % kLoadingWarps; box < boxes + P::is_scaled;
+         box += kLoadingWarps) {
         int32_t n = box < large ? box * kManyTokens : large * kManyTokens + (box - large) * 8;
 
         if (box == boxes)
-            cp_async_bulk_tensor_3d(smem.token_scale[ring.stage], &args.token_scales, full, t.pair & ~3, k / P::depth, 0);
+            cp_async_bulk_tensor_3d<false>(smem.token_scale[ring.stage], &args.token_scales, full, t.pair & ~3, k / P::depth, 0);
         else
-            cp_async_bulk_tensor_3d(ring.tokens(smem) + n * kRowBytes, box < large ? &args.many_tokens : &args.tokens, full, k, t.pair + n, 0);
+            cp_async_bulk_tensor_3d<false>(ring.tokens(smem) + n * kRowBytes, box < large ? &args.many_tokens : &args.tokens, full, k, t.pair + n, 0);
     }
 }
 
-// A stage's weights, and how many bytes the copy engine will have brought when it is full.
+// A stage's weights, and how many bytes the copy engine will have brought when it is full. For one thread of the warp whose turn it is.
 template <class P>
 __device__ __forceinline__ void begin_stage(const gemm_args &args, gemm_smem<P> &smem, const stage_ring &ring, const tile &t, int32_t k)
 {
-    uint64_t *full = &smem.full[ring.stage];
     int32_t scales_bytes = P::is_scaled ? kScales * 4 : 0;
 
-    mbarrier_arrive_expect_tx(full, (kRows + (P::gathers ? 0 : t.columns)) * kRowBytes + scales_bytes);
-    load_weights<P>(args, ring.weights(smem), full, t, k);
+    mbarrier_arrive_expect_tx(&smem.full[ring.stage], (kRows + (P::gathers ? 0 : t.columns)) * kRowBytes + scales_bytes);
+    // Where no expert has pairs for two tiles its weights are read once.
+    if (ring.bytes < (kRows + P::columns) * kRowBytes)
+        load_weights<P, true>(args, smem, ring, t, k);
+    else
+        load_weights<P, false>(args, smem, ring, t, k);
 }
 
 // The tiles of one block, in order, each for the block that is free. For one thread.
@@ -161,113 +193,131 @@ __device__ __forceinline__ bool mid_is_there(const gemms_args_device &args, cons
     return early_ended && have_ended<P>(&args.late[expert], late);
 }
 
+// Steps of a tile: of those before `ahead` this warp's weights are under way.
+struct steps {
+    int32_t first, end, ahead;
+};
+
 // Rows that are gathered, of gate_up. For every loading thread. A thread's copies arrive at the stage's barrier by themselves, so that
 // the loads run ahead as far as there are stages.
 template <class P>
-__device__ __forceinline__ void load_gathered(const gemm_args &args, gemm_smem<P> &smem, const tile &t, const gathered<P> &from, stage_ring &ring)
+__device__ __forceinline__ void load_gathered(const gemm_args &args, gemm_smem<P> &smem, const tile &t, const gathered<P> &from,
+                                              stage_ring &ring, const steps &which)
 {
     constexpr int32_t element_bytes = kRowBytes / P::depth;
     const int32_t thread = threadIdx.x % 128;
 
-    for (int32_t k = 0; k < args.depth; k += P::depth, ring.advance()) {
+    for (int32_t step = which.first, k = step * P::depth; step < which.end; step++, k += P::depth, ring.advance()) {
         mbarrier_wait(&smem.empty[ring.stage], ring.round_odd ^ 1);
-        if (thread == 0) begin_stage<P>(args, smem, ring, t, k);
+        if (step >= which.ahead && is_turn(step) && elect_one()) begin_stage<P>(args, smem, ring, t, k);
         gather<P>(from, ring.tokens(smem), (args.depth - k) * element_bytes, k * element_bytes, t.columns, thread);
-        cp_async_mbarrier_arrive_noinc(&smem.full[ring.stage]);
+        cp_async_mbarrier_arrive_noinc(&smem.full[uniform(ring.stage)]);
     }
 }
 
-// Rows that come in boxes, for one thread of each warp. The weights of the first `ahead` steps are under way.
+// Rows that come in boxes, for the loading warps.
 template <class P>
-__device__ __forceinline__ void load_boxes(const gemm_args &args, gemm_smem<P> &smem, const tile &t, stage_ring &ring, int32_t ahead)
+__device__ __forceinline__ void load_boxes(const gemm_args &args, gemm_smem<P> &smem, const tile &t, stage_ring &ring, const steps &which)
 {
-    for (int32_t k = 0; k < args.depth; k += P::depth, ring.advance(), ahead--) {
+    for (int32_t step = which.first, k = step * P::depth; step < which.end; step++, k += P::depth, ring.advance()) {
         mbarrier_wait(&smem.empty[ring.stage], ring.round_odd ^ 1);
-        if (threadIdx.x % 128 == 0 && ahead <= 0) begin_stage<P>(args, smem, ring, t, k);
+        if (!elect_one()) continue;
+        if (step >= which.ahead && is_turn(step)) begin_stage<P>(args, smem, ring, t, k);
         load_tokens<P>(args, smem, ring, t, k);
         mbarrier_arrive(&smem.full[ring.stage], P::loaders / 4);
     }
 }
 
-// Until mid is there, the first of those threads loads weights as far as there is room; of how many steps.
+// Until mid is there, the loading warps ask for weights as far as there is room; the first step of this one whose weights are not under
+// way.
 template <class P>
 __device__ __forceinline__ int32_t await_mid(const gemms_args_device &args, gemm_smem<P> &smem, const tile &t, stage_ring ring, bool &early_ended)
 {
-    const int32_t steps = threadIdx.x % 128 == 0 ? min(steps_of<P>(args.down), ring.count) : 0;
-    int32_t ahead = 0;
+    const int32_t last = min(steps_of<P>(args.down), ring.count);
+    int32_t step = loading_warp();
 
-    while (!mid_is_there<P>(args, smem, t.expert, early_ended)) {
-        if (ahead == steps || !mbarrier_test(&smem.empty[ring.stage], ring.round_odd ^ 1)) {
+    ring.advance(step);
+    while (!__all_sync(~0u, mid_is_there<P>(args, smem, t.expert, early_ended))) {
+        if (step >= last || !__all_sync(~0u, mbarrier_test(&smem.empty[ring.stage], ring.round_odd ^ 1))) {
             spin_pause(20);
             continue;
         }
-        begin_stage<P>(args.down, smem, ring, t, ahead * P::depth);
-        ahead++;
-        ring.advance();
+        if (elect_one()) begin_stage<P>(args.down, smem, ring, t, step * P::depth);
+        step += kLoadingWarps;
+        ring.advance(kLoadingWarps);
     }
     fence_proxy_async_global(); // threads wrote it, and the engine reads it
-    return ahead;
+    return step;
 }
 
-// The first tile of the block and, where its rows come in boxes, the weights of its first steps, which need nothing but the tables;
-// how many steps those are. For one thread.
-template <class U, class D> __device__ __forceinline__ int32_t load_ahead(const gemms_args_device &args, gemm_smem<U> &smem, uint32_t index, stage_ring ring)
+__device__ __forceinline__ bool is_of_gate_up(const tile &t)
 {
-    const tile t = find_tile<U, D>(args, smem, static_cast<int32_t>(index));
-    int32_t steps = 0;
-
-    smem.tiles[0] = t;
-    if constexpr (!U::gathers) {
-        if (t.tokens > 0 && !t.is_down) steps = min(steps_of<U>(args.gate_up), ring.count);
-        for (int32_t step = 0; step < steps; step++, ring.advance())
-            begin_stage<U>(args.gate_up, smem, ring, t, step * U::depth);
-    }
-    return steps;
+    return t.tokens > 0 && !t.is_down;
 }
 
-// The block takes no more tiles. The last one leaves the counts as they were: nobody waits any more, and who was waited for has counted.
-__device__ __forceinline__ void end_progress(const gemms_args_device &args)
+// Of the block's first tile, whose weights need nothing but the tables; not many, behind which its tokens would wait.
+template <class U> __device__ __forceinline__ int32_t steps_ahead(const gemms_args_device &args, const tile &t)
 {
-    gemm_progress &progress = *args.progress;
-
-    fence_device();
-    if (atomicAdd(&progress.left, 1u) != gridDim.x - 1) return;
-    fence_device();
-    progress.taken = progress.left = progress.early = 0;
-    for (int32_t e = 0; e < args.experts; e++)
-        args.late[e] = 0;
+    return is_of_gate_up(t) ? min(steps_of<U>(args.gate_up) - 1, kLoadingWarps) : 0;
 }
 
-// The block's tiles of gate_up, and the first after them, whose place is returned. Of the first tile, the weights of the first `ahead`
-// steps are under way.
+// What has been asked for before the first weights, behind which an answer takes 4 us.
+template <class U> struct asked {
+    uint32_t index; // the block's second tile, for the first loading thread
+    int32_t flat[gathered<U>::looked_up]; // rows of its first one
+};
+
+// The first tile of the block, by the first loading thread, and the weights of its first steps, one for each warp.
 template <class U, class D>
-__device__ __forceinline__ int32_t load_gate_up(const gemms_args_device &args, gemm_smem<U> &smem, tile_source<U, D> &source, stage_ring &ring, [[maybe_unused]] int32_t ahead)
+__device__ __forceinline__ void load_ahead(const gemms_args_device &args, gemm_smem<U> &smem, uint32_t index, asked<U> &first)
 {
     const int32_t thread = threadIdx.x % 128;
-    int32_t flat[gathered<U>::looked_up], at = 0;
+    stage_ring ring(smem);
+
+    if (thread == 0) smem.tiles[0] = find_tile<U, D>(args, smem, static_cast<int32_t>(index));
+    bar_sync<1, 128>(); // the tile is there
+    if (!is_of_gate_up(smem.tiles[0])) return;
+    if (thread == 0) first.index = atomicAdd(&args.progress->taken, 1u);
+    if (U::gathers) look_up<U>(args, smem.tiles[0], thread, first.flat);
+    ring.advance(loading_warp());
+    if (loading_warp() < steps_ahead<U>(args, smem.tiles[0]) && elect_one())
+        begin_stage<U>(args.gate_up, smem, ring, smem.tiles[0], loading_warp() * U::depth);
+}
+
+// Of a tile of gate_up, for the loading threads.
+template <class P>
+__device__ __forceinline__ void load_steps(const gemms_args_device &args, gemm_smem<P> &smem, const tile &t, const gathered<P> &from,
+                                           stage_ring &ring, const steps &which)
+{
+    if constexpr (P::gathers)
+        load_gathered<P>(args.gate_up, smem, t, from, ring, which);
+    else
+        load_boxes<P>(args.gate_up, smem, t, ring, which);
+}
+
+// The block's tiles of gate_up, and the first after them, whose place is returned. What comes next is found once as much is under way as
+// there is room for, but for a last step: those who multiply see what comes next when they have seen that.
+template <class U, class D>
+__device__ __forceinline__ int32_t load_gate_up(const gemms_args_device &args, gemm_smem<U> &smem, asked<U> &first,
+                                                tile_source<U, D> &source, stage_ring &ring)
+{
+    const int32_t thread = threadIdx.x % 128, last = steps_of<U>(args.gate_up), filled = min(last - 1, ring.count);
+    int32_t at = 0;
     tile t = smem.tiles[0];
+    int32_t ahead = steps_ahead<U>(args, t);
 
-    if (thread == 0 && t.tokens > 0 && !t.is_down) source.ask();
-    if (U::gathers && !t.is_down) look_up<U>(args, t, thread, flat);
-    while (t.tokens > 0 && !t.is_down) {
-        tile next;
+    while (is_of_gate_up(t)) {
+        gathered<U> from;
 
+        if (U::gathers) find_rows<U>(args, smem, first.flat, thread, from);
+        load_steps<U>(args, smem, t, from, ring, {0, filled, ahead});
         at = (at + 1) % kTiles;
         if (thread == 0) smem.tiles[at] = source.next(t);
-        bar_sync<1, 128>(); // the next tile is there, and the addresses of the one before have been read
-        next = smem.tiles[at];
-        if constexpr (U::gathers) {
-            gathered<U> from;
-
-            find_rows<U>(args, smem, flat, thread, from);
-            if (!next.is_down) look_up<U>(args, next, thread, flat);
-            load_gathered<U>(args.gate_up, smem, t, from, ring);
-        } else {
-            if (thread % 32 == 0) load_boxes<U>(args.gate_up, smem, t, ring, ahead);
-            ahead = 0;
-        }
-        __syncwarp();
-        t = next;
+        bar_sync<1, 128>(); // the next tile is there, and the addresses of this one have been read
+        if (U::gathers && !smem.tiles[at].is_down) look_up<U>(args, smem.tiles[at], thread, first.flat);
+        load_steps<U>(args, smem, t, from, ring, {filled, last, 0});
+        t = smem.tiles[at];
+        ahead = 0;
     }
     return at;
 }
@@ -280,34 +330,29 @@ __device__ __forceinline__ void load_down(const gemms_args_device &args, gemm_sm
     bool early_ended = false;
 
     for (tile t = smem.tiles[at]; t.tokens > 0; t = smem.tiles[at]) {
-        at = (at + 1) % kTiles;
-        if (thread % 32 == 0) {
-            int32_t ahead = await_mid<D>(args, smem, t, ring, early_ended);
+        int32_t ahead = await_mid<D>(args, smem, t, ring, early_ended);
 
-            if (thread == 0) source.ask();
-            load_boxes<D>(args.down, smem, t, ring, ahead);
-        }
-        __syncwarp();
+        at = (at + 1) % kTiles;
+        if (thread == 0) source.ask();
+        load_boxes<D>(args.down, smem, t, ring, {0, steps_of<D>(args.down), ahead});
         if (thread == 0) smem.tiles[at] = source.next(t);
         bar_sync<1, 128>(); // the next tile is there
     }
 }
 
 // U and D are the two products.
-template <class U, class D> __device__ __forceinline__ void producer_loop(const gemms_args_device &args, gemm_smem<U> &smem, int32_t ahead)
+template <class U, class D> __device__ __forceinline__ void producer_loop(const gemms_args_device &args, gemm_smem<U> &smem, asked<U> &first)
 {
-    tile_source<U, D> source = {args, smem, 0, 0};
+    tile_source<U, D> source = {args, smem, first.index, 0};
     stage_ring ring(smem);
     int32_t at;
 
-    bar_sync<1, 128>(); // the first tile is there
-    at = load_gate_up<U, D>(args, smem, source, ring, ahead);
+    at = load_gate_up<U, D>(args, smem, first, source, ring);
     load_down<U, D>(args, smem, source, ring, at);
     // One more stage, with nothing in it, so that the other warpgroups see the end.
     if (threadIdx.x % 32 != 0) return;
     mbarrier_wait(&smem.empty[ring.stage], ring.round_odd ^ 1);
     mbarrier_arrive(&smem.full[ring.stage], U::loaders / 4 + (threadIdx.x % 128 == 0));
-    if (threadIdx.x % 128 == 0) end_progress(args);
 }
 
 } // namespace

@@ -20,14 +20,14 @@ constexpr int kFewScaled = 80;  // tokens up to which fp8 has them on wgmma's N
 constexpr int kScales = kScaled + 4;      // tokens of a box of scales, which begins at a multiple of 4
 constexpr int kScalesPitch = 224;         // and whose place is one of 128 bytes
 constexpr int kRowBytes = 128;  // of a stage, for each weight row and token
-constexpr int kStagesMax = 8;
+constexpr int kStagesMax = 11;
 constexpr int kManyTokens = 64; // token rows of the larger box
 constexpr int kTurn = 32;       // tokens whose outputs a warpgroup turns into rows at once
 constexpr int kTurnPitch = 144; // bytes between their rows: up to 64 outputs, and 16 so that banks differ
 constexpr int kExpertsMax = 1024;
 constexpr int kTiles = 2 * kStagesMax; // that the loading threads may be ahead: a tile takes a stage at least
 constexpr int kQuantised = 128; // units of mid with one scale, fp8
-constexpr int kTurnedFew = 80 * kTurnPitch; // bytes in which a warpgroup keeps 64 units of kFewScaled tokens for it
+constexpr int kTurnedFew = kFewScaled * kTurnPitch; // bytes in which a warpgroup keeps 64 units of kFewScaled tokens for it
 
 enum operand { OPERAND_BF16, OPERAND_F16, OPERAND_E4M3 };
 
@@ -66,7 +66,7 @@ struct tile {
 template <bool is_scaled> struct alignas(1024) block_smem {
     static constexpr int warpgroups = is_scaled ? 3 : 2;
     static constexpr int stages_bytes = (is_scaled ? 9 * 160 : 8 * 192) * kRowBytes;
-    static constexpr int stages_most = is_scaled ? 7 : 8;
+    static constexpr int stages_most = is_scaled ? 7 : kStagesMax;
     static constexpr int turned_pitch = is_scaled ? kTurnedFew : 2 * kTurn * kTurnPitch; // of a warpgroup
     unsigned char stages[stages_bytes]; // each kRows weight rows, then columns_most token rows
     float token_scale[is_scaled ? stages_most : 1][kScalesPitch];
@@ -75,6 +75,7 @@ template <bool is_scaled> struct alignas(1024) block_smem {
     const unsigned char *token_row[is_scaled ? 1 : kColumns]; // of the tile being loaded
     int32_t tiles_first[kExpertsMax + 1];  // prefix sums, of tiles of tokens
     int32_t expert_first[kExpertsMax + 1]; // pairs
+    uint32_t pairs_most[16];               // of the experts that a warp has read
     int32_t columns_most;                  // tokens of a tile in this launch
     tile tiles[kTiles];                    // of this block, in turns: a tile is there once its first stage is full
 };
@@ -98,14 +99,16 @@ struct stage_ring {
 
     template <class Smem>
     __device__ __forceinline__ explicit stage_ring(const Smem &smem)
-        : bytes((kRows + uniform(smem.columns_most)) * kRowBytes), count(min(Smem::stages_bytes / bytes, kStagesMax)), stage(0), round_odd(0)
+        : bytes((kRows + uniform(smem.columns_most)) * kRowBytes), count(min(Smem::stages_bytes / bytes, Smem::stages_most)), stage(0), round_odd(0)
     {
     }
 
-    __device__ __forceinline__ void advance()
+    // As many stages on, `count` of them at most.
+    __device__ __forceinline__ void advance(int32_t stages = 1)
     {
-        if (++stage < count) return;
-        stage = 0;
+        stage += stages;
+        if (stage < count) return;
+        stage -= count;
         round_odd ^= 1;
     }
 
@@ -170,11 +173,10 @@ struct gemm_args {
     activation_terms activation;
 };
 
-// What blocks tell each other, 0 before and after each launch. Early and late tiles of gate_up are counted by each warp that has
-// stored its share.
+// What blocks tell each other, 0 before each launch. Early and late tiles of gate_up are counted by each warp that has stored its
+// share.
 struct gemm_progress {
     uint32_t taken; // tiles, of gate_up and then of down
-    uint32_t left;  // blocks that take no more
     uint32_t early; // tiles of gate_up that have ended, but for the late ones
 };
 
@@ -185,6 +187,7 @@ struct gemms_args_device {
     const int32_t *expert_offset;
     gemm_progress *progress;
     uint32_t *late; // [experts]: late tiles that have ended
+    int64_t rows_bytes; // of the only slab, as far as a line for each thread reaches; 0: several slabs, or rows apart
     int32_t experts;
     int32_t rows_cap;
 };
@@ -215,14 +218,18 @@ template <class P> __device__ __forceinline__ int32_t steps_of(const gemm_args &
 // Tokens of the largest tile where no expert has more pairs.
 template <class P> __device__ __forceinline__ int32_t columns_most_for(int32_t pairs)
 {
-    return pairs <= 64 ? 64 : pairs <= 128 ? 128 : P::columns;
+    int32_t columns = 8;
+
+    while (columns < pairs && columns <= 128)
+        columns *= 2;
+    return min(columns, P::columns);
 }
 
 // One of three constants, because divisions take longer than all the rest.
-template <class P> __device__ __forceinline__ int32_t token_tiles(const gemm_smem<P> &smem, int32_t pairs)
+template <class P> __device__ __forceinline__ int32_t token_tiles(int32_t pairs, int32_t columns_most)
 {
-    if (smem.columns_most == 64) return (pairs + 63) / 64;
-    if (smem.columns_most == 128) return (pairs + 127) / 128;
+    if (columns_most <= 64) return (pairs + 63) / 64;
+    if (columns_most == 128) return (pairs + 127) / 128;
     return (pairs + P::columns - 1) / P::columns;
 }
 
@@ -239,32 +246,55 @@ __device__ __forceinline__ int32_t first_late(const gemms_args_device &args, con
     return max(tiles_of_gate_up(args, tiles_first) - 2 * static_cast<int32_t>(gridDim.x), 0);
 }
 
-// Every block makes the same tables: a lane of the first warp has the experts from one multiple of `own` to the next. Ends with a
-// block barrier.
+// The first pair of each expert, and for each warp the pairs of its largest one.
+template <class P> __device__ __forceinline__ void read_experts(const gemms_args_device &args, gemm_smem<P> &smem)
+{
+    uint32_t most = 0;
+
+    for (int32_t e = threadIdx.x; e < args.experts; e += P::threads) {
+        // Past the L1, which may be older than the launch that wrote them.
+        int32_t first = __ldcg(&args.expert_offset[e]), end = __ldcg(&args.expert_offset[e + 1]);
+
+        smem.expert_first[e] = first;
+        if (e + 1 == args.experts) smem.expert_first[e + 1] = end;
+        most = max(most, static_cast<uint32_t>(end - first));
+    }
+    most = __reduce_max_sync(~0u, most);
+    if (threadIdx.x % 32 == 0) smem.pairs_most[threadIdx.x / 32] = most;
+}
+
+// Every block makes the same tables: a lane of the first warp has four experts of every 128. Ends with a block barrier.
 template <class P> __device__ __forceinline__ void make_tables(const gemms_args_device &args, gemm_smem<P> &smem)
 {
-    const int32_t lane = threadIdx.x, own = (args.experts + 31) / 32;
+    constexpr int32_t own = 4;
+    const int32_t lane = threadIdx.x;
 
-    for (int32_t e = threadIdx.x; e <= args.experts; e += P::threads)
-        smem.expert_first[e] = __ldcg(&args.expert_offset[e]); // past the L1, which may be older than the launch that wrote them
+    read_experts<P>(args, smem);
     __syncthreads();
     if (threadIdx.x < 32) {
-        int32_t first = min(lane * own, args.experts), end = min(first + own, args.experts), most = 0, tiles = 0, sum;
+        const uint32_t most = __reduce_max_sync(~0u, lane < P::threads / 32 ? smem.pairs_most[lane] : 0u);
+        const int32_t columns_most = columns_most_for<P>(static_cast<int32_t>(most));
+        int32_t before = 0;
 
-        for (int32_t e = first; e < end; e++)
-            most = max(most, smem.expert_first[e + 1] - smem.expert_first[e]);
-        for (int32_t step = 16; step > 0; step /= 2)
-            most = max(most, __shfl_xor_sync(~0u, most, step));
-        if (lane == 0) smem.columns_most = columns_most_for<P>(most);
-        __syncwarp();
-        for (int32_t e = first; e < end; e++)
-            tiles += token_tiles<P>(smem, smem.expert_first[e + 1] - smem.expert_first[e]);
-        sum = sum_before(tiles);
-        for (int32_t e = first; e < end; e++) {
-            smem.tiles_first[e] = sum;
-            sum += token_tiles<P>(smem, smem.expert_first[e + 1] - smem.expert_first[e]);
+        for (int32_t base = 0; base <= args.experts; base += 32 * own) {
+            int32_t first = base + lane * own, tiles[own], sum = 0;
+
+#pragma unroll
+            for (int32_t i = 0; i < own; i++) {
+                int32_t e = max(min(first + i, args.experts - 1), 0);
+
+                tiles[i] = token_tiles<P>(smem.expert_first[e + 1] - smem.expert_first[e], columns_most);
+                sum += tiles[i];
+            }
+            before += sum_before(sum);
+#pragma unroll
+            for (int32_t i = 0; i < own; i++) {
+                if (first + i <= args.experts) smem.tiles_first[first + i] = before;
+                before += tiles[i];
+            }
+            before = __shfl_sync(~0u, before, 31);
         }
-        if (lane == 31) smem.tiles_first[args.experts] = sum;
+        if (lane == 0) smem.columns_most = columns_most;
     }
     __syncthreads();
 }

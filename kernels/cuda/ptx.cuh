@@ -80,6 +80,19 @@ __device__ __forceinline__ void mbarrier_wait(uint64_t *barrier, uint32_t parity
     }
 }
 
+// One lane of the warp, all of which call it. What only that lane does the compiler knows to be one thread's, and issues copies at
+// once; behind a comparison of thread numbers it puts a loop over the lanes around each, which takes 300 cycles.
+__device__ __forceinline__ bool elect_one()
+{
+    uint32_t elected;
+
+    asm volatile("{\n\t.reg .pred p;\n\t"
+                 "elect.sync _|p, 0xffffffff;\n\t"
+                 "selp.u32 %0, 1, 0, p;\n\t}"
+                 : "=r"(elected));
+    return elected != 0;
+}
+
 // ---- Copies ------------------------------------------------------------------------------------
 
 // A line of global memory into the L2.
@@ -93,25 +106,50 @@ __device__ __forceinline__ void prefetch_tensormap(const CUtensorMap *map)
     asm volatile("prefetch.tensormap [%0];" ::"l"(reinterpret_cast<uint64_t>(map)) : "memory");
 }
 
+// What nobody reads again, whose place in the L2 goes first.
+__device__ __forceinline__ uint64_t l2_evict_first()
+{
+    uint64_t policy;
+
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
 // A box of a 5-D tensor into shared memory; its bytes count towards the barrier. Out of bounds reads zero. Along the first
-// dimension a box begins at a multiple of 16 bytes.
+// dimension a box begins at a multiple of 16 bytes. `read_once`: nobody reads it again.
+template <bool read_once>
 __device__ __forceinline__ void cp_async_bulk_tensor_5d(void *smem, const CUtensorMap *map, uint64_t *barrier, int32_t c0,
                                                         int32_t c1, int32_t c2, int32_t c3, int32_t c4)
 {
-    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
-                 "[%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(smem_address(smem)),
-                 "l"(reinterpret_cast<uint64_t>(map)), "r"(smem_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3),
-                 "r"(c4)
-                 : "memory");
+    if constexpr (read_once)
+        asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+                     "[%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8;" ::"r"(smem_address(smem)),
+                     "l"(reinterpret_cast<uint64_t>(map)), "r"(smem_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3),
+                     "r"(c4), "l"(l2_evict_first())
+                     : "memory");
+    else
+        asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                     "[%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(smem_address(smem)),
+                     "l"(reinterpret_cast<uint64_t>(map)), "r"(smem_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3),
+                     "r"(c4)
+                     : "memory");
 }
 
+template <bool read_once>
 __device__ __forceinline__ void cp_async_bulk_tensor_3d(void *smem, const CUtensorMap *map, uint64_t *barrier, int32_t c0,
                                                         int32_t c1, int32_t c2)
 {
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
-                 "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(smem_address(smem)),
-                 "l"(reinterpret_cast<uint64_t>(map)), "r"(smem_address(barrier)), "r"(c0), "r"(c1), "r"(c2)
-                 : "memory");
+    if constexpr (read_once)
+        asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+                     "[%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(smem_address(smem)),
+                     "l"(reinterpret_cast<uint64_t>(map)), "r"(smem_address(barrier)), "r"(c0), "r"(c1), "r"(c2),
+                     "l"(l2_evict_first())
+                     : "memory");
+    else
+        asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                     "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(smem_address(smem)),
+                     "l"(reinterpret_cast<uint64_t>(map)), "r"(smem_address(barrier)), "r"(c0), "r"(c1), "r"(c2)
+                     : "memory");
 }
 
 // 16 bytes past the L1 into shared memory; `given` 0 writes zeros and reads nothing.

@@ -124,6 +124,10 @@ static inline uint32_t __ballot_sync(uint32_t mask, int predicate)
 {
     return emulator::warp_ballot(mask, predicate != 0);
 }
+static inline int __all_sync(uint32_t mask, int predicate)
+{
+    return __ballot_sync(mask, predicate) == mask;
+}
 static inline uint32_t __match_any_sync(uint32_t mask, int32_t value)
 {
     return emulator::warp_match(mask, static_cast<uint32_t>(value));

@@ -45,6 +45,11 @@ static inline void mbarrier_wait(uint64_t *barrier, uint32_t parity)
     emulator::mbarrier_wait(barrier, parity);
 }
 
+static inline bool elect_one()
+{
+    return __shfl_sync(~0u, threadIdx.x % 32, 0) == threadIdx.x % 32;
+}
+
 static inline void prefetch_tensormap(const CUtensorMap *) {}
 // Reads, so that a sanitizer sees what nobody may.
 static inline void prefetch_l2(const void *at)
@@ -52,16 +57,17 @@ static inline void prefetch_l2(const void *at)
     (void)*static_cast<const volatile char *>(at);
 }
 
-static inline void cp_async_bulk_tensor_5d(void *smem, const CUtensorMap *map, uint64_t *barrier, int32_t c0, int32_t c1,
-                                           int32_t c2, int32_t c3, int32_t c4)
+template <bool read_once>
+void cp_async_bulk_tensor_5d(void *smem, const CUtensorMap *map, uint64_t *barrier, int32_t c0, int32_t c1, int32_t c2, int32_t c3,
+                             int32_t c4)
 {
     const int32_t at[5] = {c0, c1, c2, c3, c4};
 
     emulator::copy_tensor(smem, map, barrier, at, 5);
 }
 
-static inline void cp_async_bulk_tensor_3d(void *smem, const CUtensorMap *map, uint64_t *barrier, int32_t c0, int32_t c1,
-                                           int32_t c2)
+template <bool read_once>
+void cp_async_bulk_tensor_3d(void *smem, const CUtensorMap *map, uint64_t *barrier, int32_t c0, int32_t c1, int32_t c2)
 {
     const int32_t at[3] = {c0, c1, c2};
 
