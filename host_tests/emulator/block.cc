@@ -37,7 +37,7 @@ constexpr unsigned kWarps = kThreadsMax / kWarpThreads;
 constexpr unsigned kBarriers = 16;
 // Short beside any deadline of a kernel, and long enough for another rank to get the core.
 constexpr long kGiveWayNs = 20000;
-constexpr unsigned kPausesMax = 10000;
+constexpr unsigned kPausesMax = 256;
 
 struct fiber {
     ucontext_t context;
