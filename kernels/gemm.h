@@ -57,7 +57,8 @@ struct gemms_args {
     struct gate_up_args gate_up;
     struct quantise_args quantise; // rows NULL: mid is multiplied as gate_up writes it
     struct down_args down;         // expert_offset and experts as gate_up's
-    uint32_t *progress;            // CUDA: device [experts + 2], 0 before, as route leaves it
+    uint32_t *progress;            // CUDA: device [GEMM_PROGRESS_WORDS + experts], 0 before, as
+                                   // route leaves it
 };
 
 int32_t gate_up_cpu(const struct gate_up_args *args, void *stream);

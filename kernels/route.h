@@ -24,9 +24,10 @@ struct route_args {
                             // of pairs
     int32_t *pair_row;      // out [pairs_max]: flat row of each pair
     float *pair_weight;     // out [pairs_max]: router weight of each pair, 1 without weights
-    uint32_t *progress;     // out [experts + 2]: zeros, for gemms to count in; NULL: not wanted
-    int32_t *row_pair; // out, ROUTE_BY_IDS [slabs_count * rows_cap, top_k]: pair of each position,
-                       // -1: none
+    uint32_t *progress; // out [GEMM_PROGRESS_WORDS + experts]: zeros, for gemms to count in; NULL:
+                        // not wanted
+    int32_t *row_pair;  // out, ROUTE_BY_IDS [slabs_count * rows_cap, top_k]: pair of each position,
+                        // -1: none
     void *scratch; // device, 4-byte aligned: nobody else uses it until the pairs are there. With
                    // int32 [2 * positions + 132 * (experts + 66)] many positions go to many blocks;
                    // with less, or NULL, one has them all

@@ -14,6 +14,9 @@
 #define KERNEL_RANKS_MAX 64
 #define KERNEL_TOP_K_MAX 32
 
+// What gemms counts in: so many words, and one for each local expert.
+#define GEMM_PROGRESS_WORDS 2
+
 // Values equal abi.h's MOXIE_FORMAT_*; plugin/weights.c asserts it.
 enum format {
     FORMAT_AUTO,

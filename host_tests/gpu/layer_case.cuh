@@ -49,6 +49,16 @@ struct layer_case {
     int tokens, hidden, intermediate, experts, top_k, order, activation, skew, bias, weight_on_input, rows_in, format;
 };
 
+static bool up_in(const layer_case &c)
+{
+    return c.rows_in == 1 || c.rows_in == 2;
+}
+
+static bool down_in(const layer_case &c)
+{
+    return c.rows_in == 1 || c.rows_in == 3;
+}
+
 struct layer {
     layer_case shape;
     std::vector<uint16_t> x, w1, w2, b1, b2;
@@ -362,10 +372,10 @@ static void upload_layer(gpu_layer &g, const layer &l)
     m[6] = c.bias ? upload(l.b2) : NULL;
     m[7] = fp8 ? upload(l.s1) : NULL;
     m[8] = fp8 ? upload(l.s2) : NULL;
-    m[9] = poison<uint32_t>(c.experts + 2);
+    m[9] = poison<uint32_t>(GEMM_PROGRESS_WORDS + c.experts);
     g.y = poison<float>((size_t)c.tokens * c.hidden);
-    weight_view w1 = view_of(m[3], m[5], rows, c.hidden, c.order, c.rows_in == 1 || c.rows_in == 2);
-    weight_view w2 = view_of(m[4], m[6], c.hidden, c.intermediate, ORDER_PLAIN, c.rows_in == 1 || c.rows_in == 3);
+    weight_view w1 = view_of(m[3], m[5], rows, c.hidden, c.order, up_in(c));
+    weight_view w2 = view_of(m[4], m[6], c.hidden, c.intermediate, ORDER_PLAIN, down_in(c));
     if (fp8) {
         w1 = fp8_view_of(m[3], m[7], m[5], rows, c.hidden, c.order, c.format);
         w2 = fp8_view_of(m[4], m[8], m[6], c.hidden, c.intermediate, ORDER_PLAIN, c.format);
@@ -410,8 +420,8 @@ static void run_cpu(const layer &l, std::vector<float> &y)
     stream.isa = cpu_isa_best();
     y.assign((size_t)c.tokens * c.hidden, NAN);
     const void *b1 = c.bias ? l.b1.data() : NULL, *b2 = c.bias ? l.b2.data() : NULL;
-    weight_view w1 = view_of(l.w1.data(), b1, rows, c.hidden, c.order, c.rows_in == 1 || c.rows_in == 2);
-    weight_view w2 = view_of(l.w2.data(), b2, c.hidden, c.intermediate, ORDER_PLAIN, c.rows_in == 1 || c.rows_in == 3);
+    weight_view w1 = view_of(l.w1.data(), b1, rows, c.hidden, c.order, up_in(c));
+    weight_view w2 = view_of(l.w2.data(), b2, c.hidden, c.intermediate, ORDER_PLAIN, down_in(c));
     if (fp8) {
         w1 = fp8_view_of(l.q1.data(), l.s1.data(), b1, rows, c.hidden, c.order, c.format);
         w2 = fp8_view_of(l.q2.data(), l.s2.data(), b2, c.hidden, c.intermediate, ORDER_PLAIN, c.format);

@@ -157,7 +157,8 @@ int32_t route_cpu(const struct route_args *args, void *stream)
 
     (void)stream;
     if (args->progress != NULL)
-        memset(args->progress, 0, ((size_t)args->experts + 2) * sizeof *args->progress);
+        memset(args->progress, 0,
+               (GEMM_PROGRESS_WORDS + (size_t)args->experts) * sizeof *args->progress);
     if (args->by == ROUTE_BY_IDS)
         route_by_ids(args, pairs_max);
     else

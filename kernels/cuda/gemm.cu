@@ -233,7 +233,7 @@ __device__ __forceinline__ void consume_tile(const gemm_args &args, gemm_smem<P>
 
         if (warpgroup * kBlockRows >= (many ? columns : kRows)) {
             let_pass<P>(args, smem, ring);
-                    return;
+            return;
         }
         if (many) {
             consume_many<P>(args, smem, t, warpgroup, ring);
@@ -581,7 +581,7 @@ extern "C" int32_t gemms_cuda(const struct gemms_args *args, void *stream)
         return cudaErrorInvalidValue;
     to.expert_offset = gate_up.expert_offset;
     to.progress = reinterpret_cast<gemm_progress *>(args->progress);
-    to.late = args->progress + sizeof(gemm_progress) / 4;
+    to.late = args->progress + GEMM_PROGRESS_WORDS;
     to.experts = gate_up.experts;
     st = take_gate_up(to, gate_up, args->quantise);
     if (st == cudaSuccess) st = take_down(to, down);

@@ -224,7 +224,7 @@ __device__ __forceinline__ void load_boxes(const gemm_args &args, gemm_smem<P> &
         if (!elect_one()) continue;
         if (step >= which.ahead && is_turn(step)) begin_stage<P>(args, smem, ring, t, k);
         load_tokens<P>(args, smem, ring, t, k);
-        mbarrier_arrive(&smem.full[ring.stage], P::loaders / 4);
+        mbarrier_arrive(&smem.full[ring.stage], P::loaders / kLoadingWarps);
     }
 }
 
@@ -352,7 +352,7 @@ template <class U, class D> __device__ __forceinline__ void producer_loop(const 
     // One more stage, with nothing in it, so that the other warpgroups see the end.
     if (threadIdx.x % 32 != 0) return;
     mbarrier_wait(&smem.empty[ring.stage], ring.round_odd ^ 1);
-    mbarrier_arrive(&smem.full[ring.stage], U::loaders / 4 + (threadIdx.x % 128 == 0));
+    mbarrier_arrive(&smem.full[ring.stage], U::loaders / kLoadingWarps + (threadIdx.x % 128 == 0));
 }
 
 } // namespace

@@ -137,17 +137,18 @@ __device__ __forceinline__ uint32_t finish_two(const gemm_args &args, const many
     return number_pack<true>(out.x, out.y);
 }
 
-// 64 outputs of each of the warp's tokens, 16 bytes a lane.
+// 128 bytes of outputs of each of the warp's tokens, 16 a lane.
+template <int output_bytes>
 __device__ __forceinline__ void store_rows(const gemm_args &args, const tile &t, const unsigned char *buffer, int32_t token, int32_t output)
 {
-    const int32_t lane = threadIdx.x % 32, piece = lane % 8 * 8;
+    const int32_t lane = threadIdx.x % 32, piece = lane % 8 * (16 / output_bytes);
 
     __syncwarp();
 #pragma unroll
     for (int32_t row = lane / 8; row < kWarpTokens; row += 4) {
         if (token + row < t.tokens && output + piece < args.outputs)
-            *reinterpret_cast<uint4 *>(args.out + (t.pair + token + row) * args.out_stride_bytes + (output + piece) * 2) =
-                *reinterpret_cast<const uint4 *>(buffer + row * kTurnPitch + piece * 2);
+            *reinterpret_cast<uint4 *>(args.out + (t.pair + token + row) * args.out_stride_bytes + (output + piece) * output_bytes) =
+                *reinterpret_cast<const uint4 *>(buffer + row * kTurnPitch + piece * output_bytes);
     }
     __syncwarp();
 }
@@ -176,7 +177,7 @@ __device__ __forceinline__ void finish_many(const gemm_args &args, gemm_smem<P> 
             }
             stmatrix(row + (n - first) * 2, blocks);
         }
-        store_rows(args, t, buffer, warpgroup * 64 + warp * kWarpTokens, output + first);
+        store_rows<2>(args, t, buffer, warpgroup * 64 + warp * kWarpTokens, output + first);
     }
 }
 

@@ -102,21 +102,6 @@ __device__ __forceinline__ void code_lane_words(const lane_words<count> &words, 
     }
 }
 
-// 128 codes of each of the warp's tokens, 16 bytes a lane.
-__device__ __forceinline__ void store_codes_of_rows(const gemm_args &args, const tile &t, const unsigned char *buffer, int32_t token, int32_t first)
-{
-    const int32_t lane = threadIdx.x % 32, piece = lane % 8 * 16;
-
-    __syncwarp();
-#pragma unroll
-    for (int32_t row = lane / 8; row < kWarpTokens; row += 4) {
-        if (token + row < t.tokens && first + piece < args.outputs)
-            *reinterpret_cast<uint4 *>(args.out + (t.pair + token + row) * args.out_stride_bytes + first + piece) =
-                *reinterpret_cast<const uint4 *>(buffer + row * kTurnPitch + piece);
-    }
-    __syncwarp();
-}
-
 template <class P, bool gated>
 __device__ __forceinline__ void finish_many_quantised(const gemm_args &args, gemm_smem<P> &smem, const tile &t, int32_t warpgroup, const many_sums &sums)
 {
@@ -157,7 +142,7 @@ __device__ __forceinline__ void finish_many_quantised(const gemm_args &args, gem
     by[1] = fp8_divisor_of(__uint_as_float(largest & 0xffff0000u));
     code_lane_words(own, by, buffer, second ? kBlockRows : 0);
     if (second) code_lane_words(before, by, buffer, 0);
-    store_codes_of_rows(args, t, buffer, token, first);
+    store_rows<1>(args, t, buffer, token, first);
 #pragma unroll
     for (int32_t half = 0; half < 2; half++)
         if (lane % 4 == 0 && token + lane / 4 + half * 8 < t.tokens) *scale_at(args, t, first, token + lane / 4 + half * 8) = by[half].scale;

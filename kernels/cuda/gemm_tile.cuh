@@ -75,7 +75,7 @@ template <bool is_scaled> struct alignas(1024) block_smem {
     const unsigned char *token_row[is_scaled ? 1 : kColumns]; // of the tile being loaded
     int32_t tiles_first[kExpertsMax + 1];  // prefix sums, of tiles of tokens
     int32_t expert_first[kExpertsMax + 1]; // pairs
-    uint32_t pairs_most[16];               // of the experts that a warp has read
+    uint32_t pairs_most[4 + 4 * warpgroups]; // of the experts that a warp has read
     int32_t columns_most;                  // tokens of a tile in this launch
     tile tiles[kTiles];                    // of this block, in turns: a tile is there once its first stage is full
 };
@@ -179,6 +179,7 @@ struct gemm_progress {
     uint32_t taken; // tiles, of gate_up and then of down
     uint32_t early; // tiles of gate_up that have ended, but for the late ones
 };
+static_assert(sizeof(gemm_progress) == GEMM_PROGRESS_WORDS * 4);
 
 struct gemms_args_device {
     gemm_args gate_up, down;
@@ -313,7 +314,7 @@ template <class P> __device__ __forceinline__ int32_t columns_for(int32_t tokens
 template <class U, class D> __device__ __forceinline__ tile find_tile(const gemms_args_device &args, const gemm_smem<U> &smem, int32_t index)
 {
     const int32_t of_gate_up = tiles_of_gate_up(args, smem.tiles_first);
-    int32_t row_tiles = args.gate_up.row_tiles, low = 0, high = args.experts - 1, pairs, tiles, share, before = 0;
+    int32_t row_tiles = args.gate_up.row_tiles, pairs, tiles, share, before = 0;
     tile found = {};
 
     found.is_late = index >= first_late(args, smem.tiles_first);
@@ -323,19 +324,11 @@ template <class U, class D> __device__ __forceinline__ tile find_tile(const gemm
         found.is_down = 1;
     }
     if (index >= row_tiles * smem.tiles_first[args.experts]) return found;
-    while (low < high) {
-        int32_t middle = low + (high - low + 1) / 2;
-
-        if (row_tiles * smem.tiles_first[middle] <= index)
-            low = middle;
-        else
-            high = middle - 1;
-    }
-    found.expert = low;
-    found.row_tile = index - row_tiles * smem.tiles_first[low];
-    found.pair = smem.expert_first[low];
-    share = pairs = smem.expert_first[low + 1] - found.pair;
-    tiles = smem.tiles_first[low + 1] - smem.tiles_first[low];
+    found.expert = last_at_most(smem.tiles_first, args.experts, index, row_tiles);
+    found.row_tile = index - row_tiles * smem.tiles_first[found.expert];
+    found.pair = smem.expert_first[found.expert];
+    share = pairs = smem.expert_first[found.expert + 1] - found.pair;
+    tiles = smem.tiles_first[found.expert + 1] - smem.tiles_first[found.expert];
     if (tiles > 1) { // divisions take longer than all the rest
         int32_t within = found.row_tile;
 

@@ -19,15 +19,15 @@ __device__ __forceinline__ int32_t sum_before(int32_t own)
     return sum - own;
 }
 
-// The last of `count` ascending numbers that is at most `value`; the first is.
-__device__ __forceinline__ int32_t last_at_most(const int32_t *numbers, int32_t count, int32_t value)
+// The last of `count` ascending numbers of which `factor` times is at most `value`; the first is.
+__device__ __forceinline__ int32_t last_at_most(const int32_t *numbers, int32_t count, int32_t value, int32_t factor = 1)
 {
     int32_t low = 0, high = count - 1;
 
     while (low < high) {
         int32_t middle = low + (high - low + 1) / 2;
 
-        if (numbers[middle] <= value)
+        if (factor * numbers[middle] <= value)
             low = middle;
         else
             high = middle - 1;
