@@ -287,6 +287,89 @@ START_TEST(nothing_to_do)
 }
 END_TEST
 
+// Rows of results, more than pairs: a prime, so that 7 p + 3 hits none twice.
+#define RESULTS 67
+
+struct placing {
+    int32_t result_row[PAIRS_MAX];
+    int32_t row_pair[RESULTS];
+    unsigned char *pair_out, *y;
+    int64_t stride_bytes;
+    int32_t format;
+};
+
+// down and combine, or down alone with combine for the rows without a pair.
+static void run_placing(struct problem *problem, struct placing *to, int placed,
+                        struct cpu_stream *stream)
+{
+    struct out_slab slab = {
+        .rows = to->y, .row_stride_bytes = to->stride_bytes, .cap = RESULTS, .format = to->format};
+    struct down_args down = {.expert_offset = problem->expert_offset,
+                             .mid = problem->mid,
+                             .mid_stride_bytes = problem->intermediate * 4,
+                             .w2 = problem->w2,
+                             .pair_out = placed ? to->y : to->pair_out,
+                             .pair_stride_bytes = to->stride_bytes,
+                             .result_row = placed ? to->result_row : NULL,
+                             .result_weight = problem->pair_weight,
+                             .result_scale = 0.7f,
+                             .mid_format = FORMAT_F32,
+                             .pair_format = to->format,
+                             .experts = EXPERTS,
+                             .operand_format = problem->operand};
+    struct combine_args combine = {.pair_out = to->pair_out,
+                                   .pair_stride_bytes = to->stride_bytes,
+                                   .pairs = problem->pairs,
+                                   .row_pair = to->row_pair,
+                                   .pair_weight = problem->pair_weight,
+                                   .slabs = &slab,
+                                   .pair_format = to->format,
+                                   .slabs_count = 1,
+                                   .rows_cap = RESULTS,
+                                   .hidden = (int32_t)problem->hidden,
+                                   .top_k = 1,
+                                   .placed = placed,
+                                   .scale = 0.7f};
+
+    memset(to->y, 0xff, (size_t)(RESULTS * to->stride_bytes));
+    ck_assert_int_eq(down_cpu(&down, stream), 0);
+    ck_assert_int_eq(combine_cpu(&combine, stream), 0);
+}
+
+START_TEST(down_writes_what_combine_would)
+{
+    struct problem problem;
+    struct placing to = {.format = FORMAT_F32 + _i};
+    struct cpu_stream stream;
+    unsigned char *wanted;
+    size_t bytes;
+
+    problem_init(&problem, FORMAT_BF16, ORDER_GATE_UP, 0);
+    run_problem(&problem, 2, cpu_isa_best());
+    ck_assert_int_lt(problem.pairs, RESULTS);
+    to.stride_bytes = problem.hidden * 4 + 8;
+    bytes = (size_t)(RESULTS * to.stride_bytes);
+    to.pair_out = poisoned(bytes);
+    to.y = poisoned(bytes);
+    wanted = poisoned(bytes);
+    memset(to.row_pair, 0xff, sizeof to.row_pair);
+    for (int32_t pair = 0; pair < problem.pairs; pair++) {
+        to.result_row[pair] = (7 * pair + 3) % RESULTS;
+        to.row_pair[to.result_row[pair]] = pair;
+    }
+    stream_init(&stream, 2, cpu_isa_best());
+    run_placing(&problem, &to, 0, &stream);
+    memcpy(wanted, to.y, bytes);
+    run_placing(&problem, &to, 1, &stream);
+    ck_assert_mem_eq(to.y, wanted, bytes);
+    stream_fini(&stream);
+    free(wanted);
+    free(to.pair_out);
+    free(to.y);
+    problem_fini(&problem);
+}
+END_TEST
+
 static void add(TCase *tests)
 {
     tcase_add_loop_test(tests, every_format_and_order, 0, 3 * FORMAT_NVFP4);
@@ -298,6 +381,7 @@ static void add(TCase *tests)
     tcase_add_loop_test(tests, slabs_of_every_format, 0, 5);
     tcase_add_loop_test(tests, bits_depend_on_nothing_else, 0, 3 * FORMAT_NVFP4);
     tcase_add_test(tests, nothing_to_do);
+    tcase_add_loop_test(tests, down_writes_what_combine_would, 0, 3);
 }
 
 SUITE_MAIN("gemm", 280, add)

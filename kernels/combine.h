@@ -24,6 +24,8 @@ struct combine_args {
     int32_t top_k;
     int32_t sms;    // of a GPU, that it may take; 0: all
     int32_t routed; // 1: all but pair_out was there before the launch before this one began
+    int32_t placed; // 1: rows with a pair are there, from down; the others become zero. One slab,
+                    // row_pair, top_k 1
     float scale;    // multiplies the sum: routed_scaling_factor
 };
 

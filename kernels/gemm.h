@@ -39,15 +39,22 @@ struct down_args {
     const void *mid;              // [pairs, intermediate] of mid_format
     int64_t mid_stride_bytes;
     struct weight_view w2; // n = hidden, k = intermediate
-    void *pair_out;        // out [pairs, hidden] of pair_format
+    void *pair_out;        // out [pairs, hidden] of pair_format; with result_row [rows, hidden]
     int64_t pair_stride_bytes;
-    const void *mid_scales; // mid of FP8_BLOCK128: as row_slab.scales, CUDA by group; else NULL
+    // Where a pair is all that its row's result is made of: the row of pair_out that becomes
+    // result_scale * result_weight * the pair, with the bits that combine would give it. NULL: a
+    // pair's row is its own number. CUDA: pair_out may not overlap slabs.
+    const int32_t *result_row;  // [pairs]
+    const float *result_weight; // [pairs]; NULL: 1
+    const void *mid_scales;     // mid of FP8_BLOCK128: as row_slab.scales, CUDA by group; else NULL
     int64_t mid_scale_stride_bytes, mid_group_stride_bytes;
     int64_t pairs_max;   // rows of mid
     int32_t mid_format;  // F32, BF16, F16, or FP8_BLOCK128: as it is multiplied
     int32_t pair_format; // F32, BF16 or F16; CUDA: that of the weights, BF16 for fp8
     int32_t experts;
     int32_t operand_format;
+    float result_scale; // with result_row
+    int32_t reserved;
 };
 
 // gate_up, then quantise where it has rows, of mid into what down multiplies, then down. CUDA: one

@@ -234,6 +234,37 @@ static struct combine_args combine_stage(const struct experts_job *job,
     };
 }
 
+// Whether memory of rows that are read and of those that are written may be the same.
+static int may_overlap(const struct row_slab *x, const struct out_slab *y, int64_t hidden)
+{
+    const uintptr_t x_first = (uintptr_t)x->rows, y_first = (uintptr_t)y->rows;
+    const int64_t row_bytes = hidden * 4; // or fewer
+
+    return x_first < y_first + (uintptr_t)(y->cap * y->row_stride_bytes + row_bytes) &&
+           y_first < x_first + (uintptr_t)(x->cap * x->row_stride_bytes + row_bytes);
+}
+
+// Where a result is one pair's alone, down writes it, and combine only fills rows without a pair;
+// by expert, there are none. down writes while x is read, and 16 bytes at a time.
+static void place_results(const struct experts_job *job, const struct experts_buffers *b,
+                          struct down_args *down, struct combine_args *combine)
+{
+    const struct rows_view *in = job->in;
+    const struct out_slab *y = &job->out->slabs[0];
+
+    if (in->slabs_count != 1 || in->top_k != 1 || y->rows == NULL ||
+        y->format != down->pair_format || (uintptr_t)y->rows % 16 != 0 ||
+        y->row_stride_bytes % 16 != 0 ||
+        may_overlap(&in->slabs[0], y, job->instance->plan.limits.hidden))
+        return;
+    down->pair_out = y->rows;
+    down->pair_stride_bytes = y->row_stride_bytes;
+    down->result_row = b->pair_row;
+    down->result_weight = combine->pair_weight;
+    down->result_scale = combine->scale;
+    combine->placed = 1;
+}
+
 int32_t forward_route(const struct experts_job *job, struct route_args *route, moxie_error *error)
 {
     const struct experts_buffers buffers = buffers_of(job);
@@ -269,7 +300,7 @@ int32_t forward_experts(const struct experts_job *job, moxie_error *error)
     struct gemms_args gemms = {.quantise = quantise_mid_stage(job, &buffers),
                                .down = down_stage(job, &buffers),
                                .progress = buffers.gemm_progress};
-    const struct combine_args combine = combine_stage(job, &buffers);
+    struct combine_args combine = combine_stage(job, &buffers);
     moxie_instance *instance = job->instance;
     struct route_args route;
     int32_t st = MOXIE_OK;
@@ -278,7 +309,9 @@ int32_t forward_experts(const struct experts_job *job, moxie_error *error)
     TRY(count_load(job, &buffers, error));
     TRY(quantise_x(job, &buffers, &quantised, &operand, error));
     gemms.gate_up = gate_up_stage(job, &buffers, &operand);
+    place_results(job, &buffers, &gemms.down, &combine);
     TRY(instance_launched(instance, kernels->gemms(&gemms, job->stream), "gemms", error));
+    if (combine.placed && combine.row_pair == NULL) goto out;
     TRY(instance_launched(instance, kernels->combine(&combine, job->stream), "combine", error));
 out:
     return st;

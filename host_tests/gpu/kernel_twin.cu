@@ -16,9 +16,9 @@ static sample draw_sample()
 {
     sample s;
 
-    s.slabs = 1 + (int)draw(3);
+    s.slabs = draw(4) ? 1 + (int)draw(3) : 1;
     s.cap = 1 + (int)draw(90);
-    s.top_k = 1 + (int)draw(draw(8) == 0 ? 32 : 8);
+    s.top_k = draw(6) ? 1 + (int)draw(draw(8) == 0 ? 32 : 8) : 1;
     s.experts = 1 + (int)draw(draw(8) == 0 ? 1024 : 20);
     s.expert_first = (int)draw(5);
     s.map_count = draw(2) ? 0 : 1 + (int)draw(30);
@@ -371,7 +371,7 @@ static int try_combine(const sample &s, slabs &from, routed &routes, bool counte
     twin pairs((size_t)s.positions * s.hidden * 4), out((size_t)s.slabs * s.cap * s.hidden * 4);
     int format = draw(2) ? FORMAT_F32 : FORMAT_BF16, pair_format = draw(2) ? FORMAT_F32 : FORMAT_BF16;
     int left_out = (int)draw(7);
-    bool weighted = draw(2);
+    bool weighted = draw(2), placed = s.by == ROUTE_BY_IDS && s.slabs == 1 && s.top_k == 1 && draw(2);
     int slab_first = (int)draw(s.slabs + 2), sms = draw(2) ? 0 : draw(2) ? 1 : 2 + (int)draw(23);
     out_slab views[SLABS_MAX];
 
@@ -404,6 +404,7 @@ static int try_combine(const sample &s, slabs &from, routed &routes, bool counte
         args.rows_cap = s.cap;
         args.hidden = s.hidden;
         args.top_k = s.top_k;
+        args.placed = placed;
         args.scale = 0.5f;
         CHECK(device ? kernels_cuda.combine(&args, NULL) : kernels_cpu.combine(&args, stream_of_cpu()));
     }

@@ -213,7 +213,7 @@ static void make_last_stages(stages &s, const layer_case &c, const weight_view &
     s.combine.hidden = c.hidden;
     s.combine.top_k = c.top_k;
     s.combine.routed = 1;
-    s.combine.scale = 1.0f;
+    s.combine.scale = 1.5f;
 }
 
 // Between the scales of a row, which lie by group.
@@ -322,6 +322,20 @@ static void make_stages(stages &s, const layer_case &c, const void *x, const voi
     s.gemms.gate_up.limit = 2.0f;
     make_last_stages(s, c, w2, mid_format, buffers);
     if (c.format != FORMAT_BF16) make_fp8_stages(s, c, buffers);
+}
+
+// Results in bf16, and where a row has one pair, written by down.
+static void write_bf16(stages &s, bool placed)
+{
+    s.out.format = FORMAT_BF16;
+    s.out.row_stride_bytes = s.combine.hidden * 2;
+    if (!placed) return;
+    s.gemms.down.pair_out = s.out.rows;
+    s.gemms.down.pair_stride_bytes = s.out.row_stride_bytes;
+    s.gemms.down.result_row = s.route.pair_row;
+    s.gemms.down.result_weight = s.combine.pair_weight;
+    s.gemms.down.result_scale = s.combine.scale;
+    s.combine.placed = 1;
 }
 
 static int run_stages(const struct kernels *kernels, const stages &s, void *stream)

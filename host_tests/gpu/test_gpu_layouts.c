@@ -34,7 +34,9 @@ static moxie_rows rows_of(int32_t layout, moxie_slab *slab)
                         .slabs = slab};
 }
 
-static void layouts_make(struct layouts *l, const struct gpu_layer *gpu, int32_t layout)
+// Results are f32, or bf16, which down may write.
+static void layouts_make(struct layouts *l, const struct gpu_layer *gpu, int32_t layout,
+                         int32_t format)
 {
     const struct layer *layer = &gpu->layer;
     int masked = layout == MOXIE_LAYOUT_EXPERT_MASKED;
@@ -65,7 +67,7 @@ static void layouts_make(struct layouts *l, const struct gpu_layer *gpu, int32_t
     l->expanded_slab.rows = on_gpu(values * 2, masked + 2, l->dims[0], 1u << MOXIE_FORMAT_BF16);
     l->expanded_slab.weights =
         on_gpu((size_t)rows * 4, masked + 1, l->weights_dims, 1u << MOXIE_FORMAT_F32);
-    l->result_slab.rows = on_gpu(values * 4, masked + 2, l->dims[1], 1u << MOXIE_FORMAT_F32);
+    l->result_slab.rows = on_gpu(values * 4, masked + 2, l->dims[1], 1u << format);
     l->expanded.counts = on_gpu((size_t)(layer->experts + 1) * 4, 1, &l->counts_dim, TENSOR_INT32);
     l->row_index = on_gpu((size_t)pairs * 4, 2, l->index_dims, TENSOR_INT32);
     l->call = (moxie_call){.struct_size = sizeof l->call, .stream = gpu->stream};
@@ -80,14 +82,16 @@ static void layouts_free(struct layouts *l)
     must(cudaFree(l->row_index.data));
 }
 
-static void by_expert(const char *name, int32_t layout, int32_t fp8)
+static void by_expert(int32_t index, int32_t layout)
 {
+    const int32_t of_all = index % (GPU_LAYERS + GPU_LAYERS_FP8);
     struct gpu_layer gpu;
     struct layouts l;
     moxie_error *error = &gpu.mock.error;
 
-    gpu_layer_open(&gpu, name, (struct gpu_options){.fp8 = fp8});
-    layouts_make(&l, &gpu, layout);
+    gpu_layer_open(&gpu, gpu_layers[of_all % GPU_LAYERS],
+                   (struct gpu_options){.fp8 = of_all >= GPU_LAYERS});
+    layouts_make(&l, &gpu, layout, index == of_all ? MOXIE_FORMAT_F32 : MOXIE_FORMAT_BF16);
     gpu_poison(&gpu);
     gpu_accept(&gpu, runner_expand(gpu.runner, &l.call, &l.in, &l.expanded, &l.row_index, error));
     gpu_accept(&gpu, runner_run(gpu.runner, &l.call, &l.expanded, &l.results, error));
@@ -100,13 +104,13 @@ static void by_expert(const char *name, int32_t layout, int32_t fp8)
 
 START_TEST(expert_contiguous_rows)
 {
-    by_expert(gpu_layers[_i % GPU_LAYERS], MOXIE_LAYOUT_EXPERT_CONTIGUOUS, _i >= GPU_LAYERS);
+    by_expert(_i, MOXIE_LAYOUT_EXPERT_CONTIGUOUS);
 }
 END_TEST
 
 START_TEST(expert_masked_rows)
 {
-    by_expert(gpu_layers[_i % GPU_LAYERS], MOXIE_LAYOUT_EXPERT_MASKED, _i >= GPU_LAYERS);
+    by_expert(_i, MOXIE_LAYOUT_EXPERT_MASKED);
 }
 END_TEST
 
@@ -167,7 +171,7 @@ START_TEST(folded_rows_lie_on_16_bytes)
     struct layouts l;
 
     gpu_layer_open(&gpu, "mixtral_a", (struct gpu_options){0});
-    layouts_make(&l, &gpu, MOXIE_LAYOUT_EXPERT_CONTIGUOUS);
+    layouts_make(&l, &gpu, MOXIE_LAYOUT_EXPERT_CONTIGUOUS, MOXIE_FORMAT_F32);
     l.result_slab.rows.byte_offset = 4;
     ck_assert_int_eq(
         runner_fold(gpu.runner, &l.call, &l.results, &l.row_index, &l.out, &gpu.mock.error),
@@ -178,13 +182,49 @@ START_TEST(folded_rows_lie_on_16_bytes)
 }
 END_TEST
 
+// Results of one pair each have the same bits wherever they lie: apart from x, where down writes
+// them; in the place of x, or at an odd number, where combine does.
+START_TEST(results_of_one_pair)
+{
+    struct gpu_layer gpu;
+    struct layouts l;
+    moxie_tensor apart;
+    unsigned char *first, *got;
+    size_t bytes;
+
+    gpu_layer_open(&gpu, "llama4_a", (struct gpu_options){0});
+    ck_assert_int_eq(gpu.layer.top_k, 1);
+    layouts_make(&l, &gpu, MOXIE_LAYOUT_EXPERT_CONTIGUOUS, MOXIE_FORMAT_F32);
+    bytes = (size_t)(gpu.layer.tokens * gpu.layer.hidden) * 2;
+    first = malloc(bytes);
+    got = malloc(bytes);
+    ck_assert(first != NULL && got != NULL);
+    apart = on_gpu(bytes + 2, 2, gpu.batch.batch.x.shape, 1u << MOXIE_FORMAT_BF16);
+    for (int32_t i = 0; i < 3; i++) {
+        l.out_slab.rows = i < 2 ? apart : gpu.batch.batch.x;
+        l.out_slab.rows.byte_offset += i == 1 ? 2 : 0;
+        gpu_accept(&gpu, runner_run(gpu.runner, &l.call, &l.in, &l.out, &gpu.mock.error));
+        must(cudaStreamSynchronize(gpu.stream));
+        must(cudaMemcpy(got, tensor_data(&l.out_slab.rows), bytes, cudaMemcpyDeviceToHost));
+        if (i == 0) memcpy(first, got, bytes);
+        ck_assert_mem_eq(got, first, bytes);
+    }
+    must(cudaFree(apart.data));
+    free(first);
+    free(got);
+    layouts_free(&l);
+    gpu_layer_close(&gpu);
+}
+END_TEST
+
 // Every layer in 16 bits and, where its weights lie so, in fp8.
 static void add(TCase *tests)
 {
-    tcase_add_loop_test(tests, expert_contiguous_rows, 0, GPU_LAYERS + GPU_LAYERS_FP8);
-    tcase_add_loop_test(tests, expert_masked_rows, 0, GPU_LAYERS + GPU_LAYERS_FP8);
+    tcase_add_loop_test(tests, expert_contiguous_rows, 0, 2 * (GPU_LAYERS + GPU_LAYERS_FP8));
+    tcase_add_loop_test(tests, expert_masked_rows, 0, 2 * (GPU_LAYERS + GPU_LAYERS_FP8));
     tcase_add_loop_test(tests, rank_major_rows, 0, GPU_LAYERS + GPU_LAYERS_FP8);
     tcase_add_test(tests, folded_rows_lie_on_16_bytes);
+    tcase_add_test(tests, results_of_one_pair);
 }
 
 int main(void)

@@ -43,6 +43,7 @@ static void combine_row(const struct combine_args *args, int64_t flat)
     float sum[ROW_PIECE];
 
     if (slab->rows == NULL || row >= count_read(slab->count, slab->cap)) return;
+    if (args->placed && args->row_pair[flat] >= 0 && args->row_pair[flat] < args->pairs) return;
     values = (unsigned char *)slab->rows + row * slab->row_stride_bytes;
     for (int64_t first = 0; first < args->hidden; first += ROW_PIECE) {
         int64_t count = min64(args->hidden - first, ROW_PIECE);

@@ -358,12 +358,27 @@ int32_t gate_up_cpu(const struct gate_up_args *args, void *stream)
 
 // ---- down
 
+// What combine makes of a pair that is alone in its row.
+static void weigh_result(const struct down_args *args, int64_t pair, int64_t units, float *row)
+{
+    const float weight = args->result_weight == NULL ? 1.0f : args->result_weight[pair];
+    unsigned char rounded[4 * TILE_UNITS];
+    const struct row_view view = {.values = rounded, .format = args->pair_format};
+
+    numbers_encode(args->pair_format, row, units, rounded);
+    row_decode(&view, 0, units, row);
+    for (int64_t i = 0; i < units; i++)
+        row[i] = (0.0f + weight * row[i]) * args->result_scale;
+}
+
 static void store_down(const struct gemm *gemm, int64_t pair, int64_t unit, int64_t units,
                        float *row)
 {
     const struct down_args *args = gemm->down;
-    unsigned char *out = (unsigned char *)args->pair_out + pair * args->pair_stride_bytes;
+    int64_t to = args->result_row == NULL ? pair : args->result_row[pair];
+    unsigned char *out = (unsigned char *)args->pair_out + to * args->pair_stride_bytes;
 
+    if (args->result_row != NULL) weigh_result(args, pair, units, row);
     numbers_encode(args->pair_format, row, units, out + unit * number_bytes(args->pair_format));
 }
 

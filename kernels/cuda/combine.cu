@@ -18,6 +18,7 @@ constexpr int kPairs = 2;        // of a row under way at once, where many warps
 constexpr int kPairsFew = 8;     // where each warp has a row at most
 constexpr int kBlocksOfSm = 6;   // by the registers of all but f32 rows
 constexpr int kBlocksOfSmFew = 3;
+constexpr int kFillColumns = 1024; // of a warp that fills rows
 
 struct args {
     out_slab slabs[KERNEL_RANKS_MAX];
@@ -157,6 +158,31 @@ __global__ void __maxnreg__(batch > kPairs ? 80 : format == FORMAT_F32 ? 64 : 40
     }
 }
 
+// Rows that no pair has written, of those that the only slab has; a lane looks at one, of few columns each warp at all.
+__global__ void fill_kernel(const __grid_constant__ args a)
+{
+    const row_walk walk = walk_rows((a.hidden + kFillColumns - 1) / kFillColumns);
+    const out_slab &to = a.slabs[0];
+    const int32_t lane = threadIdx.x % 32, column_end = min((walk.piece + 1) * kFillColumns, a.hidden);
+    uint32_t rows;
+
+    if (!a.routed) griddepcontrol_wait();
+    rows = rows_most(a);
+    for (uint32_t first = walk.first * 32; walk.first < rows && first < rows; first += walk.step * 32) {
+        uint32_t row = first + lane;
+        uint32_t left = __ballot_sync(~0u, row < rows && static_cast<uint32_t>(a.row_pair[row]) >= static_cast<uint32_t>(a.pairs));
+
+        for (; left != 0; left &= left - 1) {
+            unsigned char *values = static_cast<unsigned char *>(to.rows) + (first + __ffs(static_cast<int>(left)) - 1) * to.row_stride_bytes;
+            const float zeros[8] = {};
+
+            for (int32_t column = walk.piece * kFillColumns + lane * 8; column < column_end; column += 256)
+                store_8(values, to.format, column, zeros);
+        }
+    }
+    if (a.routed) griddepcontrol_wait(); // whoever waits for this launch waits for the one before it too
+}
+
 typedef void (*combine_entry)(args);
 
 // The kernel for pairs of that format; NULL when there is none.
@@ -183,7 +209,7 @@ extern "C" int32_t combine_cuda_load(void)
     for (int32_t format : {FORMAT_F32, FORMAT_BF16, FORMAT_F16})
         for (bool few : {false, true})
             if (st == cudaSuccess) st = load_sharing_kernel(entry_of(format, few));
-    return st;
+    return st != cudaSuccess ? st : load_sharing_kernel(fill_kernel);
 }
 
 extern "C" int32_t combine_cuda(const struct combine_args *from, void *stream)
@@ -210,6 +236,12 @@ extern "C" int32_t combine_cuda(const struct combine_args *from, void *stream)
     to.top_k = from->top_k;
     to.routed = from->routed;
     to.scale = from->scale;
+    if (from->placed) {
+        int64_t fill_pieces = (from->hidden + kFillColumns - 1) / kFillColumns, fill_items = fill_pieces * ((from->rows_cap + 31) / 32);
+
+        if (from->row_pair == nullptr || from->slabs_count != 1 || from->top_k != 1) return cudaErrorInvalidValue;
+        return launch(fill_kernel, shape_for(fill_items, fill_pieces, kBlocksOfSm, from->sms), stream, to);
+    }
     // Counts live on the device: the grid covers the capacity.
     return launch(entry_of(from->pair_format, few), shape_for(items, pieces, kBlocksOfSm, from->sms), stream, to);
 }

@@ -51,7 +51,8 @@ template <int N, class P> struct sums {
 };
 
 template <int N, class P>
-__device__ __forceinline__ void multiply(const gemm_args &args, gemm_smem<P> &smem, int32_t warpgroup, stage_ring &ring, sums<N, P> &to)
+__device__ __forceinline__ void multiply(const gemm_args &args, gemm_smem<P> &smem, const tile &t, int32_t warpgroup, stage_ring &ring,
+                                         sums<N, P> &to)
 {
     constexpr bool rows_in = P::rows_in;
     constexpr int tokens = to.tokens;
@@ -73,6 +74,7 @@ __device__ __forceinline__ void multiply(const gemm_args &args, gemm_smem<P> &sm
                                                         a + block * (kBlockBytes >> 4) + part * wgmma_next_inputs<rows_in>,
                                                         b + part * wgmma_next_inputs<false>);
         wgmma_commit();
+        if (multiplied == nullptr) find_results<tokens, P>(args, smem, t, warpgroup, rows_in ? warpgroup * tokens : 0);
         wgmma_wait<1>();
         if (elected && multiplied != nullptr) mbarrier_arrive(multiplied);
         multiplied = &smem.empty[ring.stage];
@@ -111,6 +113,7 @@ __device__ __forceinline__ void multiply_scaled(const gemm_args &args, gemm_smem
         for (int32_t part = 0; part < 4; part++)
             wgmma_e4m3<N>::run(part_sums, a + part * wgmma_next_inputs<false>, b + part * wgmma_next_inputs<false>, part);
         wgmma_commit();
+        if (k == 0) find_results<N, P>(args, smem, t, warpgroup, 0);
 #pragma unroll
         for (int32_t block = 0; block < N / 8; block++)
             token[block] = {smem.token_scale[ring.stage][first + block * 8], smem.token_scale[ring.stage][first + block * 8 + 1]};
@@ -129,15 +132,16 @@ template <int N, class P>
 __device__ __forceinline__ void finish(const gemm_args &args, gemm_smem<P> &smem, const tile &t, int32_t warpgroup, sums<N, P> &from)
 {
     constexpr int blocks = from.blocks, tokens = from.tokens;
-    constexpr bool rows_in = P::rows_in, is_bf16 = P::is_bf16, keeps = P::quantises;
+    constexpr bool rows_in = P::rows_in, keeps = P::quantises;
     const bool gated = P::is_gate_up && args.order != ORDER_PLAIN;
     const int32_t first_token = rows_in ? warpgroup * tokens : 0;
-    turning to = {smem.turned + warpgroup * smem.turned_pitch,
-                  warpgroup,
-                  first_token,
-                  min(first_token + tokens, t.tokens),
-                  t.row_tile * kBlockRows,
-                  keeps && t.part == TILE_SECOND ? 32 : 0};
+    turning<P> to = {&smem,
+                     smem.turned + warpgroup * smem.turned_pitch,
+                     warpgroup,
+                     first_token,
+                     min(first_token + tokens, t.tokens),
+                     t.row_tile * kBlockRows,
+                     keeps && t.part == TILE_SECOND ? 32 : 0};
 
     if (P::is_gate_up && args.pair_weight != nullptr) {
 #pragma unroll
@@ -145,7 +149,7 @@ __device__ __forceinline__ void finish(const gemm_args &args, gemm_smem<P> &smem
             weigh<tokens>(args, t, first_token, from.c[block]);
     }
     if (rows_in && gated && args.order != ORDER_INTERLEAVED) {
-        finish_blocks<tokens, is_bf16>(args, t, to, from.c[0], from.c[blocks - 1]);
+        finish_blocks<tokens>(args, t, to, from.c[0], from.c[blocks - 1]);
         return;
     }
 #pragma unroll
@@ -154,11 +158,11 @@ __device__ __forceinline__ void finish(const gemm_args &args, gemm_smem<P> &smem
 
         to.first_output = gated ? row / 2 : row;
         if (!gated)
-            finish_plain<tokens, is_bf16, P::is_gate_up, keeps>(args, t, to, from.c[block]);
+            finish_plain<tokens>(args, t, to, from.c[block]);
         else if (rows_in)
-            finish_neighbours<tokens, is_bf16>(args, t, to, from.c[block]);
+            finish_neighbours<tokens>(args, t, to, from.c[block]);
         else
-            finish_turns<tokens, is_bf16, keeps>(args, t, to, from.c[block]);
+            finish_turns<tokens>(args, t, to, from.c[block]);
     }
     if constexpr (keeps)
         if (t.part != TILE_FIRST) quantise_kept<P>(args, smem, t, warpgroup);
@@ -178,7 +182,7 @@ __device__ __forceinline__ void consume(const gemm_args &args, gemm_smem<P> &sme
     if constexpr (P::is_scaled)
         multiply_scaled<N, P>(args, smem, t, warpgroup, ring, own);
     else
-        multiply<N, P>(args, smem, warpgroup, ring, own);
+        multiply<N, P>(args, smem, t, warpgroup, ring, own);
     finish<N, P>(args, smem, t, warpgroup, own);
 }
 
@@ -538,7 +542,8 @@ cudaError_t take_down(gemms_args_device &to, const down_args &from)
     row_slab mid = {};
     gemm_args &own = to.down;
 
-    if (!fits(from.w2) || !formats_meet(from.w2, from.operand_format, from.pair_format) || from.pairs_max > INT_MAX)
+    if (!fits(from.w2) || !formats_meet(from.w2, from.operand_format, from.pair_format) || from.pairs_max > INT_MAX ||
+        reinterpret_cast<uintptr_t>(from.pair_out) % 16 != 0 || from.pair_stride_bytes % 16 != 0)
         return cudaErrorInvalidValue;
     take_weights(own, from.w2);
     mid.rows = from.mid;
@@ -550,6 +555,9 @@ cudaError_t take_down(gemms_args_device &to, const down_args &from)
     mid.format = from.mid_format;
     own.out = static_cast<unsigned char *>(from.pair_out);
     own.out_stride_bytes = from.pair_stride_bytes;
+    own.result_row = from.result_row;
+    own.result_weight = from.result_weight;
+    own.result_scale = from.result_scale;
     own.outputs = static_cast<int32_t>(from.w2.n);
     own.row_tiles = static_cast<int32_t>((from.w2.n + kRows - 1) / kRows);
     return make_maps(own, from.w2, from.experts, &mid);

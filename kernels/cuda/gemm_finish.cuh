@@ -54,7 +54,8 @@ __device__ __forceinline__ float2 gate_up_bias(const gemm_args &args, int32_t ex
 
 // Where a warpgroup's outputs become pieces of out's rows: kTurn tokens at a time, in two halves of it that take turns. What is to be
 // quantised is kept there instead, all tokens of it.
-struct turning {
+template <class P> struct turning {
+    gemm_smem<P> *smem;
     unsigned char *buffer;
     int32_t warpgroup;
     int32_t first_token;  // of the tile, where the sums begin
@@ -64,9 +65,9 @@ struct turning {
 };
 
 // Where this lane's row of a block goes: 8 tokens from n on, a token's 8 outputs from `output` of the warpgroup on.
-template <bool keeps> __device__ __forceinline__ unsigned char *turned_at(const turning &to, int32_t n, int32_t output)
+template <class P> __device__ __forceinline__ unsigned char *turned_at(const turning<P> &to, int32_t n, int32_t output)
 {
-    return to.buffer + (keeps ? n : n % (2 * kTurn)) * kTurnPitch + (keeps ? to.kept_output + output : output) * 2;
+    return to.buffer + (P::quantises ? n : n % (2 * kTurn)) * kTurnPitch + (P::quantises ? to.kept_output + output : output) * 2;
 }
 
 __device__ __forceinline__ void warpgroup_sync(int32_t warpgroup)
@@ -77,23 +78,62 @@ __device__ __forceinline__ void warpgroup_sync(int32_t warpgroup)
         bar_sync<3, 128>();
 }
 
+// Where a pair's result goes. Looked up while a tile's first step is multiplied, by the warp that will store it.
+__device__ __forceinline__ void find_result(const gemm_args &args, const tile &t, int32_t token, result_place &to)
+{
+    const int32_t pair = t.pair + token;
+
+    if (token >= t.tokens) return;
+    to = {__ldcg(&args.result_row[pair]), args.result_weight != nullptr ? __ldcg(&args.result_weight[pair]) : 1.0f};
+}
+
+// Of the tokens of a warpgroup, a warp stores four of every 16.
+template <int N, class P>
+__device__ __forceinline__ void find_results(const gemm_args &args, gemm_smem<P> &smem, const tile &t, int32_t warpgroup, int32_t first_token)
+{
+    if constexpr (!P::is_gate_up) {
+        if (args.result_row == nullptr) return;
+        for (int32_t i = threadIdx.x % 32; i < (N + 15) / 16 * 4; i += 32) {
+            int32_t token = i / 4 * 16 + threadIdx.x / 32 % 4 * 4 + i % 4;
+
+            find_result(args, t, first_token + token, smem.result(warpgroup, i));
+        }
+    }
+}
+
+// Eight outputs, 16 bytes, as combine would write them.
+template <bool is_bf16>
+__device__ __forceinline__ void store_result(const gemm_args &args, const result_place &to, int32_t output, uint4 words)
+{
+#pragma unroll
+    for (uint32_t *word : {&words.x, &words.y, &words.z, &words.w}) {
+        float2 two = number_unpack<is_bf16>(*word);
+
+        *word = number_pack<is_bf16>(fmaf(to.weight, two.x, 0.0f) * args.result_scale, fmaf(to.weight, two.y, 0.0f) * args.result_scale);
+    }
+    *reinterpret_cast<uint4 *>(args.out + to.row * args.out_stride_bytes + output * 2) = words;
+}
+
 // Tokens n to n + kTurn of the sums leave, `width` outputs of each, 16 bytes a thread. The buffer may be written again after the
 // next call.
-template <int width, bool keeps>
-__device__ __forceinline__ void store_turned(const gemm_args &args, const tile &t, const turning &to, int32_t n)
+template <int width, class P>
+__device__ __forceinline__ void store_turned(const gemm_args &args, const tile &t, const turning<P> &to, int32_t n)
 {
     const int32_t pieces = width / 8;
 
-    if (keeps) return;
+    if (P::quantises) return;
     warpgroup_sync(to.warpgroup);
 #pragma unroll
     for (int32_t i = 0; i < kTurn * pieces / 128; i++) {
         int32_t item = i * 128 + threadIdx.x % 128;
-        int32_t token = to.first_token + n + item / pieces, output = to.first_output + item % pieces * 8;
+        int32_t token = n + item / pieces, output = to.first_output + item % pieces * 8;
+        const uint4 *words = reinterpret_cast<const uint4 *>(turned_at(to, token, item % pieces * 8));
 
-        if (token < to.end_token && output < args.outputs)
-            *reinterpret_cast<uint4 *>(args.out + (t.pair + token) * args.out_stride_bytes + output * 2) =
-                *reinterpret_cast<const uint4 *>(turned_at<false>(to, n + item / pieces, item % pieces * 8));
+        if (to.first_token + token >= to.end_token || output >= args.outputs) continue;
+        if (!P::is_gate_up && args.result_row != nullptr)
+            store_result<P::is_bf16>(args, to.smem->result(to.warpgroup, token / 16 * 4 + token % 4), output, *words);
+        else
+            *reinterpret_cast<uint4 *>(args.out + (t.pair + to.first_token + token) * args.out_stride_bytes + output * 2) = *words;
     }
 }
 
@@ -123,8 +163,8 @@ template <int N> __device__ __forceinline__ void weigh(const gemm_args &args, co
 // in the order (r, n), (r, n + 1), (r + 8, n), (r + 8, n + 1). Each finish_ makes outputs of the warp's tokens, kTurn at a time.
 
 // Gate and up take turns by eight rows: a warp has eight units.
-template <int N, bool is_bf16, bool keeps>
-__device__ __forceinline__ void finish_turns(const gemm_args &args, const tile &t, const turning &to, const float (&c)[N / 2])
+template <int N, class P>
+__device__ __forceinline__ void finish_turns(const gemm_args &args, const tile &t, const turning<P> &to, const float (&c)[N / 2])
 {
     const int32_t lane = threadIdx.x % 32, unit = threadIdx.x / 32 % 4 * 8;
     const float2 bias = gate_up_bias(args, t.expert, to.first_output + unit + lane / 4);
@@ -143,17 +183,17 @@ __device__ __forceinline__ void finish_turns(const gemm_args &args, const tile &
                 int32_t at = min(n + i * 8, N - 8) / 2; // N 8: twice the same
                 float2 low = {c[at], c[at + 1]}, high = {c[at + 2], c[at + 3]};
 
-                packed[i] = activate_pair<is_bf16>(args, swapped ? high : low, swapped ? low : high, bias);
+                packed[i] = activate_pair<P::is_bf16>(args, swapped ? high : low, swapped ? low : high, bias);
             }
-            stmatrix_trans(smem_address(turned_at<keeps>(to, n + lane % 16, unit)), packed[0], packed[1]);
+            stmatrix_trans(smem_address(turned_at(to, n + lane % 16, unit)), packed[0], packed[1]);
         }
-        store_turned<32, keeps>(args, t, to, first);
+        store_turned<32>(args, t, to, first);
     }
 }
 
 // Gate and up are the same rows of two blocks: a warp has sixteen units.
-template <int N, bool is_bf16>
-__device__ __forceinline__ void finish_blocks(const gemm_args &args, const tile &t, const turning &to, const float (&gate)[N / 2],
+template <int N, class P>
+__device__ __forceinline__ void finish_blocks(const gemm_args &args, const tile &t, const turning<P> &to, const float (&gate)[N / 2],
                                               const float (&up)[N / 2])
 {
     const int32_t lane = threadIdx.x % 32, unit = threadIdx.x / 32 % 4 * 16;
@@ -172,19 +212,19 @@ __device__ __forceinline__ void finish_blocks(const gemm_args &args, const tile 
             for (int32_t half = 0; half < 2; half++) {
                 int32_t at = n / 2 + half * 2;
 
-                packed[half] = activate_pair<is_bf16>(args, {gate[at], gate[at + 1]}, {up[at], up[at + 1]}, bias[half]);
+                packed[half] = activate_pair<P::is_bf16>(args, {gate[at], gate[at + 1]}, {up[at], up[at + 1]}, bias[half]);
             }
-            stmatrix_trans(smem_address(turned_at<false>(to, n + lane % 8, unit + lane / 8 % 2 * 8)), packed[0], packed[1]);
+            stmatrix_trans(smem_address(turned_at(to, n + lane % 8, unit + lane / 8 % 2 * 8)), packed[0], packed[1]);
         }
-        store_turned<64, false>(args, t, to, first);
+        store_turned<64>(args, t, to, first);
     }
 }
 
 // Gate and up are neighbouring rows: a warp has eight units. Lanes of row r and r ^ 1 exchange, so that the even one gets unit
 // r / 2 and the odd one the unit four further; after the turn a lane has units j and j + 4 of a token, which go to their places
 // one by one.
-template <int N, bool is_bf16>
-__device__ __forceinline__ void finish_neighbours(const gemm_args &args, const tile &t, const turning &to, const float (&c)[N / 2])
+template <int N, class P>
+__device__ __forceinline__ void finish_neighbours(const gemm_args &args, const tile &t, const turning<P> &to, const float (&c)[N / 2])
 {
     const int32_t lane = threadIdx.x % 32, unit = threadIdx.x / 32 % 4 * 8;
     const bool odd = lane / 4 % 2 != 0;
@@ -197,22 +237,22 @@ __device__ __forceinline__ void finish_neighbours(const gemm_args &args, const t
 #pragma unroll
         for (int32_t n = first; n < first + kTurn && n < N; n += 8) {
             float2 low = {c[n / 2], c[n / 2 + 1]}, high = {c[n / 2 + 2], c[n / 2 + 3]}, got;
-            uint16_t *row = reinterpret_cast<uint16_t *>(turned_at<false>(to, n + lane / 4, unit));
+            uint16_t *row = reinterpret_cast<uint16_t *>(turned_at(to, n + lane / 4, unit));
             uint32_t packed;
 
             got.x = __shfl_xor_sync(~0u, odd ? low.x : high.x, 4);
             got.y = __shfl_xor_sync(~0u, odd ? low.y : high.y, 4);
-            packed = movmatrix_trans(activate_pair<is_bf16>(args, odd ? got : low, odd ? high : got, bias));
+            packed = movmatrix_trans(activate_pair<P::is_bf16>(args, odd ? got : low, odd ? high : got, bias));
             row[lane % 4] = static_cast<uint16_t>(packed);
             row[lane % 4 + 4] = static_cast<uint16_t>(packed >> 16);
         }
-        store_turned<32, false>(args, t, to, first);
+        store_turned<32>(args, t, to, first);
     }
 }
 
 // Rows are outputs: a warp has sixteen.
-template <int N, bool is_bf16, bool activates, bool keeps>
-__device__ __forceinline__ void finish_plain(const gemm_args &args, const tile &t, const turning &to, const float (&c)[N / 2])
+template <int N, class P>
+__device__ __forceinline__ void finish_plain(const gemm_args &args, const tile &t, const turning<P> &to, const float (&c)[N / 2])
 {
     const int32_t lane = threadIdx.x % 32, output = threadIdx.x / 32 % 4 * 16;
     float bias[2];
@@ -235,12 +275,12 @@ __device__ __forceinline__ void finish_plain(const gemm_args &args, const tile &
             for (int32_t half = 0; half < 2; half++) {
                 float2 out = {c[n / 2 + half * 2] + bias[half], c[n / 2 + half * 2 + 1] + bias[half]};
 
-                if (activates) out = {activate_plain(out.x), activate_plain(out.y)};
-                packed[half] = number_pack<is_bf16>(out.x, out.y);
+                if (P::is_gate_up) out = {activate_plain(out.x), activate_plain(out.y)};
+                packed[half] = number_pack<P::is_bf16>(out.x, out.y);
             }
-            stmatrix_trans(smem_address(turned_at<keeps>(to, n + lane % 8, output + lane / 8 % 2 * 8)), packed[0], packed[1]);
+            stmatrix_trans(smem_address(turned_at(to, n + lane % 8, output + lane / 8 % 2 * 8)), packed[0], packed[1]);
         }
-        store_turned<64, keeps>(args, t, to, first);
+        store_turned<64>(args, t, to, first);
     }
 }
 

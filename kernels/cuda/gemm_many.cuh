@@ -29,10 +29,16 @@ template <class P> __device__ __forceinline__ unsigned char *warp_buffer(gemm_sm
     return smem.turned + warpgroup * smem.turned_pitch + threadIdx.x / 32 % 4 * kWarpBytes;
 }
 
-// This lane's, of the tile; the other is eight on.
+// The warp's first, of the tile.
+__device__ __forceinline__ int32_t warp_token(int32_t warpgroup)
+{
+    return warpgroup * kBlockRows + threadIdx.x / 32 % 4 * kWarpTokens;
+}
+
+// This lane's; the other is eight on.
 __device__ __forceinline__ int32_t first_token(int32_t warpgroup)
 {
-    return warpgroup * kBlockRows + threadIdx.x / 32 % 4 * kWarpTokens + threadIdx.x % 32 / 4;
+    return warp_token(warpgroup) + threadIdx.x % 32 / 4;
 }
 
 // The scales of the weight rows as a whole, where they have any. The tile has no row past the last one that is stored.
@@ -65,14 +71,14 @@ __device__ __forceinline__ void multiply_many(const gemm_args &args, gemm_smem<P
 #pragma unroll
     for (int32_t i = 0; i < kRows / 2; i++)
         part.c[i] = 0.0f;
-    for (int32_t left = (args.depth + P::depth - 1) / P::depth; left > 0; left--, ring.advance()) {
+    for (int32_t k = 0; k < args.depth; k += P::depth, ring.advance()) {
         uint32_t a = wgmma_descriptor(ring.tokens(smem) + warpgroup * kBlockBytes);
         uint32_t b = wgmma_descriptor(ring.weights(smem));
         float2 weight = next;
         float low, high;
 
         // Asked for a step ahead, so that nobody waits for them.
-        if (left > 1 && rows.low != nullptr) {
+        if (k + P::depth < args.depth && rows.low != nullptr) {
             rows.low++;
             next = rows.of_block(0);
         }
@@ -138,17 +144,23 @@ __device__ __forceinline__ uint32_t finish_two(const gemm_args &args, const many
 }
 
 // 128 bytes of outputs of each of the warp's tokens, 16 a lane.
-template <int output_bytes>
-__device__ __forceinline__ void store_rows(const gemm_args &args, const tile &t, const unsigned char *buffer, int32_t token, int32_t output)
+template <class P>
+__device__ __forceinline__ void store_rows(const gemm_args &args, gemm_smem<P> &smem, const tile &t, int32_t warpgroup, int32_t output)
 {
-    const int32_t lane = threadIdx.x % 32, piece = lane % 8 * (16 / output_bytes);
+    constexpr int output_bytes = P::quantises ? 1 : 2;
+    const int32_t lane = threadIdx.x % 32, piece = lane % 8 * (16 / output_bytes), token = warp_token(warpgroup);
+    unsigned char *buffer = warp_buffer<P>(smem, warpgroup);
 
     __syncwarp();
 #pragma unroll
     for (int32_t row = lane / 8; row < kWarpTokens; row += 4) {
-        if (token + row < t.tokens && output + piece < args.outputs)
-            *reinterpret_cast<uint4 *>(args.out + (t.pair + token + row) * args.out_stride_bytes + (output + piece) * output_bytes) =
-                *reinterpret_cast<const uint4 *>(buffer + row * kTurnPitch + piece * output_bytes);
+        const uint4 *words = reinterpret_cast<const uint4 *>(buffer + row * kTurnPitch + piece * output_bytes);
+
+        if (token + row >= t.tokens || output + piece >= args.outputs) continue;
+        if (!P::is_gate_up && args.result_row != nullptr)
+            store_result<true>(args, result_behind(buffer, row), output + piece, *words);
+        else
+            *reinterpret_cast<uint4 *>(args.out + (t.pair + token + row) * args.out_stride_bytes + (output + piece) * output_bytes) = *words;
     }
     __syncwarp();
 }
@@ -157,9 +169,12 @@ __device__ __forceinline__ void store_rows(const gemm_args &args, const tile &t,
 template <class P>
 __device__ __forceinline__ void finish_many(const gemm_args &args, gemm_smem<P> &smem, const tile &t, int32_t warpgroup, const many_sums &sums)
 {
-    const int32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, output = t.row_tile * kRows;
+    const int32_t lane = threadIdx.x % 32, output = t.row_tile * kRows;
     unsigned char *buffer = warp_buffer<P>(smem, warpgroup);
     const uint32_t row = smem_address(buffer) + lane % 16 * kTurnPitch + lane / 16 * 16;
+    result_place result = {};
+
+    if (args.result_row != nullptr && lane < kWarpTokens) find_result(args, t, warp_token(warpgroup) + lane, result);
 
 #pragma unroll
     for (int32_t first = 0; first < kRows; first += 64) {
@@ -177,7 +192,8 @@ __device__ __forceinline__ void finish_many(const gemm_args &args, gemm_smem<P> 
             }
             stmatrix(row + (n - first) * 2, blocks);
         }
-        store_rows<2>(args, t, buffer, warpgroup * 64 + warp * kWarpTokens, output + first);
+        if (first == 0 && lane < kWarpTokens) result_behind(buffer, lane) = result;
+        store_rows<P>(args, smem, t, warpgroup, output + first);
     }
 }
 

@@ -106,7 +106,7 @@ template <class P, bool gated>
 __device__ __forceinline__ void finish_many_quantised(const gemm_args &args, gemm_smem<P> &smem, const tile &t, int32_t warpgroup, const many_sums &sums)
 {
     constexpr int eight = gated ? 16 : 8; // weight rows of eight units
-    const int32_t lane = threadIdx.x % 32, token = warpgroup * kBlockRows + threadIdx.x / 32 % 4 * kWarpTokens;
+    const int32_t lane = threadIdx.x % 32, token = warp_token(warpgroup);
     const int32_t first = first_quantised(args, t);
     const bool second = gated && t.part == TILE_SECOND;
     unsigned char *buffer = warp_buffer<P>(smem, warpgroup);
@@ -142,7 +142,7 @@ __device__ __forceinline__ void finish_many_quantised(const gemm_args &args, gem
     by[1] = fp8_divisor_of(__uint_as_float(largest & 0xffff0000u));
     code_lane_words(own, by, buffer, second ? kBlockRows : 0);
     if (second) code_lane_words(before, by, buffer, 0);
-    store_rows<1>(args, t, buffer, token, first);
+    store_rows<P>(args, smem, t, warpgroup, first);
 #pragma unroll
     for (int32_t half = 0; half < 2; half++)
         if (lane % 4 == 0 && token + lane / 4 + half * 8 < t.tokens) *scale_at(args, t, first, token + lane / 4 + half * 8) = by[half].scale;

@@ -63,6 +63,19 @@ struct tile {
     uint32_t early;  // tiles of gate_up that the block had before, where this is the first that is late
 };
 
+// The row of the results that is a pair's alone, and what the pair is multiplied by.
+struct result_place {
+    int32_t row;
+    float weight;
+};
+
+// Where a warp keeps them behind 16 rows of its own that outputs become, two behind each: no other warp writes there.
+__device__ __forceinline__ result_place &result_behind(unsigned char *rows, int32_t index)
+{
+    return reinterpret_cast<result_place *>(rows + (index % 16 + 1) * kTurnPitch)[index / 16 - 2];
+}
+static_assert(kTurnPitch - 2 * 64 >= 2 * sizeof(result_place));
+
 template <bool is_scaled> struct alignas(1024) block_smem {
     static constexpr int warpgroups = is_scaled ? 3 : 2;
     static constexpr int stages_bytes = (is_scaled ? 9 * 160 : 8 * 192) * kRowBytes;
@@ -72,12 +85,24 @@ template <bool is_scaled> struct alignas(1024) block_smem {
     float token_scale[is_scaled ? stages_most : 1][kScalesPitch];
     unsigned char turned[(warpgroups - 1) * turned_pitch + 2 * kTurn * kTurnPitch]; // of each warpgroup, outputs on their way out
     uint64_t full[kStagesMax], empty[kStagesMax];
+    result_place results[is_scaled ? 1 : warpgroups][is_scaled ? 1 : kColumns]; // of the tile being multiplied
     const unsigned char *token_row[is_scaled ? 1 : kColumns]; // of the tile being loaded
     int32_t tiles_first[kExpertsMax + 1];  // prefix sums, of tiles of tokens
     int32_t expert_first[kExpertsMax + 1]; // pairs
     uint32_t pairs_most[4 + 4 * warpgroups]; // of the experts that a warp has read
     int32_t columns_most;                  // tokens of a tile in this launch
     tile tiles[kTiles];                    // of this block, in turns: a tile is there once its first stage is full
+
+    // Of the tokens that the calling warp stores, up to 64, few up to 20.
+    __device__ __forceinline__ result_place &result(int32_t warpgroup, int32_t index)
+    {
+        const int32_t warp = threadIdx.x / 32 % 4;
+
+        if constexpr (is_scaled)
+            return result_behind(turned + warpgroup * turned_pitch + warp * 16 * kTurnPitch, index);
+        else
+            return results[warpgroup][warp * (kColumns / 4) + index];
+    }
 };
 static_assert(sizeof(block_smem<true>) <= 232448 && sizeof(block_smem<false>) <= 232448);
 
@@ -163,6 +188,9 @@ struct gemm_args {
     int64_t bias_expert_stride_bytes;
     unsigned char *out;
     int64_t out_stride_bytes;
+    const int32_t *result_row; // down: rows of out by pair; NULL: a pair's own number
+    const float *result_weight;
+    float result_scale;
     float *out_scales; // by group of kQuantised outputs; NULL where they are not quantised
     int64_t out_group_stride;
     int32_t bias_format;
