@@ -133,7 +133,7 @@ __device__ heard listen(const await_kernel_args &args, watch w, int32_t rank, vo
         uint64_t seen = load_acquire_system(line_of(a.window, a.word, rank, a.ranks)), now_ns;
         heard h;
 
-        if (seen >> FLAG_EPOCH_BITS == w.generation && seen >= want) return {ARRIVED, 0, 0};
+        if (seen == want) return {ARRIVED, 0, 0};
         h = look_for_leavers(a, w, rank);
         if (h.what != ARRIVED) return h;
         if (*ended != 0 || has_failed(a.state)) return {STOPPED, 0, 0};
