@@ -40,6 +40,24 @@ __device__ __forceinline__ int32_t part_row(const args &a, uint32_t token, int32
     return row < a.rows_cap ? row : -1;
 }
 
+template <int32_t format>
+__device__ __forceinline__ eight<format> load_part(const args &a, const unsigned char *own, int32_t rank, int32_t row, int32_t column)
+{
+    const unsigned char *from = rank == a.rank ? own : a.parts[rank] + row * a.part_stride_bytes;
+
+    return is_aligned(from, 16) ? load_8<format>(from, column) : load_8_anywhere<format>(from, column);
+}
+
+template <int32_t format> __device__ __forceinline__ void add_8(const eight<format> &part, float (&sum)[8])
+{
+    float values[8];
+
+    unpack_8(part, values);
+#pragma unroll
+    for (int32_t i = 0; i < 8; i++)
+        sum[i] += values[i];
+}
+
 // Adds the rows of all ranks in `left`, of which a lane knows two: its own number's and that + 32.
 template <int32_t format>
 __device__ __forceinline__ void add_parts(const args &a, const unsigned char *own, uint64_t left, int32_t low, int32_t high, int32_t column,
@@ -56,23 +74,12 @@ __device__ __forceinline__ void add_parts(const args &a, const unsigned char *ow
             int32_t rank = __ffsll(static_cast<long long>(loaded)) - 1;
             int32_t row = __shfl_sync(~0u, rank < 32 ? low : high, rank & 31);
 
-            if (loaded != 0 && column < a.hidden) {
-                const unsigned char *from = rank == a.rank ? own : a.parts[rank] + row * a.part_stride_bytes;
-
-                parts[i] = is_aligned(from, 16) ? load_8<format>(from, column) : load_8_anywhere<format>(from, column);
-            }
+            if (loaded != 0 && column < a.hidden) parts[i] = load_part<format>(a, own, rank, row, column);
             loaded &= loaded - 1;
         }
 #pragma unroll
-        for (int32_t i = 0; i < kBatch && left != 0; i++) {
-            float values[8];
-
-            unpack_8(parts[i], values);
-#pragma unroll
-            for (int32_t j = 0; j < 8; j++)
-                sum[j] += values[j];
-            left &= left - 1;
-        }
+        for (int32_t i = 0; i < kBatch && left != 0; i++, left &= left - 1)
+            add_8(parts[i], sum);
     }
 }
 
@@ -113,6 +120,66 @@ template <int32_t format> __global__ void __maxnreg__(format == FORMAT_F32 ? 64 
         add_parts<format>(a, own, left, rows.low, rows.high, column, sum);
         if (column < a.hidden) store_8(own, format, column, sum);
         rows = next;
+    }
+}
+
+// Where SMs are few, each warp has more under way: two tokens at once, and four parts of each. Of up to 16 ranks, so that a warp's
+// lanes look up the rows of both.
+constexpr int kTokens = 2, kTokenRanks = 16, kParts = 4;
+
+__device__ __forceinline__ int32_t find_two(const args &a, uint32_t walked, uint32_t step)
+{
+    const uint32_t at = walked + threadIdx.x % 32 / kTokenRanks * step;
+
+    return at < a.tokens ? part_row(a, a.tokens - 1 - at, threadIdx.x % kTokenRanks) : -1;
+}
+
+template <int32_t format> __global__ void __launch_bounds__(kAloneThreads, 1) sum_two_kernel(const __grid_constant__ args a)
+{
+    const row_walk walk = walk_rows((a.hidden + kColumns - 1) / kColumns);
+    const int32_t column = walk.piece * kColumns + threadIdx.x % 32 * 8;
+    int32_t row = find_two(a, walk.first, walk.step);
+    uint32_t active;
+
+    griddepcontrol_wait();
+    griddepcontrol_launch_dependents();
+    active = static_cast<uint32_t>(a.active_now != nullptr ? *a.active_now : a.active) & 0xffffu;
+    if (a.failed != nullptr && *a.failed != 0) active = 0;
+    active |= active << kTokenRanks;
+    for (uint32_t walked = walk.first; walked < a.tokens; walked += kTokens * walk.step) {
+        const uint32_t has_part = __ballot_sync(~0u, row >= 0) & active;
+        const int32_t next = find_two(a, walked + kTokens * walk.step, walk.step);
+        eight<format> loaded[kTokens][kParts] = {};
+
+#pragma unroll
+        for (int32_t i = 0; i < kTokens; i++) {
+            const unsigned char *own = a.y + static_cast<int64_t>(a.tokens - 1 - (walked + i * walk.step)) * a.y_stride_bytes;
+            uint32_t left = has_part & 0xffffu << i * kTokenRanks;
+
+#pragma unroll
+            for (int32_t j = 0; j < kParts; j++, left &= left - 1) {
+                int32_t lane = __ffs(static_cast<int>(left)) - 1, at = __shfl_sync(~0u, row, lane);
+
+                if (left != 0 && column < a.hidden) loaded[i][j] = load_part<format>(a, own, lane % kTokenRanks, at, column);
+            }
+        }
+#pragma unroll
+        for (int32_t i = 0; i < kTokens; i++) {
+            unsigned char *own = a.y + static_cast<int64_t>(a.tokens - 1 - (walked + i * walk.step)) * a.y_stride_bytes;
+            uint32_t left = has_part & 0xffffu << i * kTokenRanks;
+            float sum[8] = {};
+
+#pragma unroll
+            for (int32_t j = 0; j < kParts && left != 0; j++, left &= left - 1)
+                add_8(loaded[i][j], sum);
+            for (; left != 0; left &= left - 1) {
+                int32_t lane = __ffs(static_cast<int>(left)) - 1, at = __shfl_sync(~0u, row, lane);
+
+                if (column < a.hidden) add_8(load_part<format>(a, own, lane % kTokenRanks, at, column), sum);
+            }
+            if (walked + i * walk.step < a.tokens && column < a.hidden) store_8(own, format, column, sum);
+        }
+        row = next;
     }
 }
 
@@ -165,6 +232,13 @@ sum_entry entry_of(int32_t format)
     }
 }
 
+// That of few SMs; NULL where ranks are many, or parts of f32 would take too many registers.
+sum_entry entry_of_few_sms(const sum_args &from)
+{
+    if (from.sms == 0 || from.ranks > kTokenRanks || from.format == FORMAT_F32) return nullptr;
+    return from.format == FORMAT_BF16 ? sum_two_kernel<FORMAT_BF16> : sum_two_kernel<FORMAT_F16>;
+}
+
 } // namespace
 
 extern "C" int32_t sum_cuda_load(void)
@@ -173,12 +247,15 @@ extern "C" int32_t sum_cuda_load(void)
 
     for (int32_t format : {FORMAT_F32, FORMAT_BF16, FORMAT_F16})
         if (st == cudaSuccess) st = load_sharing_kernel(entry_of(format));
+    for (sum_entry entry : {sum_two_kernel<FORMAT_BF16>, sum_two_kernel<FORMAT_F16>})
+        if (st == cudaSuccess) st = load_sharing_kernel(entry);
     return st;
 }
 
 extern "C" int32_t sum_cuda(const struct sum_args *from, void *stream)
 {
     int64_t pieces = (from->hidden + kColumns - 1) / kColumns;
+    sum_entry entry;
     args to = {};
     int32_t st;
 
@@ -199,5 +276,6 @@ extern "C" int32_t sum_cuda(const struct sum_args *from, void *stream)
     to.ranks = from->ranks;
     to.rank = from->rank;
     to.rows_cap = from->rows_cap;
-    return launch(entry_of(from->format), shape_for(from->tokens * pieces, pieces, kBlocksOfSm, from->sms), stream, to);
+    entry = entry_of_few_sms(*from);
+    return launch(entry != nullptr ? entry : entry_of(from->format), shape_for(from->tokens * pieces, pieces, kBlocksOfSm, from->sms), stream, to);
 }
