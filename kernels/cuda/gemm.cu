@@ -74,11 +74,11 @@ __device__ __forceinline__ void multiply(const gemm_args &args, gemm_smem<P> &sm
                                                         a + block * (kBlockBytes >> 4) + part * wgmma_next_inputs<rows_in>,
                                                         b + part * wgmma_next_inputs<false>);
         wgmma_commit();
-        if (multiplied == nullptr) find_results<tokens, P>(args, smem, t, warpgroup, rows_in ? warpgroup * tokens : 0);
         wgmma_wait<1>();
         if (elected && multiplied != nullptr) mbarrier_arrive(multiplied);
         multiplied = &smem.empty[ring.stage];
     }
+    find_results<tokens, P>(args, smem, t, warpgroup, rows_in ? warpgroup * tokens : 0); // beside the last steps
     wgmma_wait<0>();
     if (elected) mbarrier_arrive(multiplied);
 }
@@ -113,7 +113,6 @@ __device__ __forceinline__ void multiply_scaled(const gemm_args &args, gemm_smem
         for (int32_t part = 0; part < 4; part++)
             wgmma_e4m3<N>::run(part_sums, a + part * wgmma_next_inputs<false>, b + part * wgmma_next_inputs<false>, part);
         wgmma_commit();
-        if (k == 0) find_results<N, P>(args, smem, t, warpgroup, 0);
 #pragma unroll
         for (int32_t block = 0; block < N / 8; block++)
             token[block] = {smem.token_scale[ring.stage][first + block * 8], smem.token_scale[ring.stage][first + block * 8 + 1]};
@@ -123,6 +122,7 @@ __device__ __forceinline__ void multiply_scaled(const gemm_args &args, gemm_smem
         for (int32_t i = 0; i < N / 2; i++)
             to.c[0][i] += part_sums[i] * ((i & 1 ? token[i / 4].y : token[i / 4].x) * (i & 2 ? weight.y : weight.x));
     }
+    find_results<N, P>(args, smem, t, warpgroup, 0);
 #pragma unroll
     for (int32_t i = 0; i < N / 2; i++)
         to.c[0][i] *= i & 2 ? rows.whole.y : rows.whole.x;
@@ -135,10 +135,7 @@ __device__ __forceinline__ void finish(const gemm_args &args, gemm_smem<P> &smem
     constexpr bool rows_in = P::rows_in, keeps = P::quantises;
     const bool gated = P::is_gate_up && args.order != ORDER_PLAIN;
     const int32_t first_token = rows_in ? warpgroup * tokens : 0;
-    turning<P> to = {&smem,
-                     smem.turned + warpgroup * smem.turned_pitch,
-                     warpgroup,
-                     first_token,
+    turning<P> to = {&smem, smem.turned + warpgroup * smem.turned_pitch, warpgroup, first_token,
                      min(first_token + tokens, t.tokens),
                      t.row_tile * kBlockRows,
                      keeps && t.part == TILE_SECOND ? 32 : 0};
@@ -157,8 +154,10 @@ __device__ __forceinline__ void finish(const gemm_args &args, gemm_smem<P> &smem
         int32_t row = t.row_tile * kRows + (rows_in ? block : warpgroup) * kBlockRows;
 
         to.first_output = gated ? row / 2 : row;
-        if (!gated)
-            finish_plain<tokens>(args, t, to, from.c[block]);
+        if (!P::is_gate_up && args.result_row != nullptr)
+            finish_plain<tokens, !P::is_gate_up>(args, t, to, from.c[block]);
+        else if (!gated)
+            finish_plain<tokens, false>(args, t, to, from.c[block]);
         else if (rows_in)
             finish_neighbours<tokens>(args, t, to, from.c[block]);
         else

@@ -78,7 +78,7 @@ __device__ __forceinline__ void warpgroup_sync(int32_t warpgroup)
         bar_sync<3, 128>();
 }
 
-// Where a pair's result goes. Looked up while a tile's first step is multiplied, by the warp that will store it.
+// Where a pair's result goes. Looked up before a tile's end, by the warp that will store it.
 __device__ __forceinline__ void find_result(const gemm_args &args, const tile &t, int32_t token, result_place &to)
 {
     const int32_t pair = t.pair + token;
@@ -114,9 +114,9 @@ __device__ __forceinline__ void store_result(const gemm_args &args, const result
     *reinterpret_cast<uint4 *>(args.out + to.row * args.out_stride_bytes + output * 2) = words;
 }
 
-// Tokens n to n + kTurn of the sums leave, `width` outputs of each, 16 bytes a thread. The buffer may be written again after the
-// next call.
-template <int width, class P>
+// Tokens n to n + kTurn of the sums leave, `width` outputs of each, 16 bytes a thread, to rows by pair or of the results. The buffer
+// may be written again after the next call.
+template <int width, bool is_result, class P>
 __device__ __forceinline__ void store_turned(const gemm_args &args, const tile &t, const turning<P> &to, int32_t n)
 {
     const int32_t pieces = width / 8;
@@ -130,7 +130,7 @@ __device__ __forceinline__ void store_turned(const gemm_args &args, const tile &
         const uint4 *words = reinterpret_cast<const uint4 *>(turned_at(to, token, item % pieces * 8));
 
         if (to.first_token + token >= to.end_token || output >= args.outputs) continue;
-        if (!P::is_gate_up && args.result_row != nullptr)
+        if (is_result)
             store_result<P::is_bf16>(args, to.smem->result(to.warpgroup, token / 16 * 4 + token % 4), output, *words);
         else
             *reinterpret_cast<uint4 *>(args.out + (t.pair + to.first_token + token) * args.out_stride_bytes + output * 2) = *words;
@@ -187,7 +187,7 @@ __device__ __forceinline__ void finish_turns(const gemm_args &args, const tile &
             }
             stmatrix_trans(smem_address(turned_at(to, n + lane % 16, unit)), packed[0], packed[1]);
         }
-        store_turned<32>(args, t, to, first);
+        store_turned<32, false>(args, t, to, first);
     }
 }
 
@@ -216,7 +216,7 @@ __device__ __forceinline__ void finish_blocks(const gemm_args &args, const tile 
             }
             stmatrix_trans(smem_address(turned_at(to, n + lane % 8, unit + lane / 8 % 2 * 8)), packed[0], packed[1]);
         }
-        store_turned<64>(args, t, to, first);
+        store_turned<64, false>(args, t, to, first);
     }
 }
 
@@ -246,12 +246,12 @@ __device__ __forceinline__ void finish_neighbours(const gemm_args &args, const t
             row[lane % 4] = static_cast<uint16_t>(packed);
             row[lane % 4 + 4] = static_cast<uint16_t>(packed >> 16);
         }
-        store_turned<32>(args, t, to, first);
+        store_turned<32, false>(args, t, to, first);
     }
 }
 
-// Rows are outputs: a warp has sixteen.
-template <int N, class P>
+// Rows are outputs: a warp has sixteen. Results have code of their own, since a tile runs through all of it.
+template <int N, bool is_result, class P>
 __device__ __forceinline__ void finish_plain(const gemm_args &args, const tile &t, const turning<P> &to, const float (&c)[N / 2])
 {
     const int32_t lane = threadIdx.x % 32, output = threadIdx.x / 32 % 4 * 16;
@@ -280,7 +280,7 @@ __device__ __forceinline__ void finish_plain(const gemm_args &args, const tile &
             }
             stmatrix_trans(smem_address(turned_at(to, n + lane % 8, output + lane / 8 % 2 * 8)), packed[0], packed[1]);
         }
-        store_turned<64>(args, t, to, first);
+        store_turned<64, is_result>(args, t, to, first);
     }
 }
 
