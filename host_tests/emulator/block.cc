@@ -1,3 +1,6 @@
+// A checked longjmp takes a switch to another stack for a fault.
+#undef _FORTIFY_SOURCE
+
 #include "host_tests/emulator/block.h"
 
 #include "host_tests/emulator/async.h"
@@ -13,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include <setjmp.h>
 #include <sys/mman.h>
 #include <ucontext.h>
 
@@ -22,6 +26,12 @@
 #define ASAN(call) call
 #else
 #define ASAN(call)
+#endif
+// Sanitizers know swapcontext, which asks the kernel for the signal mask at every switch.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SWAPS_CONTEXTS 1
+#else
+#define SWAPS_CONTEXTS 0
 #endif
 
 namespace emulator
@@ -40,7 +50,9 @@ constexpr long kGiveWayNs = 20000;
 constexpr unsigned kPausesMax = 256;
 
 struct fiber {
-    ucontext_t context;
+    ucontext_t context; // where it begins; with SWAPS_CONTEXTS where it goes on
+    jmp_buf left;       // else where it goes on
+    bool begun;
     bool (*ready)(const void *); // NULL: can run
     const void *ready_ctx;
     const char *what;
@@ -71,6 +83,7 @@ struct machine {
     warp warps[kWarps];
     meeting barriers[kBarriers];
     ucontext_t scheduler;
+    jmp_buf scheduler_left;
     void *scheduler_stack_fake;
     const void *scheduler_stack;
     size_t scheduler_stack_bytes;
@@ -85,7 +98,7 @@ struct machine {
 };
 
 machine::machine()
-    : fibers(), warps(), barriers(), scheduler(), scheduler_stack_fake(nullptr),
+    : fibers(), warps(), barriers(), scheduler(), scheduler_left(), scheduler_stack_fake(nullptr),
       scheduler_stack(nullptr), scheduler_stack_bytes(0),
       stacks(static_cast<unsigned char *>(
           mmap(nullptr, kStackBytes * kThreadsMax, PROT_READ | PROT_WRITE,
@@ -134,6 +147,27 @@ limits &kernel_limits()
     return one;
 }
 
+void switch_to(fiber &to)
+{
+    if (SWAPS_CONTEXTS) {
+        swapcontext(&m().scheduler, &to.context);
+        return;
+    }
+    if (_setjmp(m().scheduler_left) != 0) return;
+    if (to.begun) _longjmp(to.left, 1);
+    to.begun = true;
+    setcontext(&to.context);
+    abort();
+}
+
+void switch_back(fiber &from)
+{
+    if (SWAPS_CONTEXTS)
+        swapcontext(&from.context, &m().scheduler);
+    else if (_setjmp(from.left) == 0)
+        _longjmp(m().scheduler_left, 1);
+}
+
 void enter(unsigned index)
 {
     fiber &to = m().fibers[index];
@@ -143,7 +177,7 @@ void enter(unsigned index)
     here.thread = dim3(index, 0, 0);
     (void)fake;
     ASAN(__sanitizer_start_switch_fiber(&fake, m().stacks + index * kStackBytes, kStackBytes));
-    swapcontext(&m().scheduler, &to.context);
+    switch_to(to);
     ASAN(__sanitizer_finish_switch_fiber(fake, nullptr, nullptr));
 }
 
@@ -156,7 +190,7 @@ void leave(bool last)
     (void)last;
     ASAN(__sanitizer_start_switch_fiber(last ? nullptr : &fake, m().scheduler_stack,
                                         m().scheduler_stack_bytes));
-    swapcontext(&m().fibers[m().current].context, &m().scheduler);
+    switch_back(m().fibers[m().current]);
     ASAN(__sanitizer_finish_switch_fiber(fake, &m().scheduler_stack, &m().scheduler_stack_bytes));
 }
 
@@ -231,6 +265,7 @@ void begin_block(unsigned index)
         fiber &f = m().fibers[i];
 
         f.ready = nullptr;
+        f.begun = false;
         f.done = false;
         f.waited = false;
         f.paused = false;

@@ -232,7 +232,8 @@ __global__ void __launch_bounds__(kAloneThreads, 1) combine_four_kernel(const __
     }
 }
 
-// Rows that no pair has written, of those that the only slab has; a lane looks at one, of few columns each warp at all.
+// Zeros for the rows of the only slab that have no pair: of 32 rows a lane looks at one each, and the warp fills its piece of those.
+// They are nobody else's, so down need not have ended.
 __global__ void fill_rows_kernel(const __grid_constant__ args a)
 {
     const row_walk walk = walk_rows((a.hidden + kFillColumns - 1) / kFillColumns);
