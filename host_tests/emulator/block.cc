@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include <dlfcn.h>
 #include <setjmp.h>
 #include <sys/mman.h>
 #include <ucontext.h>
@@ -27,8 +28,8 @@
 #else
 #define ASAN(call)
 #endif
-// Sanitizers know swapcontext, which asks the kernel for the signal mask at every switch.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+// ThreadSanitizer knows swapcontext, which asks the kernel for the signal mask at every switch.
+#if defined(__SANITIZE_THREAD__)
 #define SWAPS_CONTEXTS 1
 #else
 #define SWAPS_CONTEXTS 0
@@ -147,6 +148,17 @@ limits &kernel_limits()
     return one;
 }
 
+// The C library's own: AddressSanitizer's forgets what it knows of the whole stack, though it is
+// told of every switch.
+void go_back(jmp_buf &to)
+{
+    using longjmp_function = void (*)(jmp_buf, int);
+    static const longjmp_function own =
+        reinterpret_cast<longjmp_function>(dlsym(dlopen("libc.so.6", RTLD_LAZY), "_longjmp"));
+
+    own(to, 1);
+}
+
 void switch_to(fiber &to)
 {
     if (SWAPS_CONTEXTS) {
@@ -154,7 +166,7 @@ void switch_to(fiber &to)
         return;
     }
     if (_setjmp(m().scheduler_left) != 0) return;
-    if (to.begun) _longjmp(to.left, 1);
+    if (to.begun) go_back(to.left);
     to.begun = true;
     setcontext(&to.context);
     abort();
@@ -165,7 +177,7 @@ void switch_back(fiber &from)
     if (SWAPS_CONTEXTS)
         swapcontext(&from.context, &m().scheduler);
     else if (_setjmp(from.left) == 0)
-        _longjmp(m().scheduler_left, 1);
+        go_back(m().scheduler_left);
 }
 
 void enter(unsigned index)
