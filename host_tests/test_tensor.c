@@ -329,6 +329,21 @@ START_TEST(columns_of_one_array_do_not_overlap)
 }
 END_TEST
 
+START_TEST(arrays_of_three_dimensions_overlap_by_their_extents)
+{
+    int64_t dims[3] = {2, 3, 8}, strides[3] = {48, 16, 1};
+    float data[128];
+    moxie_tensor a = tensor_make(data, 3, dims, strides, 1u << MOXIE_FORMAT_F32);
+    moxie_tensor b = tensor_make(data + 88, 3, dims, strides, 1u << MOXIE_FORMAT_F32);
+
+    ck_assert(!tensor_overlap(&a, &b) && !tensor_overlap(&b, &a));
+    b.data = data + 87;
+    ck_assert(tensor_overlap(&a, &b) && tensor_overlap(&b, &a));
+    b.data = data + 8; // other columns: not looked at
+    ck_assert(tensor_overlap(&a, &b) && tensor_overlap(&b, &a));
+}
+END_TEST
+
 START_TEST(rows_overlap)
 {
     int64_t dims[3] = {2, 3, 8}, strides[3] = {24, 8, 1};
@@ -384,6 +399,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, accessors);
     tcase_add_test(tests, overlap_is_a_shared_byte);
     tcase_add_test(tests, columns_of_one_array_do_not_overlap);
+    tcase_add_test(tests, arrays_of_three_dimensions_overlap_by_their_extents);
     tcase_add_test(tests, rows_overlap);
     tcase_add_test(tests, words_must_be_aligned);
 }

@@ -4,7 +4,8 @@
 //
 // A window begins with lines of FLAG_LINE_BYTES: one of the transport's own, then one per (word,
 // source). A rank writes only its own source's lines in a peer's window, and reads only its own
-// window. A flag's value is generation << FLAG_EPOCH_BITS | epoch, so that a later one is greater.
+// window. A flag's value is generation << FLAG_EPOCH_BITS | epoch; a wait takes the one that it
+// names alone, since a later one means other rows.
 
 #ifndef MOXIE_KERNELS_FLAGS_H
 #define MOXIE_KERNELS_FLAGS_H

@@ -234,16 +234,6 @@ static struct combine_args combine_stage(const struct experts_job *job,
     };
 }
 
-// Whether memory of rows that are read and of those that are written may be the same.
-static int may_overlap(const struct row_slab *x, const struct out_slab *y, int64_t hidden)
-{
-    const uintptr_t x_first = (uintptr_t)x->rows, y_first = (uintptr_t)y->rows;
-    const int64_t row_bytes = hidden * 4; // or fewer
-
-    return x_first < y_first + (uintptr_t)(y->cap * y->row_stride_bytes + row_bytes) &&
-           y_first < x_first + (uintptr_t)(x->cap * x->row_stride_bytes + row_bytes);
-}
-
 // Where a result is one pair's alone, down writes it, and combine only fills rows without a pair;
 // by expert, there are none. down writes while x is read, and 16 bytes at a time.
 static void place_results(const struct experts_job *job, const struct experts_buffers *b,
@@ -254,8 +244,7 @@ static void place_results(const struct experts_job *job, const struct experts_bu
 
     if (in->slabs_count != 1 || in->top_k != 1 || y->rows == NULL ||
         y->format != down->pair_format || (uintptr_t)y->rows % 16 != 0 ||
-        y->row_stride_bytes % 16 != 0 ||
-        may_overlap(&in->slabs[0], y, job->instance->plan.limits.hidden))
+        y->row_stride_bytes % 16 != 0 || job->in_place)
         return;
     down->pair_out = y->rows;
     down->pair_stride_bytes = y->row_stride_bytes;

@@ -122,6 +122,7 @@ int32_t runner_run(moxie_runner *runner, const moxie_call *call, const moxie_row
     TRY(read_rows(runner, call, in, &view, error));
     TRY(rows_out(out, &view, &instance->plan.limits, instance->device->tensor_device, &results,
                  error));
+    job.in_place = tensor_overlap(&in->slabs->rows, &out->slabs->rows);
     TRY(forward_experts(&job, error));
 out:
     return st;

@@ -194,10 +194,12 @@ int32_t tensor_format(const moxie_tensor *tensor)
 static int columns_apart(const moxie_tensor *a, const moxie_tensor *b)
 {
     uintptr_t pitch = (uintptr_t)tensor_stride_bytes(a, 0);
-    uintptr_t a_bytes = (uintptr_t)(a->shape[1] * tensor_element_bytes(a));
-    uintptr_t b_bytes = (uintptr_t)(b->shape[1] * tensor_element_bytes(b));
     uintptr_t a_first = (uintptr_t)tensor_data(a), b_first = (uintptr_t)tensor_data(b);
+    uintptr_t a_bytes, b_bytes;
 
+    if (a->ndim != 2 || b->ndim != 2) return 0;
+    a_bytes = (uintptr_t)(a->shape[1] * tensor_element_bytes(a));
+    b_bytes = (uintptr_t)(b->shape[1] * tensor_element_bytes(b));
     if (pitch == 0 || pitch != (uintptr_t)tensor_stride_bytes(b, 0)) return 0;
     if (b_first < a_first)
         return (a_first - b_first) % pitch >= b_bytes &&

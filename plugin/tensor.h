@@ -40,8 +40,8 @@ int64_t tensor_element_bytes(const moxie_tensor *tensor);
 int32_t tensor_format(const moxie_tensor *tensor);
 int64_t tensor_columns(const moxie_tensor *tensor);
 
-// 1 when two checked 2-D tensors may have a byte in common: they do not when one ends before the
-// other begins, nor as different columns of one wider array.
+// 1 when two checked tensors may have a byte in common: they do not when one ends before the other
+// begins, nor, 2-D, as different columns of one wider array.
 int tensor_overlap(const moxie_tensor *a, const moxie_tensor *b);
 // 1 when two rows of a checked tensor have a byte in common: nothing can be written there.
 int tensor_rows_overlap(const moxie_tensor *tensor);

@@ -23,12 +23,6 @@
 #else
 #define ASAN(call)
 #endif
-// ThreadSanitizer knows swapcontext, which asks the kernel for the signal mask at every switch.
-#if defined(__SANITIZE_THREAD__)
-#define SWAPS_CONTEXTS 1
-#else
-#define SWAPS_CONTEXTS 0
-#endif
 
 namespace emulator
 {
@@ -46,8 +40,8 @@ constexpr long kGiveWayNs = 20000;
 constexpr unsigned kPausesMax = 256;
 
 struct fiber {
-    ucontext_t context; // where it begins; with SWAPS_CONTEXTS where it goes on
-    void *left[5];      // else where it goes on
+    ucontext_t context; // where it begins
+    void *left[5];      // where it goes on
     bool begun;
     bool (*ready)(const void *); // NULL: can run
     const void *ready_ctx;
@@ -78,7 +72,6 @@ struct machine {
     fiber fibers[kThreadsMax];
     warp warps[kWarps];
     meeting barriers[kBarriers];
-    ucontext_t scheduler;
     void *scheduler_left[5];
     void *scheduler_stack_fake;
     const void *scheduler_stack;
@@ -94,7 +87,7 @@ struct machine {
 };
 
 machine::machine()
-    : fibers(), warps(), barriers(), scheduler(), scheduler_left(), scheduler_stack_fake(nullptr),
+    : fibers(), warps(), barriers(), scheduler_left(), scheduler_stack_fake(nullptr),
       scheduler_stack(nullptr), scheduler_stack_bytes(0),
       stacks(static_cast<unsigned char *>(
           mmap(nullptr, kStackBytes * kThreadsMax, PROT_READ | PROT_WRITE,
@@ -143,6 +136,7 @@ limits &kernel_limits()
     return one;
 }
 
+// swapcontext would ask the kernel for the signal mask at every switch.
 // AddressSanitizer would forget what it knows of the whole stack at every jump that it sees. It is
 // told of every switch, so it need not see them: neither the C library's nor this function.
 [[gnu::noinline, gnu::no_sanitize_address]] void go_back(void **to)
@@ -152,10 +146,6 @@ limits &kernel_limits()
 
 void switch_to(fiber &to)
 {
-    if (SWAPS_CONTEXTS) {
-        swapcontext(&m().scheduler, &to.context);
-        return;
-    }
     if (__builtin_setjmp(m().scheduler_left) != 0) return;
     if (to.begun) go_back(to.left);
     to.begun = true;
@@ -165,10 +155,7 @@ void switch_to(fiber &to)
 
 void switch_back(fiber &from)
 {
-    if (SWAPS_CONTEXTS)
-        swapcontext(&from.context, &m().scheduler);
-    else if (__builtin_setjmp(from.left) == 0)
-        go_back(m().scheduler_left);
+    if (__builtin_setjmp(from.left) == 0) go_back(m().scheduler_left);
 }
 
 void enter(unsigned index)

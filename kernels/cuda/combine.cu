@@ -1,7 +1,13 @@
 // combine on CUDA: a row's pairs, weighted and summed in fp32 in slot order, into one result row.
 //
-// grid   a warp a row and 256 columns, 16 bytes a lane and pair; a lane looks up the pair of its own slot, while the row before is summed
+// combine_kernel; combine_four_kernel on few SMs
+// grid   a warp a row, or four, and 256 columns, 16 bytes a lane and pair; a lane looks up the pair of its own slot, while the row before is
+//        summed
 // bytes  every pair's row once, every result row once: bound by memory
+//
+// fill_rows_kernel, where down has written the results
+// grid   a warp 32 rows and 1024 columns, a lane looks at one row's pair
+// bytes  4 a row, and rows without a pair once
 
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/launch.cuh"
@@ -37,16 +43,6 @@ __device__ __forceinline__ float weight_of(const args &a, int32_t pair)
     return a.pair_weight != nullptr && pair >= 0 ? a.pair_weight[pair] : 1.0f;
 }
 
-template <int32_t format> __device__ __forceinline__ void add_8(const eight<format> &row, float weight, float (&sum)[8])
-{
-    float values[8];
-
-    unpack_8(row, values);
-#pragma unroll
-    for (int32_t i = 0; i < 8; i++)
-        sum[i] += weight * values[i];
-}
-
 // Adds the pairs of the lanes in `left`, in their order, `batch` under way at once. Few of a row at once: their weights are read here,
 // where other warps' loads hide it.
 template <int32_t format, int32_t batch>
@@ -80,6 +76,12 @@ __device__ void store_row(const out_slab &to, int32_t row, int32_t column, float
     for (int32_t i = 0; i < 8; i++)
         sum[i] *= scale;
     store_8(static_cast<unsigned char *>(to.rows) + row * to.row_stride_bytes, to.format, column, sum);
+}
+
+// Whether the slab has that row; by pair_row, a slab has all up to its cap.
+__device__ __forceinline__ bool has_row(const args &a, const out_slab &to, int32_t row)
+{
+    return to.rows != nullptr && row >= 0 && row < to.cap && (a.row_pair == nullptr || to.count == nullptr || row < *to.count);
 }
 
 // Rows of the slab with the most; the same in every lane. What was planned for may be many times that.
@@ -151,7 +153,7 @@ __global__ void __maxnreg__(batch > kPairs ? 80 : format == FORMAT_F32 ? 64 : 40
     while (at.row < rows) { // of a warp that is left over it is not, since all slabs together have under 2^31
         const out_slab &to = a.slabs[slab_of(a, at.turn)];
         int32_t row = a.row_pair == nullptr ? a.pair_row[at.row] : static_cast<int32_t>(at.row);
-        bool wanted = to.rows != nullptr && row >= 0 && row < to.cap && (a.row_pair == nullptr || to.count == nullptr || row < *to.count);
+        bool wanted = has_row(a, to, row);
         place next = place_after(a, at, step);
         int32_t pair_next = pair_at(a, next, rows);
         float sum[8] = {};
@@ -226,8 +228,7 @@ __global__ void __launch_bounds__(kAloneThreads, 1) combine_four_kernel(const __
                 add_8(loaded[i][j], weight, sum);
             }
             if (left != 0) add_pairs<format, kPairs>(a, left, own_pair, own_weight, column, sum);
-            if (result < count && to.rows != nullptr && row < to.cap && (to.count == nullptr || row < *to.count) && column < a.hidden)
-                store_row(to, row, column, sum, a.scale);
+            if (result < count && column < a.hidden && has_row(a, to, row)) store_row(to, row, column, sum, a.scale);
         }
     }
 }
@@ -243,7 +244,7 @@ __global__ void fill_rows_kernel(const __grid_constant__ args a)
 
     if (!a.routed) griddepcontrol_wait();
     rows = rows_most(a);
-    for (uint32_t first = walk.first * 32; walk.first < rows && first < rows; first += walk.step * 32) {
+    for (uint32_t first = walk.first * 32; first < rows; first += walk.step * 32) { // of a warp that is left over it is past all
         uint32_t row = first + lane;
         uint32_t left = __ballot_sync(~0u, row < rows && static_cast<uint32_t>(a.row_pair[row]) >= static_cast<uint32_t>(a.pairs));
 
@@ -275,14 +276,14 @@ combine_entry entry_of(int32_t format, bool few)
     }
 }
 
-} // namespace
-
 // That of few SMs; NULL where they are not, where rows have many slots, or pairs of f32 would take too many registers.
 combine_entry entry_of_few_sms(const combine_args &from)
 {
     if (from.sms == 0 || from.sms > kFewSms || from.row_pair == nullptr || from.top_k > kRowSlots || from.pair_format == FORMAT_F32) return nullptr;
     return from.pair_format == FORMAT_BF16 ? combine_four_kernel<FORMAT_BF16> : combine_four_kernel<FORMAT_F16>;
 }
+
+} // namespace
 
 extern "C" int32_t combine_cuda_load(void)
 {

@@ -174,6 +174,7 @@ __device__ __forceinline__ void finish_many(const gemm_args &args, gemm_smem<P> 
     const uint32_t row = smem_address(buffer) + lane % 16 * kTurnPitch + lane / 16 * 16;
     result_place result = {};
 
+    // Asked for here, kept below: its answer comes while the first columns are packed.
     if (args.result_row != nullptr && lane < kWarpTokens) find_result(args, t, warp_token(warpgroup) + lane, result);
 
 #pragma unroll

@@ -62,6 +62,17 @@ template <int32_t format> __device__ __forceinline__ void unpack_8(const eight<f
     }
 }
 
+// sum += weight * row; a weight of 1 leaves the bits of a plain sum.
+template <int32_t format> __device__ __forceinline__ void add_8(const eight<format> &row, float weight, float (&sum)[8])
+{
+    float values[8];
+
+    unpack_8(row, values);
+#pragma unroll
+    for (int32_t i = 0; i < 8; i++)
+        sum[i] += weight * values[i];
+}
+
 // Rows may lie anywhere, so they are written number by number unless aligned.
 __device__ __forceinline__ void store_8(unsigned char *row, int32_t format, int32_t column, const float (&values)[8])
 {

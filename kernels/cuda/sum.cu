@@ -1,6 +1,6 @@
 // sum on CUDA: a token's result rows from all ranks, in fp32 in rank order, into y.
 //
-// grid   a warp a token and 256 columns, 16 bytes a lane and part where rows are aligned
+// grid   a warp a token, on few SMs two, and 256 columns, 16 bytes a lane and part where rows are aligned
 // bytes  every part's row once, y twice: bound by memory
 
 #include "kernels/cuda/cuda.h"
@@ -48,16 +48,6 @@ __device__ __forceinline__ eight<format> load_part(const args &a, const unsigned
     return is_aligned(from, 16) ? load_8<format>(from, column) : load_8_anywhere<format>(from, column);
 }
 
-template <int32_t format> __device__ __forceinline__ void add_8(const eight<format> &part, float (&sum)[8])
-{
-    float values[8];
-
-    unpack_8(part, values);
-#pragma unroll
-    for (int32_t i = 0; i < 8; i++)
-        sum[i] += values[i];
-}
-
 // Adds the rows of all ranks in `left`, of which a lane knows two: its own number's and that + 32.
 template <int32_t format>
 __device__ __forceinline__ void add_parts(const args &a, const unsigned char *own, uint64_t left, int32_t low, int32_t high, int32_t column,
@@ -79,8 +69,14 @@ __device__ __forceinline__ void add_parts(const args &a, const unsigned char *ow
         }
 #pragma unroll
         for (int32_t i = 0; i < kBatch && left != 0; i++, left &= left - 1)
-            add_8(parts[i], sum);
+            add_8(parts[i], 1.0f, sum);
     }
+}
+
+// The own row of the token that is reached after `walked`: the last ones come first, since they came last, and some are in the L2 yet.
+__device__ __forceinline__ unsigned char *own_row(const args &a, uint32_t walked)
+{
+    return a.y + static_cast<int64_t>(a.tokens - 1 - walked) * a.y_stride_bytes;
 }
 
 // A token's rows in all parts. A lane knows those of two ranks, its own number and that + 32.
@@ -108,12 +104,11 @@ template <int32_t format> __global__ void __maxnreg__(format == FORMAT_F32 ? 64 
     griddepcontrol_launch_dependents();
     active = a.active_now != nullptr ? *a.active_now : a.active;
     if (a.failed != nullptr && *a.failed != 0) active = 0;
-    // The last rows first: they came last, and some of them are in the L2 yet.
     for (uint32_t walked = walk.first; walked < a.tokens; walked += walk.step) {
         uint32_t token = a.tokens - 1 - walked;
         part_rows next = part_rows_of(a, token - walk.step);
         uint64_t left = __ballot_sync(~0u, rows.high >= 0);
-        unsigned char *own = a.y + static_cast<int64_t>(token) * a.y_stride_bytes;
+        unsigned char *own = own_row(a, walked);
         float sum[8] = {};
 
         left = (left << 32 | __ballot_sync(~0u, rows.low >= 0)) & active;
@@ -153,7 +148,7 @@ template <int32_t format> __global__ void __launch_bounds__(kAloneThreads, 1) su
 
 #pragma unroll
         for (int32_t i = 0; i < kTokens; i++) {
-            const unsigned char *own = a.y + static_cast<int64_t>(a.tokens - 1 - (walked + i * walk.step)) * a.y_stride_bytes;
+            const unsigned char *own = own_row(a, walked + i * walk.step);
             uint32_t left = has_part & 0xffffu << i * kTokenRanks;
 
 #pragma unroll
@@ -165,17 +160,17 @@ template <int32_t format> __global__ void __launch_bounds__(kAloneThreads, 1) su
         }
 #pragma unroll
         for (int32_t i = 0; i < kTokens; i++) {
-            unsigned char *own = a.y + static_cast<int64_t>(a.tokens - 1 - (walked + i * walk.step)) * a.y_stride_bytes;
+            unsigned char *own = own_row(a, walked + i * walk.step);
             uint32_t left = has_part & 0xffffu << i * kTokenRanks;
             float sum[8] = {};
 
 #pragma unroll
             for (int32_t j = 0; j < kParts && left != 0; j++, left &= left - 1)
-                add_8(loaded[i][j], sum);
+                add_8(loaded[i][j], 1.0f, sum);
             for (; left != 0; left &= left - 1) {
                 int32_t lane = __ffs(static_cast<int>(left)) - 1, at = __shfl_sync(~0u, row, lane);
 
-                if (column < a.hidden) add_8(load_part<format>(a, own, lane % kTokenRanks, at, column), sum);
+                if (column < a.hidden) add_8(load_part<format>(a, own, lane % kTokenRanks, at, column), 1.0f, sum);
             }
             if (walked + i * walk.step < a.tokens && column < a.hidden) store_8(own, format, column, sum);
         }
