@@ -160,8 +160,10 @@ __device__ __forceinline__ void finish(const gemm_args &args, gemm_smem<P> &smem
             finish_plain<tokens, false>(args, t, to, from.c[block]);
         else if (rows_in)
             finish_neighbours<tokens>(args, t, to, from.c[block]);
+        else if (!P::is_scaled && args.is_bare)
+            finish_turns<tokens, true>(args, t, to, from.c[block]);
         else
-            finish_turns<tokens>(args, t, to, from.c[block]);
+            finish_turns<tokens, false>(args, t, to, from.c[block]);
     }
     if constexpr (keeps)
         if (t.part != TILE_FIRST) quantise_kept<P>(args, smem, t, warpgroup);
@@ -195,12 +197,10 @@ __device__ __forceinline__ void consume_many(const gemm_args &args, gemm_smem<P>
         own.c[i] = 0.0f;
     multiply_many<P>(args, smem, t, warpgroup, ring, own);
     if (P::is_gate_up && args.pair_weight != nullptr) weigh_tokens(args, t, first_token(warpgroup), own);
-    if constexpr (!P::is_gate_up)
-        finish_many<P>(args, smem, t, warpgroup, own);
-    else if (args.order != ORDER_PLAIN)
-        finish_many_quantised<P, true>(args, smem, t, warpgroup, own);
+    if constexpr (P::is_gate_up)
+        finish_many_quantised<P>(args, smem, t, warpgroup, own);
     else
-        finish_many_quantised<P, false>(args, smem, t, warpgroup, own);
+        finish_many<P>(args, smem, t, warpgroup, own);
 }
 
 // By N, of all that columns_for gives.
@@ -531,6 +531,7 @@ cudaError_t take_gate_up(gemms_args_device &to, const gate_up_args &from, const 
     own.row_tiles = (from.intermediate + 63) / 64;
     if (plain || is_fp8) own.row_tiles = (from.intermediate + kRows - 1) / kRows;
     own.activation = terms_of(from);
+    own.is_bare = own.bias == nullptr && from.activation == ACTIVATION_SILU;
     st = take_mid(own, from, quantise);
     if (st == cudaSuccess && !is_fp8) st = take_slabs(to, from);
     return st != cudaSuccess ? st : make_maps(own, from.w1, from.experts, is_fp8 ? from.slabs : nullptr);
@@ -557,6 +558,7 @@ cudaError_t take_down(gemms_args_device &to, const down_args &from)
     own.result_row = from.result_row;
     own.result_weight = from.result_weight;
     own.result_scale = from.result_scale;
+    own.is_bare = own.bias == nullptr;
     own.outputs = static_cast<int32_t>(from.w2.n);
     own.row_tiles = static_cast<int32_t>((from.w2.n + kRows - 1) / kRows);
     return make_maps(own, from.w2, from.experts, &mid);

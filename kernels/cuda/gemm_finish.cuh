@@ -10,12 +10,13 @@
 namespace {
 
 // gate * sigmoid(gate * p(gate^2)) * (up + beta): every function with a gate as straight code, because a thread runs through up to
-// 64 copies of it for each tile.
-__device__ __forceinline__ float activate(const gemm_args &args, float gate, float up)
+// 64 copies of it for each tile. `bare`: SiLU, where p is a constant and there is nothing else.
+template <bool bare> __device__ __forceinline__ float activate(const gemm_args &args, float gate, float up)
 {
     const activation_terms &by = args.activation;
     float square, power;
 
+    if (bare) return gate * reciprocal_approx(1.0f + exp2_approx(gate * by.terms[0])) * up;
     gate = min_nan(gate, by.limit);
     up = max_nan(min_nan(up, by.limit), -by.limit) + by.beta;
     square = fminf(gate * gate, by.square_max);
@@ -138,9 +139,11 @@ __device__ __forceinline__ void store_turned(const gemm_args &args, const tile &
 }
 
 // One unit of two tokens.
-template <bool is_bf16> __device__ __forceinline__ uint32_t activate_pair(const gemm_args &args, float2 gate, float2 up, float2 bias)
+template <bool is_bf16, bool bare>
+__device__ __forceinline__ uint32_t activate_pair(const gemm_args &args, float2 gate, float2 up, float2 bias)
 {
-    return number_pack<is_bf16>(activate(args, gate.x + bias.x, up.x + bias.y), activate(args, gate.y + bias.x, up.y + bias.y));
+    if (bare) return number_pack<is_bf16>(activate<true>(args, gate.x, up.x), activate<true>(args, gate.y, up.y));
+    return number_pack<is_bf16>(activate<false>(args, gate.x + bias.x, up.x + bias.y), activate<false>(args, gate.y + bias.x, up.y + bias.y));
 }
 
 // The router's weight of each token's input.
@@ -163,7 +166,7 @@ template <int N> __device__ __forceinline__ void weigh(const gemm_args &args, co
 // in the order (r, n), (r, n + 1), (r + 8, n), (r + 8, n + 1). Each finish_ makes outputs of the warp's tokens, kTurn at a time.
 
 // Gate and up take turns by eight rows: a warp has eight units.
-template <int N, class P>
+template <int N, bool bare, class P>
 __device__ __forceinline__ void finish_turns(const gemm_args &args, const tile &t, const turning<P> &to, const float (&c)[N / 2])
 {
     const int32_t lane = threadIdx.x % 32, unit = threadIdx.x / 32 % 4 * 8;
@@ -183,7 +186,7 @@ __device__ __forceinline__ void finish_turns(const gemm_args &args, const tile &
                 int32_t at = min(n + i * 8, N - 8) / 2; // N 8: twice the same
                 float2 low = {c[at], c[at + 1]}, high = {c[at + 2], c[at + 3]};
 
-                packed[i] = activate_pair<P::is_bf16>(args, swapped ? high : low, swapped ? low : high, bias);
+                packed[i] = activate_pair<P::is_bf16, bare>(args, swapped ? high : low, swapped ? low : high, bias);
             }
             stmatrix_trans(smem_address(turned_at(to, n + lane % 16, unit)), packed[0], packed[1]);
         }
@@ -212,7 +215,7 @@ __device__ __forceinline__ void finish_blocks(const gemm_args &args, const tile 
             for (int32_t half = 0; half < 2; half++) {
                 int32_t at = n / 2 + half * 2;
 
-                packed[half] = activate_pair<P::is_bf16>(args, {gate[at], gate[at + 1]}, {up[at], up[at + 1]}, bias[half]);
+                packed[half] = activate_pair<P::is_bf16, false>(args, {gate[at], gate[at + 1]}, {up[at], up[at + 1]}, bias[half]);
             }
             stmatrix_trans(smem_address(turned_at(to, n + lane % 8, unit + lane / 8 % 2 * 8)), packed[0], packed[1]);
         }
@@ -242,7 +245,7 @@ __device__ __forceinline__ void finish_neighbours(const gemm_args &args, const t
 
             got.x = __shfl_xor_sync(~0u, odd ? low.x : high.x, 4);
             got.y = __shfl_xor_sync(~0u, odd ? low.y : high.y, 4);
-            packed = movmatrix_trans(activate_pair<P::is_bf16>(args, odd ? got : low, odd ? high : got, bias));
+            packed = movmatrix_trans(activate_pair<P::is_bf16, false>(args, odd ? got : low, odd ? high : got, bias));
             row[lane % 4] = static_cast<uint16_t>(packed);
             row[lane % 4 + 4] = static_cast<uint16_t>(packed >> 16);
         }

@@ -65,7 +65,7 @@ __device__ __forceinline__ void multiply_many(const gemm_args &args, gemm_smem<P
     // Every block of 128 weight rows that has one row of the tile has all.
     row_scales rows = find_scales<P>(args, t, find_rows_of<P>(args, t, 0, 0));
     const int32_t token = (t.pair & 3) + first_token(warpgroup);
-    float2 next = rows.of_block(0);
+    float2 weight = rows.of_block(0), next = {1.0f, 1.0f};
     many_sums part;
 
 #pragma unroll
@@ -74,7 +74,6 @@ __device__ __forceinline__ void multiply_many(const gemm_args &args, gemm_smem<P
     for (int32_t k = 0; k < args.depth; k += P::depth, ring.advance()) {
         uint32_t a = wgmma_descriptor(ring.tokens(smem) + warpgroup * kBlockBytes);
         uint32_t b = wgmma_descriptor(ring.weights(smem));
-        float2 weight = next;
         float low, high;
 
         // Asked for a step ahead, so that nobody waits for them.
@@ -95,6 +94,7 @@ __device__ __forceinline__ void multiply_many(const gemm_args &args, gemm_smem<P
 #pragma unroll
         for (int32_t i = 0; i < kRows / 2; i++)
             sums.c[i] += part.c[i] * ((i & 2 ? high : low) * (i & 4 ? weight.y : weight.x));
+        weight = next;
     }
     scale_rows<P>(args, t, sums);
 }
@@ -113,12 +113,14 @@ __device__ __forceinline__ void weigh_tokens(const gemm_args &args, const tile &
 }
 
 // The biases of outputs `output` and the next: of gate (x) and up (y) of each, or of the outputs (x).
-template <class P, bool gated>
+template <class P, bool gated, bool bare>
 __device__ __forceinline__ void find_bias(const gemm_args &args, const tile &t, int32_t output, float2 (&bias)[2])
 {
 #pragma unroll
     for (int32_t i = 0; i < 2; i++) {
-        if (gated)
+        if (bare)
+            bias[i] = {};
+        else if (gated)
             bias[i] = gate_up_bias(args, t.expert, output + i);
         else
             bias[i].x = args.bias != nullptr && output + i < args.outputs ? bias_at(args, t.expert, output + i) : 0.0f;
@@ -126,17 +128,20 @@ __device__ __forceinline__ void find_bias(const gemm_args &args, const tile &t, 
 }
 
 // A lane's two outputs of token r, or of r + 8, from weight rows n on.
-template <class P, bool gated>
+template <class P, bool gated, bool bare>
 __device__ __forceinline__ uint32_t finish_two(const gemm_args &args, const many_sums &sums, int32_t n, int32_t half, const float2 (&bias)[2])
 {
     const float *c = &sums.c[n / 2 + half * 2];
-    float2 out = {c[0] + bias[0].x, c[1] + bias[1].x};
+    float2 out = bare ? float2{c[0], c[1]} : float2{c[0] + bias[0].x, c[1] + bias[1].x};
 
     if constexpr (gated) {
         bool swapped = args.order == ORDER_UP_GATE;
         float2 low = {c[0], c[1]}, high = {c[4], c[5]}, gate = swapped ? high : low, up = swapped ? low : high;
 
-        out = {activate(args, gate.x + bias[0].x, up.x + bias[0].y), activate(args, gate.y + bias[1].x, up.y + bias[1].y)};
+        if (bare)
+            out = {activate<true>(args, gate.x, up.x), activate<true>(args, gate.y, up.y)};
+        else
+            out = {activate<false>(args, gate.x + bias[0].x, up.x + bias[0].y), activate<false>(args, gate.y + bias[1].x, up.y + bias[1].y)};
     } else if (P::is_gate_up) {
         out = {activate_plain(out.x), activate_plain(out.y)};
     }
@@ -166,8 +171,8 @@ __device__ __forceinline__ void store_rows(const gemm_args &args, gemm_smem<P> &
 }
 
 // Rows of 64 outputs at a time, one of each weight row.
-template <class P>
-__device__ __forceinline__ void finish_many(const gemm_args &args, gemm_smem<P> &smem, const tile &t, int32_t warpgroup, const many_sums &sums)
+template <class P, bool bare>
+__device__ __forceinline__ void finish_many_as(const gemm_args &args, gemm_smem<P> &smem, const tile &t, int32_t warpgroup, const many_sums &sums)
 {
     const int32_t lane = threadIdx.x % 32, output = t.row_tile * kRows;
     unsigned char *buffer = warp_buffer<P>(smem, warpgroup);
@@ -187,15 +192,24 @@ __device__ __forceinline__ void finish_many(const gemm_args &args, gemm_smem<P> 
             for (int32_t i = 0; i < 2; i++) {
                 float2 bias[2];
 
-                find_bias<P, false>(args, t, output + n + i * 8 + lane % 4 * 2, bias);
-                blocks[i * 2] = finish_two<P, false>(args, sums, n + i * 8, 0, bias);
-                blocks[i * 2 + 1] = finish_two<P, false>(args, sums, n + i * 8, 1, bias);
+                find_bias<P, false, bare>(args, t, output + n + i * 8 + lane % 4 * 2, bias);
+                blocks[i * 2] = finish_two<P, false, bare>(args, sums, n + i * 8, 0, bias);
+                blocks[i * 2 + 1] = finish_two<P, false, bare>(args, sums, n + i * 8, 1, bias);
             }
             stmatrix(row + (n - first) * 2, blocks);
         }
         if (first == 0 && lane < kWarpTokens) result_behind(buffer, lane) = result;
         store_rows<P>(args, smem, t, warpgroup, output + first);
     }
+}
+
+template <class P>
+__device__ __forceinline__ void finish_many(const gemm_args &args, gemm_smem<P> &smem, const tile &t, int32_t warpgroup, const many_sums &sums)
+{
+    if (args.is_bare)
+        finish_many_as<P, true>(args, smem, t, warpgroup, sums);
+    else
+        finish_many_as<P, false>(args, smem, t, warpgroup, sums);
 }
 
 } // namespace

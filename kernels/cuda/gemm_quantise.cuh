@@ -102,8 +102,8 @@ __device__ __forceinline__ void code_lane_words(const lane_words<count> &words, 
     }
 }
 
-template <class P, bool gated>
-__device__ __forceinline__ void finish_many_quantised(const gemm_args &args, gemm_smem<P> &smem, const tile &t, int32_t warpgroup, const many_sums &sums)
+template <class P, bool gated, bool bare>
+__device__ __forceinline__ void finish_many_quantised_as(const gemm_args &args, gemm_smem<P> &smem, const tile &t, int32_t warpgroup, const many_sums &sums)
 {
     constexpr int eight = gated ? 16 : 8; // weight rows of eight units
     const int32_t lane = threadIdx.x % 32, token = warp_token(warpgroup);
@@ -120,9 +120,9 @@ __device__ __forceinline__ void finish_many_quantised(const gemm_args &args, gem
     for (int32_t n = 0; n < kRows; n += eight) {
         float2 bias[2];
 
-        find_bias<P, gated>(args, t, t.row_tile * (kRows / eight * 8) + n / eight * 8 + lane % 4 * 2, bias);
-        own.of[n / eight * 2] = finish_two<P, gated>(args, sums, n, 0, bias);
-        own.of[n / eight * 2 + 1] = finish_two<P, gated>(args, sums, n, 1, bias);
+        find_bias<P, gated, bare>(args, t, t.row_tile * (kRows / eight * 8) + n / eight * 8 + lane % 4 * 2, bias);
+        own.of[n / eight * 2] = finish_two<P, gated, bare>(args, sums, n, 0, bias);
+        own.of[n / eight * 2 + 1] = finish_two<P, gated, bare>(args, sums, n, 1, bias);
     }
     if (gated && t.part == TILE_FIRST) {
 #pragma unroll
@@ -146,6 +146,17 @@ __device__ __forceinline__ void finish_many_quantised(const gemm_args &args, gem
 #pragma unroll
     for (int32_t half = 0; half < 2; half++)
         if (lane % 4 == 0 && token + lane / 4 + half * 8 < t.tokens) *scale_at(args, t, first, token + lane / 4 + half * 8) = by[half].scale;
+}
+
+template <class P>
+__device__ __forceinline__ void finish_many_quantised(const gemm_args &args, gemm_smem<P> &smem, const tile &t, int32_t warpgroup, const many_sums &sums)
+{
+    if (args.order == ORDER_PLAIN)
+        finish_many_quantised_as<P, false, false>(args, smem, t, warpgroup, sums);
+    else if (args.is_bare)
+        finish_many_quantised_as<P, true, true>(args, smem, t, warpgroup, sums);
+    else
+        finish_many_quantised_as<P, true, false>(args, smem, t, warpgroup, sums);
 }
 
 } // namespace

@@ -199,6 +199,7 @@ struct gemm_args {
     int32_t row_tiles; // tiles that an expert's weights are taken by; of two, where they share a scale of mid
     int32_t order;     // enum row_order of w1
     activation_terms activation;
+    int32_t is_bare; // 1: outputs are sums, or SiLU of gate times up, without bias: an end with no look at limits and biases for each
 };
 
 // What blocks tell each other, 0 before each launch. Early and late tiles of gate_up are counted by each warp that has stored its

@@ -70,9 +70,9 @@ __device__ __forceinline__ uint2 fp8_quotients(const float (&values)[kFp8Lane], 
 #pragma unroll
     for (int32_t i = 0; i < kFp8Lane; i++) {
         float value = values[i] * factor, quotient = value * inverse;
-        float corrected = __fmaf_rn(__fmaf_rn(-quotient, divisor, value), inverse, quotient);
 
-        q[i] = copysignf(corrected, value); // the remainder of -0 is 0, and their sum too
+        // The remainder with its sign turned, so that -0 stays -0: nothing remains of it, times -inverse that is -0, too.
+        q[i] = __fmaf_rn(__fmaf_rn(quotient, divisor, -value), -inverse, quotient);
     }
     return {fp8_pack(q), fp8_pack(q + 4)};
 }
