@@ -198,15 +198,27 @@ static double weight_at(const struct weight_view *view, int64_t e, int64_t unit,
     return value * scale_at(view, e, row, unit, up, k);
 }
 
-static double product(const struct weight_view *view, int64_t e, int64_t unit, int up,
-                      const double *a)
+// All of one half of an expert, [units, k]: decoding is what takes the time.
+static double *decoded(const struct weight_view *view, int64_t e, int64_t units, int up)
+{
+    double *weights = poisoned((size_t)(units * view->k) * sizeof *weights);
+
+    for (int64_t i = 0; i < units; i++) {
+        for (int64_t k = 0; k < view->k; k++)
+            weights[i * view->k + k] = weight_at(view, e, i, up, k);
+    }
+    return weights;
+}
+
+static double product(const struct weight_view *view, const double *weights, int64_t e,
+                      int64_t unit, int up, const double *a)
 {
     const unsigned char *bias =
         (const unsigned char *)view->bias + e * view->bias_expert_stride_bytes;
     double sum = 0.0;
 
     for (int64_t k = 0; k < view->k; k++)
-        sum += weight_at(view, e, unit, up, k) * a[k];
+        sum += weights[unit * view->k + k] * a[k];
     if (view->bias == NULL) return sum;
     return sum + (double)number_load(view->bias_format, bias, row_at(view, unit, up));
 }
@@ -266,32 +278,44 @@ static void rounded(const struct problem *problem, const double *row, int64_t co
     }
 }
 
+static void expert_reference(struct problem *problem, int64_t e, double *a)
+{
+    const struct weight_view *w1 = &problem->w1, *w2 = &problem->w2;
+    const int gated = w1->order != ORDER_PLAIN;
+    double *gate = decoded(w1, e, problem->intermediate, 0);
+    double *up = decoded(w1, e, gated ? problem->intermediate : 0, 1);
+    double *down = decoded(w2, e, problem->hidden, 0);
+
+    for (int64_t p = problem->expert_offset[e]; p < problem->expert_offset[e + 1]; p++) {
+        const float *x = problem->x + problem->pair_row[p] * problem->hidden;
+        double *mid = problem->mid_wanted + p * problem->intermediate;
+
+        for (int64_t k = 0; k < problem->hidden; k++)
+            a[k] =
+                problem->weight_on_input ? (double)(x[k] * problem->pair_weight[p]) : (double)x[k];
+        rounded(problem, a, problem->hidden, a);
+        for (int64_t i = 0; i < problem->intermediate; i++)
+            mid[i] = activated(problem, product(w1, gate, e, i, 0, a),
+                               gated ? product(w1, up, e, i, 1, a) : 1.0);
+        // From the kernels' own mid, so that each product is judged alone.
+        for (int64_t i = 0; i < problem->intermediate; i++)
+            a[i] = (double)problem->mid[p * problem->intermediate + i];
+        rounded(problem, a, problem->intermediate, a);
+        for (int64_t i = 0; i < problem->hidden; i++)
+            problem->out_wanted[p * problem->hidden + i] = product(w2, down, e, i, 0, a);
+    }
+    free(gate);
+    free(up);
+    free(down);
+}
+
 void problem_reference(struct problem *problem)
 {
     double *a = poisoned((size_t)(problem->hidden + problem->intermediate) * sizeof *a);
 
     for (int64_t e = 0; e < EXPERTS; e++) {
-        for (int64_t p = problem->expert_offset[e]; p < problem->expert_offset[e + 1]; p++) {
-            const float *x = problem->x + problem->pair_row[p] * problem->hidden;
-            double *mid = problem->mid_wanted + p * problem->intermediate;
-
-            for (int64_t k = 0; k < problem->hidden; k++)
-                a[k] = problem->weight_on_input ? (double)(x[k] * problem->pair_weight[p])
-                                                : (double)x[k];
-            rounded(problem, a, problem->hidden, a);
-            for (int64_t i = 0; i < problem->intermediate; i++) {
-                double up =
-                    problem->w1.order == ORDER_PLAIN ? 1.0 : product(&problem->w1, e, i, 1, a);
-
-                mid[i] = activated(problem, product(&problem->w1, e, i, 0, a), up);
-            }
-            // From the kernels' own mid, so that each product is judged alone.
-            for (int64_t i = 0; i < problem->intermediate; i++)
-                a[i] = (double)problem->mid[p * problem->intermediate + i];
-            rounded(problem, a, problem->intermediate, a);
-            for (int64_t i = 0; i < problem->hidden; i++)
-                problem->out_wanted[p * problem->hidden + i] = product(&problem->w2, e, i, 0, a);
-        }
+        if (problem->expert_offset[e] < problem->expert_offset[e + 1])
+            expert_reference(problem, e, a);
     }
     free(a);
 }
