@@ -249,7 +249,6 @@ class CudaHalf(unittest.TestCase):
                     contextlib.redirect_stderr(io.StringIO()):
                 status = MAIN["main"]([
                     "--format", "fp8", "--shape", "tiny", "--tokens", "5", "--steady", "0",
-                    "--replays", "3",
                     "--drift", "9", "--routing", "uniform", "--out", str(out), "--systems",
                     "deep_gemm,deep_gemm_masked,triton_fused_moe", "--triton-fused-moe",
                     str(given)])
