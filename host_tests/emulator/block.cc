@@ -136,9 +136,9 @@ limits &kernel_limits()
     return one;
 }
 
-// swapcontext would ask the kernel for the signal mask at every switch.
-// AddressSanitizer would forget what it knows of the whole stack at every jump that it sees. It is
-// told of every switch, so it need not see them: neither the C library's nor this function.
+// A jump, because swapcontext asks the kernel for the signal mask at every switch. AddressSanitizer
+// would forget what it knows of the whole stack at every jump that it sees. It is told of every
+// switch, so it need not see them: neither the C library's nor this function.
 [[gnu::noinline, gnu::no_sanitize_address]] void go_back(void **to)
 {
     __builtin_longjmp(to, 1);

@@ -9,16 +9,16 @@
 
 namespace {
 
-// gate * sigmoid(gate * p(gate^2)) * (up + beta): every function with a gate as straight code, because a thread runs through up to
-// 64 copies of it for each tile. `bare`: SiLU, where p is a constant and there is nothing else.
-template <bool bare> __device__ __forceinline__ float activate(const gemm_args &args, float gate, float up)
+// gate * sigmoid(gate * p(gate^2)) * (up + beta), after the bias of gate (x) and up (y): every function with a gate as straight code,
+// because a thread runs through up to 64 copies of it for each tile. `bare`: SiLU, where p is a constant and there is nothing else.
+template <bool bare> __device__ __forceinline__ float activate(const gemm_args &args, float gate, float up, float2 bias)
 {
     const activation_terms &by = args.activation;
     float square, power;
 
     if (bare) return gate * reciprocal_approx(1.0f + exp2_approx(gate * by.terms[0])) * up;
-    gate = min_nan(gate, by.limit);
-    up = max_nan(min_nan(up, by.limit), -by.limit) + by.beta;
+    gate = min_nan(gate + bias.x, by.limit);
+    up = max_nan(min_nan(up + bias.y, by.limit), -by.limit) + by.beta;
     square = fminf(gate * gate, by.square_max);
     power = exp2_approx(gate * (by.terms[0] + square * (by.terms[1] + square * by.terms[2])));
     return gate * reciprocal_approx(1.0f + power) * up;
@@ -142,8 +142,7 @@ __device__ __forceinline__ void store_turned(const gemm_args &args, const tile &
 template <bool is_bf16, bool bare>
 __device__ __forceinline__ uint32_t activate_pair(const gemm_args &args, float2 gate, float2 up, float2 bias)
 {
-    if (bare) return number_pack<is_bf16>(activate<true>(args, gate.x, up.x), activate<true>(args, gate.y, up.y));
-    return number_pack<is_bf16>(activate<false>(args, gate.x + bias.x, up.x + bias.y), activate<false>(args, gate.y + bias.x, up.y + bias.y));
+    return number_pack<is_bf16>(activate<bare>(args, gate.x, up.x, bias), activate<bare>(args, gate.y, up.y, bias));
 }
 
 // The router's weight of each token's input.

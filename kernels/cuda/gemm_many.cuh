@@ -138,10 +138,7 @@ __device__ __forceinline__ uint32_t finish_two(const gemm_args &args, const many
         bool swapped = args.order == ORDER_UP_GATE;
         float2 low = {c[0], c[1]}, high = {c[4], c[5]}, gate = swapped ? high : low, up = swapped ? low : high;
 
-        if (bare)
-            out = {activate<true>(args, gate.x, up.x), activate<true>(args, gate.y, up.y)};
-        else
-            out = {activate<false>(args, gate.x + bias[0].x, up.x + bias[0].y), activate<false>(args, gate.y + bias[1].x, up.y + bias[1].y)};
+        out = {activate<bare>(args, gate.x, up.x, bias[0]), activate<bare>(args, gate.y, up.y, bias[1])};
     } else if (P::is_gate_up) {
         out = {activate_plain(out.x), activate_plain(out.y)};
     }
