@@ -120,10 +120,11 @@ static int try_quantise()
     twin x((size_t)rows * columns * 4), out((size_t)rows * (columns + 5) + 1), scales((size_t)rows * groups * 4), count(4);
     twin index((size_t)rows * 4);
     bool counted = draw(2), indexed = draw(2);
+    int shift = draw(3) == 0 ? (int)draw(220) - 110 : 0; // down to groups that are too small for a scale
 
     for (int i = 0; i < rows * columns; i++) {
         static const float rare[] = {0.0f, -0.0f, INFINITY, NAN, 3e38f, 1e-44f};
-        float value = ldexpf((float)((int)draw(4001) - 2000), (int)draw(24) - 20);
+        float value = ldexpf((float)((int)draw(4001) - 2000), (int)draw(24) - 20 + shift);
         uint32_t bits;
 
         if (draw(3000) == 0) value = rare[draw(6)];

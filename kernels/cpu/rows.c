@@ -10,6 +10,7 @@
 #define NVFP4_GROUP  16
 #define NVFP4_HEADER 4
 #define E4M3_MAX     448.0f
+#define FP8_SMALLEST 0x1p-100f // a group whose largest is less has no scale
 #define E2M1_MAX     6.0f
 
 int64_t row_bytes(int32_t format, int64_t columns)
@@ -126,15 +127,17 @@ float nvfp4_global(float magnitude)
     return magnitude / (E2M1_MAX * E4M3_MAX);
 }
 
-// The scale of one group of 128. 0 when all are zero, or too small to have one.
-static float fp8_scale(const float *values, int64_t count)
-{
-    return largest(values, count, 0.0f) / E4M3_MAX;
-}
+// Of one group of 128; both 0 when all are zero, or too small to have one.
+struct fp8_scaling {
+    float scale, inverse;
+};
 
-static uint8_t fp8_code(float value, float scale)
+static struct fp8_scaling fp8_scaling_of(const float *values, int64_t count)
 {
-    return scale == 0.0f ? 0 : e4m3_encode(value / scale);
+    float magnitude = largest(values, count, 0.0f);
+
+    if (magnitude < FP8_SMALLEST) return (struct fp8_scaling){0};
+    return (struct fp8_scaling){magnitude / E4M3_MAX, E4M3_MAX / magnitude};
 }
 
 // The e4m3 scale of one group of 16, in units of the row's global scale.
@@ -156,11 +159,11 @@ static void encode_fp8(const float *from, int64_t count, const struct row_out *t
 
     for (int64_t group = 0; group < count; group += FP8_GROUP) {
         int64_t size = count - group < FP8_GROUP ? count - group : FP8_GROUP;
-        float scale = fp8_scale(from + group, size);
+        struct fp8_scaling by = fp8_scaling_of(from + group, size);
 
-        memcpy(scales + group / FP8_GROUP * 4, &scale, sizeof scale);
+        memcpy(scales + group / FP8_GROUP * 4, &by.scale, sizeof by.scale);
         for (int64_t i = group; i < group + size; i++)
-            values[i] = fp8_code(from[i], scale);
+            values[i] = e4m3_encode(from[i] * by.inverse);
     }
 }
 

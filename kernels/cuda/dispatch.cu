@@ -388,17 +388,22 @@ __device__ void push_fp8(const args &a, int32_t token, const places &at, int32_t
     for (int32_t part = begin; part < end; part += kFp8Warp * kBatchFp8) {
         int32_t first = part + lane * kFp8Lane;
         float values[kBatchFp8][kFp8Lane] = {};
+        float largest[kBatchFp8];
+        fp8_scaling by[kBatchFp8];
         uint2 codes[kBatchFp8];
 
 #pragma unroll
         for (int32_t i = 0; i < kBatchFp8; i++)
             if (first + i * kFp8Warp < end) load_8(from, first + i * kFp8Warp, a.x_format, values[i]);
 #pragma unroll
+        for (int32_t i = 0; i < kBatchFp8; i++)
+            largest[i] = fp8_largest(values[i]);
+        fp8_scalings_of(largest, by);
+#pragma unroll
         for (int32_t i = 0; i < kBatchFp8; i++) {
-            fp8_eight piece = fp8_code(values[i], fp8_largest(values[i]));
-            float of_group = __shfl_sync(~0u, piece.scale, lane % kFp8WarpGroups * (kFp8Group / kFp8Lane));
+            float of_group = __shfl_sync(~0u, by[i].scale, lane % kFp8WarpGroups * (kFp8Group / kFp8Lane));
 
-            codes[i] = piece.codes;
+            codes[i] = fp8_codes(values[i], by[i].inverse);
             if (lane / kFp8WarpGroups == (part - begin) / kFp8Warp + i) scale = of_group;
         }
         for (uint64_t left = at.turns; left != 0;) {

@@ -79,7 +79,7 @@ template <int count> __device__ __forceinline__ uint32_t largest_words(const lan
 
 // Into rows of the warp's buffer, from unit `first` on.
 template <int count>
-__device__ __forceinline__ void code_lane_words(const lane_words<count> &words, const fp8_divisor (&by)[2], unsigned char *buffer, int32_t first)
+__device__ __forceinline__ void code_lane_words(const lane_words<count> &words, const fp8_scaling (&by)[2], unsigned char *buffer, int32_t first)
 {
     const int32_t lane = threadIdx.x % 32;
 
@@ -93,7 +93,7 @@ __device__ __forceinline__ void code_lane_words(const lane_words<count> &words, 
             uint2 codes;
 
             unpack_8({words.of[i + half], words.of[i + half + 2], words.of[i + half + 4], words.of[i + half + 6]}, true, values);
-            codes = fp8_codes(values, by[half]);
+            codes = fp8_codes(values, by[half].inverse);
             *reinterpret_cast<uint16_t *>(row + i * 4) = static_cast<uint16_t>(codes.x);
             *reinterpret_cast<uint16_t *>(row + i * 4 + 8) = static_cast<uint16_t>(codes.x >> 16);
             *reinterpret_cast<uint16_t *>(row + i * 4 + 16) = static_cast<uint16_t>(codes.y);
@@ -113,7 +113,7 @@ __device__ __forceinline__ void finish_many_quantised_as(const gemm_args &args, 
     uint32_t *kept = reinterpret_cast<uint32_t *>(buffer) + lane;
     lane_words<2 * kRows / eight> own;
     lane_words<16> before = {};
-    fp8_divisor by[2];
+    fp8_scaling by[2];
     uint32_t largest;
 
 #pragma unroll
@@ -138,8 +138,8 @@ __device__ __forceinline__ void finish_many_quantised_as(const gemm_args &args, 
     largest = __vmaxu2(largest_words(own), largest_words(before));
     largest = __vmaxu2(largest, __shfl_xor_sync(~0u, largest, 1));
     largest = __vmaxu2(largest, __shfl_xor_sync(~0u, largest, 2)); // and all have read what was kept
-    by[0] = fp8_divisor_of(__uint_as_float(largest << 16));
-    by[1] = fp8_divisor_of(__uint_as_float(largest & 0xffff0000u));
+    by[0] = fp8_scaling_of(__uint_as_float(largest << 16));
+    by[1] = fp8_scaling_of(__uint_as_float(largest & 0xffff0000u));
     code_lane_words(own, by, buffer, second ? kBlockRows : 0);
     if (second) code_lane_words(before, by, buffer, 0);
     store_rows<P>(args, smem, t, warpgroup, first);

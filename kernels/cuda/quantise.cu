@@ -113,28 +113,19 @@ __device__ __forceinline__ void code_words(const args &a, const slab &s, int64_t
     const bool is_bf16 = s.format == FORMAT_BF16;
     uint4 words[kBatch] = {};
     float largest[kBatch], values[kFp8Lane];
-    bool plain = true;
+    fp8_scaling by[kBatch];
 
 #pragma unroll
     for (int32_t i = 0; i < kBatch; i++)
         if (first + i * kFp8Warp < a.columns) words[i] = *reinterpret_cast<const uint4 *>(from + (first + i * kFp8Warp) * 2);
 #pragma unroll
-    for (int32_t i = 0; i < kBatch; i++) {
+    for (int32_t i = 0; i < kBatch; i++)
         largest[i] = fp8_largest(words[i], is_bf16);
-        plain = plain && fp8_is_plain(largest[i]);
-    }
-    if (__ballot_sync(~0u, plain) == ~0u) {
+    fp8_scalings_of(largest, by);
 #pragma unroll
-        for (int32_t i = 0; i < kBatch; i++) {
-            unpack_8(words[i], is_bf16, values);
-            to[i] = fp8_code_plain(values, largest[i]);
-        }
-    } else {
-#pragma unroll
-        for (int32_t i = 0; i < kBatch; i++) {
-            unpack_8(words[i], is_bf16, values);
-            to[i] = fp8_code(values, largest[i]);
-        }
+    for (int32_t i = 0; i < kBatch; i++) {
+        unpack_8(words[i], is_bf16, values);
+        to[i] = {fp8_codes(values, by[i].inverse), by[i].scale};
     }
 }
 

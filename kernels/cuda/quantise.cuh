@@ -10,7 +10,8 @@
 #include <cuda_runtime.h>
 
 constexpr int32_t kFp8Group = 128;
-constexpr float kFp8Largest = 448.0f; // of e4m3
+constexpr float kFp8Largest = 448.0f;     // of e4m3
+constexpr float kFp8Smallest = 0x1p-100f; // a group whose largest is less has no scale
 
 constexpr int32_t kFp8Lane = 8;             // numbers of a lane
 constexpr int32_t kFp8Warp = 32 * kFp8Lane; // of a warp
@@ -49,73 +50,56 @@ __device__ __forceinline__ uint32_t fp8_pack(const float *q)
            static_cast<uint32_t>(__nv_cvt_float2_to_fp8x2({q[2], q[3]}, __NV_SATFINITE, __NV_E4M3)) << 16;
 }
 
-// Eight numbers as e4m3, the first in the lowest byte, and the scale of their group.
+// What the numbers of a group are multiplied by, and the codes of that in turn; both 0 where the group has no scale.
+struct fp8_scaling {
+    float scale, inverse;
+};
+
+__device__ __forceinline__ fp8_scaling fp8_scaling_of(float largest)
+{
+    if (largest < kFp8Smallest) return {};
+    return {largest / kFp8Largest, kFp8Largest / largest};
+}
+
+// Of several groups of each half warp: divisions are many instructions, and lanes share them.
+template <int count> __device__ __forceinline__ void fp8_scalings_of(const float (&largest)[count], fp8_scaling (&to)[count])
+{
+    const int32_t lane = threadIdx.x % 32;
+    float own = largest[0];
+    fp8_scaling scaling;
+
+    static_assert((count & (count - 1)) == 0 && count <= kFp8Group / kFp8Lane);
+#pragma unroll
+    for (int32_t i = 1; i < count; i++)
+        if (lane % count == i) own = largest[i];
+    scaling = fp8_scaling_of(own);
+#pragma unroll
+    for (int32_t i = 0; i < count; i++)
+        to[i] = {__shfl_sync(~0u, scaling.scale, (lane & 16) + i), __shfl_sync(~0u, scaling.inverse, (lane & 16) + i)};
+}
+
+// Eight numbers as e4m3, the first in the lowest byte.
+__device__ __forceinline__ uint2 fp8_codes(const float (&values)[kFp8Lane], float inverse)
+{
+    float scaled[kFp8Lane];
+
+#pragma unroll
+    for (int32_t i = 0; i < kFp8Lane; i++)
+        scaled[i] = values[i] * inverse;
+    return {fp8_pack(scaled), fp8_pack(scaled + 4)};
+}
+
+// And the scale of their group.
 struct fp8_eight {
     uint2 codes;
     float scale;
 };
 
-// Whether scale, inverse and what remains of a quotient are normal numbers, so that fp8_code_plain is right. A NaN is not.
-__device__ __forceinline__ bool fp8_is_plain(float largest)
-{
-    return largest == 0.0f || (largest >= 0x1p-70f && largest <= 0x1p90f);
-}
-
-// values * factor / divisor, rounded as a division rounds without one: a quotient by the inverse, and what remains of the value
-// (Markstein). What a code is decided by has so few digits that the inverse need not be the nearest.
-__device__ __forceinline__ uint2 fp8_quotients(const float (&values)[kFp8Lane], float factor, float divisor, float inverse)
-{
-    float q[kFp8Lane];
-
-#pragma unroll
-    for (int32_t i = 0; i < kFp8Lane; i++) {
-        float value = values[i] * factor, quotient = value * inverse;
-
-        // The remainder with its sign turned, so that -0 stays -0: nothing remains of it, times -inverse that is -0, too.
-        q[i] = __fmaf_rn(__fmaf_rn(quotient, divisor, -value), -inverse, quotient);
-    }
-    return {fp8_pack(q), fp8_pack(q + 4)};
-}
-
-// With scale = largest / kFp8Largest, as a division rounds too.
-__device__ __forceinline__ fp8_eight fp8_code_plain(const float (&values)[kFp8Lane], float largest)
-{
-    const float part = 1.0f / kFp8Largest;
-    float first = largest * part, scale = __fmaf_rn(__fmaf_rn(-first, kFp8Largest, largest), part, first);
-    uint2 codes = fp8_quotients(values, 1.0f, scale, reciprocal_approx(scale));
-
-    if (largest == 0.0f) return {{0, 0}, 0.0f};
-    return {codes, scale};
-}
-
-// What the numbers of a group are divided by. A factor, exact, keeps scale and inverse among the normal numbers; a quotient that it
-// would change is far under the smallest code.
-struct fp8_divisor {
-    float scale, factor, divisor, inverse;
-};
-
-__device__ __forceinline__ fp8_divisor fp8_divisor_of(float largest)
-{
-    float scale = largest / kFp8Largest, factor = scale < 0x1p-80f ? 0x1p100f : scale > 0x1p80f ? 0x1p-100f : 1.0f;
-    float divisor = scale * factor;
-
-    // By infinity a quotient is 0 or NaN already, and nothing remains.
-    return {scale, factor, divisor < INFINITY ? divisor : 0.0f, 1.0f / divisor};
-}
-
-// The codes of any numbers.
-__device__ __forceinline__ uint2 fp8_codes(const float (&values)[kFp8Lane], const fp8_divisor &by)
-{
-    uint2 codes = fp8_quotients(values, by.factor, by.divisor, by.inverse);
-
-    return by.scale == 0.0f ? uint2{0, 0} : codes;
-}
-
 __device__ __forceinline__ fp8_eight fp8_code(const float (&values)[kFp8Lane], float largest)
 {
-    const fp8_divisor by = fp8_divisor_of(largest);
+    const fp8_scaling by = fp8_scaling_of(largest);
 
-    return {fp8_codes(values, by), by.scale};
+    return {fp8_codes(values, by.inverse), by.scale};
 }
 
 __device__ __forceinline__ void unpack_8(const uint4 &eight, bool is_bf16, float (&to)[kFp8Lane])
