@@ -8,12 +8,14 @@
 #define MOXIE_KERNELS_GEMM_H
 
 #include "kernels/quantise.h"
+#include "kernels/route.h"
 #include "kernels/types.h"
 
 struct gate_up_args {
     const struct row_slab *slabs; // [slabs_count], host array. CUDA, fp8: one, in the order of the
                                   // pairs, e4m3 with its scales by group (scale_stride_bytes 4),
-                                  // made by a launch right before that waited for route
+                                  // made by a launch right before that waited for route, or is
+                                  // `early` where route is given
     const int32_t *expert_offset; // [experts + 1]
     const int32_t *pair_row;      // [pairs] flat rows; NULL: a pair's row is its own number
     const float *pair_weight;     // multiplies the input row before the product; NULL: not (router
@@ -57,15 +59,21 @@ struct down_args {
     int32_t reserved;
 };
 
+#define GEMMS_IDS_MAX 2048 // more are sooner read from expert_offset
+
 // gate_up, then quantise where it has rows, of mid into what down multiplies, then down. CUDA: one
 // launch, which writes pair_out while slabs are read, and whose quantise has format FP8_BLOCK128,
 // all columns, scales by group (scale_stride_bytes 4); fp8 weights want it, others do not use it.
 struct gemms_args {
     struct gate_up_args gate_up;
-    struct quantise_args quantise; // rows NULL: mid is multiplied as gate_up writes it
-    struct down_args down;         // expert_offset and experts as gate_up's
-    uint32_t *progress;            // CUDA: device [GEMM_PROGRESS_WORDS + experts], 0 before, as
-                                   // route leaves it
+    struct quantise_args quantise;  // rows NULL: mid is multiplied as gate_up writes it
+    struct down_args down;          // expert_offset and experts as gate_up's
+    uint32_t *progress;             // CUDA: device [GEMM_PROGRESS_WORDS + experts], 0 before, as
+                                    // route leaves it
+    const struct route_args *route; // CUDA: what made expert_offset, of one slab by ids, at most
+                                    // GEMMS_IDS_MAX of them: they are counted again while it works,
+                                    // so they may not change until gemms has ended. NULL: it is
+                                    // waited for
 };
 
 int32_t gate_up_cpu(const struct gate_up_args *args, void *stream);

@@ -27,7 +27,8 @@ struct quantise_args {
     int32_t slabs_count, rows_cap, top_k;
     int32_t rows_count; // not by row_pair
     int32_t columns;    // nvfp4: a multiple of 16
-    int32_t reserved;
+    int32_t early; // CUDA, by row_pair: 1: the next launch reads nothing that route writes before
+                   // it has waited for this one
 };
 
 int32_t quantise_cpu(const struct quantise_args *args, void *stream);

@@ -78,6 +78,13 @@ struct operand_rows {
     int32_t rows_cap;
 };
 
+// Few ids of one slab, which the products count themselves instead of waiting for route.
+static int are_counted(const struct rows_view *in)
+{
+    return in->by == ROUTE_BY_IDS && in->slabs_count == 1 &&
+           (int64_t)in->rows_cap * in->top_k <= GEMMS_IDS_MAX;
+}
+
 // x as e4m3 in the order of the pairs: the product reads it in boxes.
 static struct quantise_args quantise_x_stage(const struct experts_job *job,
                                              const struct experts_buffers *b)
@@ -97,6 +104,7 @@ static struct quantise_args quantise_x_stage(const struct experts_job *job,
         .top_k = in->top_k,
         .rows_count = (int32_t)in->pairs_max,
         .columns = limits->hidden,
+        .early = are_counted(in),
     };
 
     if (in->by == ROUTE_BY_IDS) {
@@ -284,14 +292,15 @@ int32_t forward_experts(const struct experts_job *job, moxie_error *error)
 {
     const struct kernels *kernels = job->instance->device->kernels;
     const struct experts_buffers buffers = buffers_of(job);
+    struct route_args route;
     struct operand_rows operand;
     struct row_slab quantised;
     struct gemms_args gemms = {.quantise = quantise_mid_stage(job, &buffers),
                                .down = down_stage(job, &buffers),
-                               .progress = buffers.gemm_progress};
+                               .progress = buffers.gemm_progress,
+                               .route = are_counted(job->in) ? &route : NULL};
     struct combine_args combine = combine_stage(job, &buffers);
     moxie_instance *instance = job->instance;
-    struct route_args route;
     int32_t st = MOXIE_OK;
 
     TRY(forward_route(job, &route, error));

@@ -363,9 +363,28 @@ static void buffers_for(const layer_case &c, size_t sizes[BUFFERS])
 
 struct gpu_layer {
     stages s;
-    void *memory[BUFFERS + 10];
+    void *memory[BUFFERS + 11];
     float *y;
 };
+
+// The same experts by other ids: int64, through a map; some stand for none.
+static void upload_mapped(gpu_layer &g, const layer &l, void *&ids, void *&map)
+{
+    const int64_t none = 1ll << 40;
+    std::vector<int32_t> expert(l.shape.experts);
+    std::vector<int64_t> id;
+    for (int e = 0; e < l.shape.experts; e++)
+        expert[(e + 3) % l.shape.experts] = e;
+    for (int32_t e : l.ids)
+        id.push_back(e < l.shape.experts ? (e + 3) % l.shape.experts : none + e);
+    ids = upload(id);
+    map = upload(expert);
+    g.s.slab.ids = ids;
+    g.s.slab.id_bytes = 8;
+    g.s.slab.id_stride_bytes = l.shape.top_k * 8;
+    g.s.route.expert_map = (const int32_t *)map;
+    g.s.route.map_count = l.shape.experts;
+}
 
 static void upload_layer(gpu_layer &g, const layer &l)
 {
@@ -378,7 +397,8 @@ static void upload_layer(gpu_layer &g, const layer &l)
     for (int i = 0; i < BUFFERS; i++)
         g.memory[i] = buffers[i] = poison<char>(sizes[i]);
     m[0] = upload(l.x);
-    m[1] = upload(l.ids);
+    m[1] = m[10] = NULL;
+    if (c.skew != 2) m[1] = upload(l.ids);
     m[2] = upload(l.weights);
     m[3] = fp8 ? (void *)upload(l.q1) : upload(l.w1);
     m[4] = fp8 ? (void *)upload(l.q2) : upload(l.w2);
@@ -395,10 +415,13 @@ static void upload_layer(gpu_layer &g, const layer &l)
         w2 = fp8_view_of(m[4], m[8], m[6], c.hidden, c.intermediate, ORDER_PLAIN, c.format);
     }
     make_stages(g.s, c, m[0], m[1], m[2], w1, w2, FORMAT_BF16, buffers, g.y);
+    if (c.skew == 2) upload_mapped(g, l, m[1], m[10]);
     g.s.route.slabs = g.s.quantise_x.slabs = &g.s.slab;
     g.s.gemms.gate_up.slabs = fp8 ? &g.s.quantised_slab : &g.s.slab;
     g.s.combine.slabs = &g.s.out;
     g.s.route.progress = g.s.gemms.progress = (uint32_t *)m[9];
+    g.s.quantise_x.early = c.tokens * c.top_k <= GEMMS_IDS_MAX;
+    g.s.gemms.route = g.s.quantise_x.early ? &g.s.route : NULL;
 }
 
 static void free_layer(gpu_layer &g)

@@ -159,14 +159,16 @@ START_TEST(memory_is_taken_before_a_capture)
 }
 END_TEST
 
-// Captured once; replayed with other ids and another count of valid tokens.
+// Captured once; replayed with other ids and another count of valid tokens, whose rows are what
+// they are among all tokens.
 START_TEST(graphs_replay_with_other_counts)
 {
     struct gpu_layer gpu;
     cudaGraph_t graph;
     cudaGraphExec_t exec;
-    int32_t *valid = NULL, one_expert[256];
-    float *eager;
+    int32_t *valid = NULL, one_expert[256], all;
+    size_t row_bytes;
+    float *eager, *whole;
 
     gpu_layer_open(&gpu, "deepseek_v3_a", bf16);
     must(cudaMalloc((void **)&valid, sizeof *valid));
@@ -176,8 +178,18 @@ START_TEST(graphs_replay_with_other_counts)
     must(cudaStreamEndCapture(gpu.stream, &graph));
     must(cudaGraphInstantiate(&exec, graph, 0));
     eager = malloc(gpu.y_bytes);
-    ck_assert_ptr_nonnull(eager);
-    for (int32_t tokens = 0; tokens <= gpu.layer.tokens; tokens += 29) {
+    whole = malloc(gpu.y_bytes);
+    ck_assert(eager != NULL && whole != NULL);
+    all = (int32_t)gpu.layer.tokens;
+    row_bytes = gpu.y_bytes / (size_t)all;
+    for (int32_t i = 0; i < all * gpu.layer.top_k; i++)
+        one_expert[i] = i % 32;
+    must(cudaMemcpy(gpu.batch.batch.ids.data, one_expert, (size_t)(all * gpu.layer.top_k) * 4,
+                    cudaMemcpyHostToDevice));
+    must(cudaMemcpy(valid, &all, sizeof all, cudaMemcpyHostToDevice));
+    gpu_forward(&gpu);
+    memcpy(whole, gpu.y, gpu.y_bytes);
+    for (int32_t tokens = 0; tokens <= gpu.layer.tokens; tokens += 7) {
         for (int32_t i = 0; i < gpu.layer.tokens * gpu.layer.top_k; i++)
             one_expert[i] = tokens == 0 ? 3 : i % 32;
         must(cudaMemcpy(gpu.batch.batch.ids.data, one_expert,
@@ -189,9 +201,12 @@ START_TEST(graphs_replay_with_other_counts)
         must(cudaGraphLaunch(exec, gpu.stream));
         gpu_fetch(&gpu);
         ck_assert_mem_eq(eager, gpu.y, gpu.y_bytes);
-        if (tokens == 0) ck_assert_float_eq(gpu.y[0], 0.0f);
+        ck_assert_mem_eq(whole, gpu.y, (size_t)tokens * row_bytes);
+        for (size_t i = (size_t)tokens * row_bytes / 4; i < gpu.y_bytes / 4; i++)
+            ck_assert_float_eq(gpu.y[i], 0.0f);
     }
     free(eager);
+    free(whole);
     must(cudaGraphExecDestroy(exec));
     must(cudaGraphDestroy(graph));
     must(cudaFree(valid));

@@ -17,6 +17,7 @@
 // fp32 with the scales of both sides; many tokens go on its M (gemm_many.cuh), and mid leaves as e4m3 (gemm_quantise.cuh).
 
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/gemm_args.cuh"
 #include "kernels/cuda/gemm_finish.cuh"
 #include "kernels/cuda/gemm_load.cuh"
 #include "kernels/cuda/gemm_many.cuh"
@@ -25,11 +26,8 @@
 #include "kernels/cuda/gemm_tile.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/ptx.cuh"
-#include "kernels/cuda/tensor_map.cuh"
 
 #include <cuda_runtime.h>
-#include <limits.h>
-#include <math.h>
 
 namespace {
 
@@ -290,15 +288,14 @@ __global__ void __launch_bounds__((product_of<type, true, up_in>::threads), 1) g
         }
         fence_mbarrier_init();
     }
-    // What is loaded as boxes was made by a launch that had waited for route, so the offsets are there before it is.
-    if (U::gathers) {
-        prefetch_rows(args);
-        griddepcontrol_wait();
-    }
+    // What is loaded as boxes was made by a launch that had waited for route, so the offsets are there before it is; and ids were there
+    // before route let this begin.
+    if (U::gathers) prefetch_rows(args);
+    if (U::gathers && args.counted.ids == nullptr) griddepcontrol_wait();
     if (threadIdx.x == 0) taken = atomicAdd(&args.progress->taken, 1u);
     make_tables<U>(args, smem);
     if (warpgroup == kProducer) load_ahead<U, D>(args, smem, taken, first);
-    if (!U::gathers) griddepcontrol_wait();
+    griddepcontrol_wait();
     griddepcontrol_launch_dependents();
     if (warpgroup == kProducer) {
         setmaxnreg_dec<kLoading<U>>();
@@ -311,49 +308,9 @@ __global__ void __launch_bounds__((product_of<type, true, up_in>::threads), 1) g
 
 // ---- Launching ---------------------------------------------------------------------------------
 
-// Of the weights; 0 when there is no kernel.
-int32_t element_bytes_of(int32_t format)
-{
-    switch (format) {
-    case FORMAT_BF16:
-    case FORMAT_F16:
-        return 2;
-    case FORMAT_FP8_TENSOR:
-    case FORMAT_FP8_CHANNEL:
-    case FORMAT_FP8_BLOCK128:
-        return 1;
-    default:
-        return 0;
-    }
-}
-
 operand operand_of(int32_t format)
 {
     return format == FORMAT_BF16 ? OPERAND_BF16 : format == FORMAT_F16 ? OPERAND_F16 : OPERAND_E4M3;
-}
-
-CUtensorMapDataType numbers_of(int32_t format)
-{
-    return format == FORMAT_BF16  ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-           : format == FORMAT_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                                  : CU_TENSOR_MAP_DATA_TYPE_UINT8;
-}
-
-// The weights of all experts. Rows along K and gated: (K, 8 units, gate | up, units / 8, expert), whatever their order.
-tensor_map_shape weights_shape(const weight_view &view, int32_t experts)
-{
-    cuuint64_t row = view.row_stride_bytes, expert = view.expert_stride_bytes;
-    cuuint64_t k = view.k, units = view.n / 2;
-    cuuint32_t depth = kRowBytes / element_bytes_of(view.format);
-
-    if (experts == 1) expert = row * (view.rows_in ? view.k : view.n);
-    if (view.rows_in)
-        return {3, {cuuint64_t(view.n), k, cuuint64_t(experts)}, {row, expert}, {kBlockRows, depth, 1}};
-    if (view.order == ORDER_PLAIN)
-        return {3, {k, cuuint64_t(view.n), cuuint64_t(experts)}, {row, expert}, {depth, kRows, 1}};
-    if (view.order == ORDER_INTERLEAVED)
-        return {5, {k, 8, 2, units / 8, cuuint64_t(experts)}, {2 * row, row, 16 * row, expert}, {depth, 8, 2, 8, 1}};
-    return {5, {k, 8, 2, units / 8, cuuint64_t(experts)}, {row, units * row, 8 * row, expert}, {depth, 8, 2, 8, 1}};
 }
 
 int32_t sm_count()
@@ -397,173 +354,6 @@ gemms_entry entry_of(operand type, bool up_in, bool down_in)
     }
 }
 
-void take_weights(gemm_args &to, const weight_view &view)
-{
-    to.bias = view.bias;
-    to.bias_format = view.bias_format;
-    to.bias_expert_stride_bytes = view.bias_expert_stride_bytes;
-    to.order = view.order;
-    to.depth = static_cast<int32_t>(view.k);
-    to.scales.scales = static_cast<const float *>(view.scales);
-    to.scales.expert_stride = view.scale_expert_stride_bytes / 4;
-    to.scales.row_stride = static_cast<int32_t>(view.scale_row_stride_bytes / 4);
-    to.scales.format = view.format;
-    to.scales.second_block = static_cast<int32_t>((view.n / 2 + 127) / 128);
-    to.scales.halves = view.global_stride;
-}
-
-// Of gelu's: logit(Phi(x)) = x p(x^2), fitted so that x Phi(x) is at most 2.6e-5 off, a bf16's half step at 0.013. Past |x| = 6 the
-// sigmoid is 0 or 1.
-activation_terms terms_of(const gate_up_args &from)
-{
-    const float to_power = -1.4426950408889634f; // -1 / ln 2
-    const float tanh_slope = 1.5957691216057308f; // 2 sqrt(2 / pi)
-
-    switch (from.activation) {
-    case ACTIVATION_GELU:
-        return {{to_power * 1.59501575f, to_power * 0.0740113034f, to_power * -0.000703035284f}, 36.0f, 0.0f, INFINITY};
-    case ACTIVATION_GELU_TANH:
-        return {{to_power * tanh_slope, to_power * tanh_slope * 0.044715f, 0.0f}, 36.0f, 0.0f, INFINITY};
-    case ACTIVATION_SWIGLUOAI:
-        return {{to_power * from.alpha, 0.0f, 0.0f}, 36.0f, from.beta, from.limit > 0.0f ? from.limit : INFINITY};
-    default:
-        return {{to_power, 0.0f, 0.0f}, 36.0f, 0.0f, INFINITY};
-    }
-}
-
-// What the tensor maps and 16-byte copies need.
-bool fits(const weight_view &view)
-{
-    int32_t element_bytes = element_bytes_of(view.format);
-
-    return element_bytes != 0 && !(element_bytes == 1 && view.rows_in) && view.block_offset == 0 && view.k * element_bytes % 16 == 0 &&
-           view.n % (view.order == ORDER_PLAIN ? 8 : 16) == 0 && view.row_stride_bytes % 16 == 0 &&
-           view.expert_stride_bytes % 16 == 0 && reinterpret_cast<uintptr_t>(view.values) % 16 == 0;
-}
-
-// The formats that belong to those of the weights: what the products multiply, and mid and pair_out.
-bool formats_meet(const weight_view &view, int32_t operand, int32_t out)
-{
-    if (element_bytes_of(view.format) == 1) return operand == FORMAT_FP8 && out == FORMAT_BF16;
-    return operand == view.format && out == view.format;
-}
-
-int32_t rows_format_of(const weight_view &view)
-{
-    return element_bytes_of(view.format) == 1 ? FORMAT_FP8_BLOCK128 : view.format;
-}
-
-// Of the weights, and of rows in the order of the pairs, which come in boxes; of their scales, where they have any, by group. No
-// rows: they are gathered.
-cudaError_t make_maps(gemm_args &to, const weight_view &by, int32_t experts, const row_slab *rows)
-{
-    const CUtensorMapDataType numbers = numbers_of(by.format);
-    const cuuint32_t depth = kRowBytes / max(element_bytes_of(by.format), 1);
-    tensor_map_request maps[4] = {{&to.weights, by.values, numbers, weights_shape(by, experts)}};
-    int32_t count = 1;
-
-    if (rows != nullptr) {
-        const cuuint64_t k = by.k, cap = rows->cap, stride = rows->row_stride_bytes;
-
-        if (rows->format != rows_format_of(by)) return cudaErrorInvalidValue;
-        maps[count++] = {&to.tokens, rows->rows, numbers, {3, {k, cap, 1}, {stride, stride * cap}, {depth, 8, 1}}};
-        maps[count++] = {&to.many_tokens, rows->rows, numbers, {3, {k, cap, 1}, {stride, stride * cap}, {depth, kManyTokens, 1}}};
-    }
-    if (rows != nullptr && rows->format == FORMAT_FP8_BLOCK128) {
-        const cuuint64_t groups = (by.k + 127) / 128, cap = rows->cap, stride = rows->group_stride_bytes;
-
-        if (rows->scale_stride_bytes != 4) return cudaErrorInvalidValue;
-        maps[count++] = {&to.token_scales,
-                         rows->scales,
-                         CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
-                         {3, {cap, groups, 1}, {stride, stride * groups}, {kScales, 1, 1}}};
-    }
-    return tensor_maps_make(maps, count);
-}
-
-// Rows of any slab, which are gathered.
-cudaError_t take_slabs(gemms_args_device &to, const gate_up_args &from)
-{
-    const int64_t row_bytes = from.w1.k * element_bytes_of(from.w1.format);
-
-    for (int32_t i = 0; i < from.slabs_count; i++) {
-        const row_slab &slab = from.slabs[i];
-
-        if (slab.format != rows_format_of(from.w1)) return cudaErrorInvalidValue;
-        to.slabs[i] = {static_cast<const unsigned char *>(slab.rows), slab.row_stride_bytes};
-    }
-    to.pair_row = from.pair_row;
-    to.rows_cap = from.rows_cap;
-    if (from.slabs_count == 1 && from.slabs[0].row_stride_bytes < 2 * row_bytes)
-        to.rows_bytes = (from.slabs[0].cap - 1) * from.slabs[0].row_stride_bytes + row_bytes;
-    return cudaSuccess;
-}
-
-// Where gate_up writes: mid, or what becomes of it.
-cudaError_t take_mid(gemm_args &to, const gate_up_args &from, const quantise_args &by)
-{
-    if (from.operand_format != FORMAT_FP8) {
-        to.out = static_cast<unsigned char *>(from.mid);
-        to.out_stride_bytes = from.mid_stride_bytes;
-        return cudaSuccess;
-    }
-    if (by.rows == nullptr || by.format != FORMAT_FP8_BLOCK128 || by.columns != from.intermediate || by.scale_stride_bytes != 4)
-        return cudaErrorInvalidValue;
-    to.out = static_cast<unsigned char *>(by.rows);
-    to.out_stride_bytes = by.row_stride_bytes;
-    to.out_scales = static_cast<float *>(by.scales);
-    to.out_group_stride = by.group_stride_bytes / 4;
-    return cudaSuccess;
-}
-
-cudaError_t take_gate_up(gemms_args_device &to, const gate_up_args &from, const quantise_args &quantise)
-{
-    const bool is_fp8 = from.operand_format == FORMAT_FP8, plain = from.w1.order == ORDER_PLAIN;
-    gemm_args &own = to.gate_up;
-    cudaError_t st;
-
-    if (!fits(from.w1) || from.experts > kExpertsMax || !formats_meet(from.w1, from.operand_format, from.mid_format) ||
-        plain != (from.activation == ACTIVATION_RELU2) || (is_fp8 && (from.slabs_count != 1 || from.pair_row != nullptr)))
-        return cudaErrorInvalidValue;
-    take_weights(own, from.w1);
-    own.pair_weight = from.pair_weight;
-    own.outputs = from.intermediate;
-    own.row_tiles = (from.intermediate + 63) / 64;
-    if (plain || is_fp8) own.row_tiles = (from.intermediate + kRows - 1) / kRows;
-    own.activation = terms_of(from);
-    own.is_bare = own.bias == nullptr && from.activation == ACTIVATION_SILU;
-    st = take_mid(own, from, quantise);
-    if (st == cudaSuccess && !is_fp8) st = take_slabs(to, from);
-    return st != cudaSuccess ? st : make_maps(own, from.w1, from.experts, is_fp8 ? from.slabs : nullptr);
-}
-
-cudaError_t take_down(gemms_args_device &to, const down_args &from)
-{
-    row_slab mid = {};
-    gemm_args &own = to.down;
-
-    if (!fits(from.w2) || !formats_meet(from.w2, from.operand_format, from.pair_format) || from.pairs_max > INT_MAX ||
-        reinterpret_cast<uintptr_t>(from.pair_out) % 16 != 0 || from.pair_stride_bytes % 16 != 0)
-        return cudaErrorInvalidValue;
-    take_weights(own, from.w2);
-    mid.rows = from.mid;
-    mid.scales = from.mid_scales;
-    mid.row_stride_bytes = from.mid_stride_bytes;
-    mid.scale_stride_bytes = from.mid_scale_stride_bytes;
-    mid.group_stride_bytes = from.mid_group_stride_bytes;
-    mid.cap = static_cast<int32_t>(from.pairs_max);
-    mid.format = from.mid_format;
-    own.out = static_cast<unsigned char *>(from.pair_out);
-    own.out_stride_bytes = from.pair_stride_bytes;
-    own.result_row = from.result_row;
-    own.result_weight = from.result_weight;
-    own.result_scale = from.result_scale;
-    own.is_bare = own.bias == nullptr;
-    own.outputs = static_cast<int32_t>(from.w2.n);
-    own.row_tiles = static_cast<int32_t>((from.w2.n + kRows - 1) / kRows);
-    return make_maps(own, from.w2, from.experts, &mid);
-}
-
 } // namespace
 
 extern "C" int32_t gemm_cuda_load(void)
@@ -580,21 +370,11 @@ extern "C" int32_t gemm_cuda_load(void)
 
 extern "C" int32_t gemms_cuda(const struct gemms_args *args, void *stream)
 {
-    const gate_up_args &gate_up = args->gate_up;
-    const down_args &down = args->down;
     gemms_args_device to = {};
-    cudaError_t st;
+    cudaError_t st = gemms_args_make(to, *args);
     gemms_entry by;
 
-    if (gate_up.w1.format != down.w2.format || gate_up.experts != down.experts || gate_up.expert_offset != down.expert_offset)
-        return cudaErrorInvalidValue;
-    to.expert_offset = gate_up.expert_offset;
-    to.progress = reinterpret_cast<gemm_progress *>(args->progress);
-    to.late = args->progress + GEMM_PROGRESS_WORDS;
-    to.experts = gate_up.experts;
-    st = take_gate_up(to, gate_up, args->quantise);
-    if (st == cudaSuccess) st = take_down(to, down);
     if (st != cudaSuccess) return st;
-    by = entry_of(operand_of(gate_up.w1.format), gate_up.w1.rows_in != 0, down.w2.rows_in != 0);
+    by = entry_of(operand_of(args->gate_up.w1.format), args->gate_up.w1.rows_in != 0, args->down.w2.rows_in != 0);
     return launch(by.kernel, {static_cast<unsigned>(sm_count()), by.threads, by.smem_bytes, LAUNCH_EARLY}, stream, to);
 }

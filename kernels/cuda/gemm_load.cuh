@@ -255,19 +255,22 @@ __device__ __forceinline__ bool is_of_gate_up(const tile &t)
     return t.tokens > 0 && !t.is_down;
 }
 
-// Of the block's first tile, whose weights need nothing but the tables; not many, behind which its tokens would wait.
+// Of the block's first tile, whose weights need nothing but the tables; not many, behind which its tokens would wait, and fewer where
+// those are looked up after them.
 template <class U> __device__ __forceinline__ int32_t steps_ahead(const gemms_args_device &args, const tile &t)
 {
-    return is_of_gate_up(t) ? min(steps_of<U>(args.gate_up) - 1, kLoadingWarps) : 0;
+    const int32_t most = args.counted.ids != nullptr ? kLoadingWarps / 2 : kLoadingWarps;
+
+    return is_of_gate_up(t) ? min(steps_of<U>(args.gate_up) - 1, most) : 0;
 }
 
 // What has been asked for before the first weights, behind which an answer takes 4 us.
 template <class U> struct asked {
     uint32_t index; // the block's second tile, for the first loading thread
-    int32_t flat[gathered<U>::looked_up]; // rows of its first one
+    int32_t flat[gathered<U>::looked_up]; // rows of its first one; where ids are counted, nobody knows them yet
 };
 
-// The first tile of the block, by the first loading thread, and the weights of its first steps, one for each warp.
+// The first tile of the block, by the first loading thread, and the weights of its first steps, one for a warp.
 template <class U, class D>
 __device__ __forceinline__ void load_ahead(const gemms_args_device &args, gemm_smem<U> &smem, uint32_t index, asked<U> &first)
 {
@@ -278,7 +281,7 @@ __device__ __forceinline__ void load_ahead(const gemms_args_device &args, gemm_s
     bar_sync<1, 128>(); // the tile is there
     if (!is_of_gate_up(smem.tiles[0])) return;
     if (thread == 0) first.index = atomicAdd(&args.progress->taken, 1u);
-    if (U::gathers) look_up<U>(args, smem.tiles[0], thread, first.flat);
+    if (U::gathers && args.counted.ids == nullptr) look_up<U>(args, smem.tiles[0], thread, first.flat);
     ring.advance(loading_warp());
     if (loading_warp() < steps_ahead<U>(args, smem.tiles[0]) && elect_one())
         begin_stage<U>(args.gate_up, smem, ring, smem.tiles[0], loading_warp() * U::depth);
@@ -306,6 +309,7 @@ __device__ __forceinline__ int32_t load_gate_up(const gemms_args_device &args, g
     tile t = smem.tiles[0];
     int32_t ahead = steps_ahead<U>(args, t);
 
+    if (U::gathers && args.counted.ids != nullptr && is_of_gate_up(t)) look_up<U>(args, t, thread, first.flat);
     while (is_of_gate_up(t)) {
         gathered<U> from;
 

@@ -3,6 +3,7 @@
 #ifndef MOXIE_KERNELS_CUDA_GEMM_TILE_CUH
 #define MOXIE_KERNELS_CUDA_GEMM_TILE_CUH
 
+#include "kernels/cuda/ids.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/search.cuh"
 #include "kernels/types.h"
@@ -202,7 +203,7 @@ struct gemm_args {
     int32_t is_bare; // 1: outputs are sums, or SiLU of gate times up, without bias: an end with no look at limits and biases for each
 };
 
-// What blocks tell each other, 0 before each launch. Early and late tiles of gate_up are counted by each warp that has stored its
+// What blocks tell each other, 0 before each launch: `taken` before route lets it begin, the others before it ends. Early and late tiles of gate_up are counted by each warp that has stored its
 // share.
 struct gemm_progress {
     uint32_t taken; // tiles, of gate_up and then of down
@@ -210,11 +211,21 @@ struct gemm_progress {
 };
 static_assert(sizeof(gemm_progress) == GEMM_PROGRESS_WORDS * 4);
 
+// Few ids, as route reads them. ids NULL: expert_offset is read, behind route.
+struct counted_ids {
+    const unsigned char *ids; // [rows, top_k]
+    const int32_t *rows_valid[2]; // each NULL: all
+    const int32_t *expert_map;
+    int64_t row_stride_bytes, map_count, expert_first;
+    int32_t id_bytes, rows, top_k;
+};
+
 struct gemms_args_device {
     gemm_args gate_up, down;
     gemm_slab slabs[KERNEL_RANKS_MAX]; // to gather from
     const int32_t *pair_row;           // by which
     const int32_t *expert_offset;
+    counted_ids counted;
     gemm_progress *progress;
     uint32_t *late; // [experts]: late tiles that have ended
     int64_t rows_bytes; // of the only slab, as far as a line for each thread reaches; 0: several slabs, or rows apart
@@ -276,18 +287,38 @@ __device__ __forceinline__ int32_t first_late(const gemms_args_device &args, con
     return max(tiles_of_gate_up(args, tiles_first) - 2 * static_cast<int32_t>(gridDim.x), 0);
 }
 
-// The first pair of each expert, and for each warp the pairs of its largest one.
-template <class P> __device__ __forceinline__ void read_experts(const gemms_args_device &args, gemm_smem<P> &smem)
+// The pairs of each expert, as route counts them. They lie where their sums will.
+template <class P> __device__ __forceinline__ void count_ids(const gemms_args_device &args, gemm_smem<P> &smem)
+{
+    const counted_ids &from = args.counted;
+    int32_t rows = from.rows;
+
+    for (int32_t e = threadIdx.x; e < args.experts; e += P::threads)
+        smem.expert_first[e] = 0;
+#pragma unroll
+    for (int32_t i = 0; i < 2; i++)
+        if (from.rows_valid[i] != nullptr) rows = min(rows, max(*from.rows_valid[i], 0));
+    __syncthreads();
+    for (int32_t position = threadIdx.x; position < from.rows * from.top_k; position += P::threads) {
+        const int32_t row = position / from.top_k;
+        const int64_t id = id_read(from.ids + row * from.row_stride_bytes, position - row * from.top_k, from.id_bytes);
+        const int32_t expert = id_mapped(from.expert_map, from.map_count, id, from.expert_first, args.experts);
+
+        if (row < rows && expert >= 0) atomicAdd(&smem.expert_first[expert], 1);
+    }
+    __syncthreads();
+}
+
+// The pairs of each expert, and for each warp those of its largest one.
+template <class P> __device__ __forceinline__ void find_counts(const gemms_args_device &args, gemm_smem<P> &smem)
 {
     uint32_t most = 0;
 
+    if (args.counted.ids != nullptr) count_ids<P>(args, smem);
     for (int32_t e = threadIdx.x; e < args.experts; e += P::threads) {
         // Past the L1, which may be older than the launch that wrote them.
-        int32_t first = __ldcg(&args.expert_offset[e]), end = __ldcg(&args.expert_offset[e + 1]);
-
-        smem.expert_first[e] = first;
-        if (e + 1 == args.experts) smem.expert_first[e + 1] = end;
-        most = max(most, static_cast<uint32_t>(end - first));
+        if (args.counted.ids == nullptr) smem.expert_first[e] = __ldcg(&args.expert_offset[e + 1]) - __ldcg(&args.expert_offset[e]);
+        most = max(most, static_cast<uint32_t>(smem.expert_first[e]));
     }
     most = __reduce_max_sync(~0u, most);
     if (threadIdx.x % 32 == 0) smem.pairs_most[threadIdx.x / 32] = most;
@@ -299,30 +330,37 @@ template <class P> __device__ __forceinline__ void make_tables(const gemms_args_
     constexpr int32_t own = 4;
     const int32_t lane = threadIdx.x;
 
-    read_experts<P>(args, smem);
+    find_counts<P>(args, smem);
     __syncthreads();
     if (threadIdx.x < 32) {
         const uint32_t most = __reduce_max_sync(~0u, lane < P::threads / 32 ? smem.pairs_most[lane] : 0u);
         const int32_t columns_most = columns_most_for<P>(static_cast<int32_t>(most));
-        int32_t before = 0;
+        int32_t pairs_before = 0, tiles_before = 0;
 
         for (int32_t base = 0; base <= args.experts; base += 32 * own) {
-            int32_t first = base + lane * own, tiles[own], sum = 0;
+            const int32_t first = base + lane * own;
+            int32_t pairs[own], tiles[own], pairs_sum = 0, tiles_sum = 0;
 
 #pragma unroll
             for (int32_t i = 0; i < own; i++) {
-                int32_t e = max(min(first + i, args.experts - 1), 0);
-
-                tiles[i] = token_tiles<P>(smem.expert_first[e + 1] - smem.expert_first[e], columns_most);
-                sum += tiles[i];
+                pairs[i] = first + i < args.experts ? smem.expert_first[first + i] : 0;
+                tiles[i] = token_tiles<P>(pairs[i], columns_most);
+                pairs_sum += pairs[i];
+                tiles_sum += tiles[i];
             }
-            before += sum_before(sum);
+            pairs_before += sum_before(pairs_sum);
+            tiles_before += sum_before(tiles_sum);
 #pragma unroll
             for (int32_t i = 0; i < own; i++) {
-                if (first + i <= args.experts) smem.tiles_first[first + i] = before;
-                before += tiles[i];
+                if (first + i <= args.experts) {
+                    smem.expert_first[first + i] = pairs_before;
+                    smem.tiles_first[first + i] = tiles_before;
+                }
+                pairs_before += pairs[i];
+                tiles_before += tiles[i];
             }
-            before = __shfl_sync(~0u, before, 31);
+            pairs_before = __shfl_sync(~0u, pairs_before, 31);
+            tiles_before = __shfl_sync(~0u, tiles_before, 31);
         }
         if (lane == 0) smem.columns_most = columns_most;
     }

@@ -219,6 +219,12 @@ __device__ __forceinline__ void add_release_device(uint32_t *to, uint32_t value)
     asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
 
+// What this thread wrote before is there for all blocks of the device.
+__device__ __forceinline__ void fence_device()
+{
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
+}
+
 __device__ __forceinline__ void fence_system()
 {
     asm volatile("fence.acq_rel.sys;" ::: "memory");

@@ -38,6 +38,7 @@ struct args {
     float *scales;
     int64_t row_stride_bytes, scale_stride, group_stride; // of scales: floats
     int32_t slabs_count, rows_cap, top_k, rows_count, columns;
+    int32_t early;
     uint32_t writers; // warps that code the same piece of a row, each for its share of the row's places
 };
 
@@ -209,8 +210,9 @@ __global__ void __launch_bounds__(kThreads, 4) quantise_kernel(const __grid_cons
     uint32_t rows = a.rows_count;
     bool waits = a.row_pair != nullptr;
 
-    // The products read route's counts before they wait: they may begin when all of this launch have waited for route.
+    // Products that read route's counts before they wait may begin when all of this launch have waited for route.
     if (waits) {
+        if (a.early) griddepcontrol_launch_dependents();
         sum_rows(a, rows_before);
         rows = rows_before[KERNEL_RANKS_MAX];
     } else {
@@ -301,6 +303,7 @@ extern "C" int32_t quantise_cuda(const struct quantise_args *from, void *stream)
     to.top_k = from->top_k;
     to.rows_count = from->rows_count;
     to.columns = from->columns;
+    to.early = from->early;
     to.writers = from->row_pair != nullptr && rows * pieces * from->top_k <= kFewWarps ? max(from->top_k, 1) : 1;
     return launch(quantise_kernel, {grid_for(rows * pieces * to.writers, kThreads / 32), kThreads, 0, LAUNCH_EARLY}, stream, to);
 }

@@ -350,11 +350,18 @@ __device__ void zero(int32_t *numbers, int32_t count)
         numbers[i] = 0;
 }
 
-// One block clears what the products count in.
+// One block clears what the products count in: their tiles before they may begin, since those that count ids themselves do not wait for
+// the end of this.
 __device__ void clear_progress(const args &a)
 {
-    if (a.progress == nullptr || blockIdx.x != 0) return;
-    for (int32_t i = threadIdx.x; i < GEMM_PROGRESS_WORDS + a.experts; i += blockDim.x)
+    const bool clears = a.progress != nullptr && blockIdx.x == 0;
+
+    if (clears && threadIdx.x == 0) {
+        a.progress[0] = 0;
+        fence_device();
+    }
+    if (threadIdx.x == 0) griddepcontrol_launch_dependents();
+    for (int32_t i = 1 + threadIdx.x; clears && i < GEMM_PROGRESS_WORDS + a.experts; i += blockDim.x)
         a.progress[i] = 0;
 }
 
@@ -365,7 +372,6 @@ __global__ void __launch_bounds__(kThreads, 1) route_kernel(const __grid_constan
     int32_t *own = counts + threadIdx.x / 32 * a.experts;
 
     griddepcontrol_wait();
-    griddepcontrol_launch_dependents();
     clear_progress(a);
     if (a.by != ROUTE_BY_IDS) {
         route_by_expert(a, warps);
@@ -390,7 +396,6 @@ __global__ void __launch_bounds__(kThreads, 1) count_kernel(const __grid_constan
     __shared__ int32_t warps[kWarps], rows_before[KERNEL_RANKS_MAX + 1];
 
     griddepcontrol_wait();
-    griddepcontrol_launch_dependents();
     clear_progress(a);
     zero(counts, a.experts);
     sum_rows(a, rows_before, warps);

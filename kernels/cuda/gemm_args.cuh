@@ -1,0 +1,265 @@
+// What gemm.cu's kernels are launched with, made of the args that CPU kernels have, or why there is no kernel. Included by gemm.cu alone.
+
+#ifndef MOXIE_KERNELS_CUDA_GEMM_ARGS_CUH
+#define MOXIE_KERNELS_CUDA_GEMM_ARGS_CUH
+
+#include "kernels/cuda/gemm_tile.cuh"
+#include "kernels/cuda/tensor_map.cuh"
+#include "kernels/gemm.h"
+#include "kernels/route.h"
+
+#include <limits.h>
+#include <math.h>
+
+namespace {
+
+// Of the weights; 0 when there is no kernel.
+int32_t element_bytes_of(int32_t format)
+{
+    switch (format) {
+    case FORMAT_BF16:
+    case FORMAT_F16:
+        return 2;
+    case FORMAT_FP8_TENSOR:
+    case FORMAT_FP8_CHANNEL:
+    case FORMAT_FP8_BLOCK128:
+        return 1;
+    default:
+        return 0;
+    }
+}
+
+CUtensorMapDataType numbers_of(int32_t format)
+{
+    return format == FORMAT_BF16  ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+           : format == FORMAT_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                  : CU_TENSOR_MAP_DATA_TYPE_UINT8;
+}
+
+// The weights of all experts. Rows along K and gated: (K, 8 units, gate | up, units / 8, expert), whatever their order.
+tensor_map_shape weights_shape(const weight_view &view, int32_t experts)
+{
+    cuuint64_t row = view.row_stride_bytes, expert = view.expert_stride_bytes;
+    cuuint64_t k = view.k, units = view.n / 2;
+    cuuint32_t depth = kRowBytes / element_bytes_of(view.format);
+
+    if (experts == 1) expert = row * (view.rows_in ? view.k : view.n);
+    if (view.rows_in)
+        return {3, {cuuint64_t(view.n), k, cuuint64_t(experts)}, {row, expert}, {kBlockRows, depth, 1}};
+    if (view.order == ORDER_PLAIN)
+        return {3, {k, cuuint64_t(view.n), cuuint64_t(experts)}, {row, expert}, {depth, kRows, 1}};
+    if (view.order == ORDER_INTERLEAVED)
+        return {5, {k, 8, 2, units / 8, cuuint64_t(experts)}, {2 * row, row, 16 * row, expert}, {depth, 8, 2, 8, 1}};
+    return {5, {k, 8, 2, units / 8, cuuint64_t(experts)}, {row, units * row, 8 * row, expert}, {depth, 8, 2, 8, 1}};
+}
+
+void take_weights(gemm_args &to, const weight_view &view)
+{
+    to.bias = view.bias;
+    to.bias_format = view.bias_format;
+    to.bias_expert_stride_bytes = view.bias_expert_stride_bytes;
+    to.order = view.order;
+    to.depth = static_cast<int32_t>(view.k);
+    to.scales.scales = static_cast<const float *>(view.scales);
+    to.scales.expert_stride = view.scale_expert_stride_bytes / 4;
+    to.scales.row_stride = static_cast<int32_t>(view.scale_row_stride_bytes / 4);
+    to.scales.format = view.format;
+    to.scales.second_block = static_cast<int32_t>((view.n / 2 + 127) / 128);
+    to.scales.halves = view.global_stride;
+}
+
+// Of gelu's: logit(Phi(x)) = x p(x^2), fitted so that x Phi(x) is at most 2.6e-5 off, a bf16's half step at 0.013. Past |x| = 6 the
+// sigmoid is 0 or 1.
+activation_terms terms_of(const gate_up_args &from)
+{
+    const float to_power = -1.4426950408889634f; // -1 / ln 2
+    const float tanh_slope = 1.5957691216057308f; // 2 sqrt(2 / pi)
+
+    switch (from.activation) {
+    case ACTIVATION_GELU:
+        return {{to_power * 1.59501575f, to_power * 0.0740113034f, to_power * -0.000703035284f}, 36.0f, 0.0f, INFINITY};
+    case ACTIVATION_GELU_TANH:
+        return {{to_power * tanh_slope, to_power * tanh_slope * 0.044715f, 0.0f}, 36.0f, 0.0f, INFINITY};
+    case ACTIVATION_SWIGLUOAI:
+        return {{to_power * from.alpha, 0.0f, 0.0f}, 36.0f, from.beta, from.limit > 0.0f ? from.limit : INFINITY};
+    default:
+        return {{to_power, 0.0f, 0.0f}, 36.0f, 0.0f, INFINITY};
+    }
+}
+
+// What the tensor maps and 16-byte copies need.
+bool fits(const weight_view &view)
+{
+    int32_t element_bytes = element_bytes_of(view.format);
+
+    return element_bytes != 0 && !(element_bytes == 1 && view.rows_in) && view.block_offset == 0 && view.k * element_bytes % 16 == 0 &&
+           view.n % (view.order == ORDER_PLAIN ? 8 : 16) == 0 && view.row_stride_bytes % 16 == 0 &&
+           view.expert_stride_bytes % 16 == 0 && reinterpret_cast<uintptr_t>(view.values) % 16 == 0;
+}
+
+// The formats that belong to those of the weights: what the products multiply, and mid and pair_out.
+bool formats_meet(const weight_view &view, int32_t operand, int32_t out)
+{
+    if (element_bytes_of(view.format) == 1) return operand == FORMAT_FP8 && out == FORMAT_BF16;
+    return operand == view.format && out == view.format;
+}
+
+int32_t rows_format_of(const weight_view &view)
+{
+    return element_bytes_of(view.format) == 1 ? FORMAT_FP8_BLOCK128 : view.format;
+}
+
+// Of the weights, and of rows in the order of the pairs, which come in boxes; of their scales, where they have any, by group. No
+// rows: they are gathered.
+cudaError_t make_maps(gemm_args &to, const weight_view &by, int32_t experts, const row_slab *rows)
+{
+    const CUtensorMapDataType numbers = numbers_of(by.format);
+    const cuuint32_t depth = kRowBytes / max(element_bytes_of(by.format), 1);
+    tensor_map_request maps[4] = {{&to.weights, by.values, numbers, weights_shape(by, experts)}};
+    int32_t count = 1;
+
+    if (rows != nullptr) {
+        const cuuint64_t k = by.k, cap = rows->cap, stride = rows->row_stride_bytes;
+
+        if (rows->format != rows_format_of(by)) return cudaErrorInvalidValue;
+        maps[count++] = {&to.tokens, rows->rows, numbers, {3, {k, cap, 1}, {stride, stride * cap}, {depth, 8, 1}}};
+        maps[count++] = {&to.many_tokens, rows->rows, numbers, {3, {k, cap, 1}, {stride, stride * cap}, {depth, kManyTokens, 1}}};
+    }
+    if (rows != nullptr && rows->format == FORMAT_FP8_BLOCK128) {
+        const cuuint64_t groups = (by.k + 127) / 128, cap = rows->cap, stride = rows->group_stride_bytes;
+
+        if (rows->scale_stride_bytes != 4) return cudaErrorInvalidValue;
+        maps[count++] = {&to.token_scales,
+                         rows->scales,
+                         CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+                         {3, {cap, groups, 1}, {stride, stride * groups}, {kScales, 1, 1}}};
+    }
+    return tensor_maps_make(maps, count);
+}
+
+// Rows of any slab, which are gathered.
+cudaError_t take_slabs(gemms_args_device &to, const gate_up_args &from)
+{
+    const int64_t row_bytes = from.w1.k * element_bytes_of(from.w1.format);
+
+    for (int32_t i = 0; i < from.slabs_count; i++) {
+        const row_slab &slab = from.slabs[i];
+
+        if (slab.format != rows_format_of(from.w1)) return cudaErrorInvalidValue;
+        to.slabs[i] = {static_cast<const unsigned char *>(slab.rows), slab.row_stride_bytes};
+    }
+    to.pair_row = from.pair_row;
+    to.rows_cap = from.rows_cap;
+    if (from.slabs_count == 1 && from.slabs[0].row_stride_bytes < 2 * row_bytes)
+        to.rows_bytes = (from.slabs[0].cap - 1) * from.slabs[0].row_stride_bytes + row_bytes;
+    return cudaSuccess;
+}
+
+// Where gate_up writes: mid, or what becomes of it.
+cudaError_t take_mid(gemm_args &to, const gate_up_args &from, const quantise_args &by)
+{
+    if (from.operand_format != FORMAT_FP8) {
+        to.out = static_cast<unsigned char *>(from.mid);
+        to.out_stride_bytes = from.mid_stride_bytes;
+        return cudaSuccess;
+    }
+    if (by.rows == nullptr || by.format != FORMAT_FP8_BLOCK128 || by.columns != from.intermediate || by.scale_stride_bytes != 4)
+        return cudaErrorInvalidValue;
+    to.out = static_cast<unsigned char *>(by.rows);
+    to.out_stride_bytes = by.row_stride_bytes;
+    to.out_scales = static_cast<float *>(by.scales);
+    to.out_group_stride = by.group_stride_bytes / 4;
+    return cudaSuccess;
+}
+
+cudaError_t take_gate_up(gemms_args_device &to, const gate_up_args &from, const quantise_args &quantise)
+{
+    const bool is_fp8 = from.operand_format == FORMAT_FP8, plain = from.w1.order == ORDER_PLAIN;
+    gemm_args &own = to.gate_up;
+    cudaError_t st;
+
+    if (!fits(from.w1) || from.experts > kExpertsMax || !formats_meet(from.w1, from.operand_format, from.mid_format) ||
+        plain != (from.activation == ACTIVATION_RELU2) || (is_fp8 && (from.slabs_count != 1 || from.pair_row != nullptr)))
+        return cudaErrorInvalidValue;
+    take_weights(own, from.w1);
+    own.pair_weight = from.pair_weight;
+    own.outputs = from.intermediate;
+    own.row_tiles = (from.intermediate + 63) / 64;
+    if (plain || is_fp8) own.row_tiles = (from.intermediate + kRows - 1) / kRows;
+    own.activation = terms_of(from);
+    own.is_bare = own.bias == nullptr && from.activation == ACTIVATION_SILU;
+    st = take_mid(own, from, quantise);
+    if (st == cudaSuccess && !is_fp8) st = take_slabs(to, from);
+    return st != cudaSuccess ? st : make_maps(own, from.w1, from.experts, is_fp8 ? from.slabs : nullptr);
+}
+
+cudaError_t take_down(gemms_args_device &to, const down_args &from)
+{
+    row_slab mid = {};
+    gemm_args &own = to.down;
+
+    if (!fits(from.w2) || !formats_meet(from.w2, from.operand_format, from.pair_format) || from.pairs_max > INT_MAX ||
+        reinterpret_cast<uintptr_t>(from.pair_out) % 16 != 0 || from.pair_stride_bytes % 16 != 0)
+        return cudaErrorInvalidValue;
+    take_weights(own, from.w2);
+    mid.rows = from.mid;
+    mid.scales = from.mid_scales;
+    mid.row_stride_bytes = from.mid_stride_bytes;
+    mid.scale_stride_bytes = from.mid_scale_stride_bytes;
+    mid.group_stride_bytes = from.mid_group_stride_bytes;
+    mid.cap = static_cast<int32_t>(from.pairs_max);
+    mid.format = from.mid_format;
+    own.out = static_cast<unsigned char *>(from.pair_out);
+    own.out_stride_bytes = from.pair_stride_bytes;
+    own.result_row = from.result_row;
+    own.result_weight = from.result_weight;
+    own.result_scale = from.result_scale;
+    own.is_bare = own.bias == nullptr;
+    own.outputs = static_cast<int32_t>(from.w2.n);
+    own.row_tiles = static_cast<int32_t>((from.w2.n + kRows - 1) / kRows);
+    return make_maps(own, from.w2, from.experts, &mid);
+}
+
+cudaError_t take_ids(counted_ids &to, const route_args *from, int64_t pairs_max)
+{
+    const row_slab *slab;
+    int64_t positions;
+
+    if (from == nullptr) return cudaSuccess;
+    if (from->by != ROUTE_BY_IDS || from->slabs_count != 1) return cudaErrorInvalidValue;
+    slab = &from->slabs[0];
+    positions = static_cast<int64_t>(slab->cap) * from->top_k;
+    if (slab->cap > from->rows_cap || positions > GEMMS_IDS_MAX || positions > pairs_max) return cudaErrorInvalidValue;
+    to.ids = static_cast<const unsigned char *>(slab->ids);
+    to.rows_valid[0] = slab->count;
+    to.rows_valid[1] = from->valid_slab == 0 ? from->tokens_valid : nullptr;
+    to.expert_map = from->expert_map;
+    to.row_stride_bytes = slab->id_stride_bytes;
+    to.map_count = from->map_count;
+    to.expert_first = from->expert_first;
+    to.id_bytes = slab->id_bytes;
+    to.rows = slab->cap;
+    to.top_k = from->top_k;
+    return cudaSuccess;
+}
+
+cudaError_t gemms_args_make(gemms_args_device &to, const gemms_args &from)
+{
+    const gate_up_args &gate_up = from.gate_up;
+    const down_args &down = from.down;
+    cudaError_t st;
+
+    if (gate_up.w1.format != down.w2.format || gate_up.experts != down.experts || gate_up.expert_offset != down.expert_offset)
+        return cudaErrorInvalidValue;
+    to.expert_offset = gate_up.expert_offset;
+    to.progress = reinterpret_cast<gemm_progress *>(from.progress);
+    to.late = from.progress + GEMM_PROGRESS_WORDS;
+    to.experts = gate_up.experts;
+    st = take_ids(to.counted, from.route, down.pairs_max);
+    if (st == cudaSuccess) st = take_gate_up(to, gate_up, from.quantise);
+    return st != cudaSuccess ? st : take_down(to, down);
+}
+
+} // namespace
+
+#endif
