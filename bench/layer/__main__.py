@@ -89,7 +89,8 @@ def choose(options, device):
         if wanted is not None and system.name not in wanted:
             continue
         absent = system.available()
-        described.append({"name": system.name, "what": system.what, "absent": absent})
+        described.append({"name": system.name, "what": system.what, "absent": absent,
+                          "version": system.version})
         if absent is None:
             usable.append(system)
         else:

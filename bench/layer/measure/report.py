@@ -114,9 +114,11 @@ def _is(found, kind):
 
 def _head(found):
     machine, versions = found["machine"], found["versions"]
+    library = next((system["version"] for system in found.get("systems", ())
+                    if system["name"] == "moxie" and system.get("version")), None)
     device, number = machine.get("gpu") or machine.get("cpu"), found["settings"]["format"]
     lines = [f"{device}, {number}, torch {versions['torch']}, "
-             f"moxie {versions['moxie']} ({versions.get('commit')}), {found['date']}", "",
+             f"moxie {versions['moxie']} ({library or versions.get('commit')}), {found['date']}", "",
              f"    {found['command']}", ""]
     if not found["complete"]:
         lines += ["**Incomplete**: the run ended before its last cell.", ""]

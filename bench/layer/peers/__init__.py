@@ -20,6 +20,7 @@ class System:
     """A whole layer: x, ids and router weights in, y out."""
 
     name, what = None, WHOLE
+    version = None  # of what is measured, where it says so; known once it is available
 
     def __init__(self, options, device):
         self.options, self.device, self.case = options, device, None

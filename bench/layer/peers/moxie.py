@@ -40,6 +40,7 @@ class Moxie(System):
             self.library = load(path, "moxie bench")
         except (OSError, MoxieError) as error:
             return f"{path}: {error}; name it with --plugin"
+        self.version = self.library.source_id
         return None
 
     def prepare(self, case):

@@ -33,6 +33,11 @@ class Library:
             raise MoxieError(E_VERSION, -1,
                              f"{path}: {len(mismatches)} fields differ, first {mismatches[0]}")
 
+    @property
+    def source_id(self):
+        """The commit that the library was built from, or "unknown"."""
+        return self.api.build.contents.source_id.decode()
+
     def layout(self):
         """[(structure, field, offset, size)] as the library was compiled."""
         fields, count, stride = type_of("*field")(), ctypes.c_uint64(), ctypes.c_uint32()
