@@ -15,7 +15,7 @@ struct experts_job {
     const struct rows_view *in;
     const struct out_view *out;
     int32_t slot;     // whose buffers
-    int32_t in_place; // 1: the first slab's results may lie in its rows
+    int32_t in_place; // 1: the first slab's results may lie in its rows, its ids or what they mean
     int32_t layer;
     void *stream; // the kernels'
 };

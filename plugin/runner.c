@@ -104,6 +104,13 @@ out:
     return st;
 }
 
+// Whether results lie in what the products may still read when the first of them are written.
+static int are_overwritten(const moxie_rows *in, const moxie_tensor *results)
+{
+    return tensor_overlap(&in->slabs->rows, results) || tensor_overlap(&in->slabs->ids, results) ||
+           tensor_overlap(&in->counts, results) || tensor_overlap(&in->expert_map, results);
+}
+
 int32_t runner_run(moxie_runner *runner, const moxie_call *call, const moxie_rows *in,
                    const moxie_rows *out, moxie_error *error)
 {
@@ -122,7 +129,7 @@ int32_t runner_run(moxie_runner *runner, const moxie_call *call, const moxie_row
     TRY(read_rows(runner, call, in, &view, error));
     TRY(rows_out(out, &view, &instance->plan.limits, instance->device->tensor_device, &results,
                  error));
-    job.in_place = tensor_overlap(&in->slabs->rows, &out->slabs->rows);
+    job.in_place = are_overwritten(in, &out->slabs->rows);
     TRY(forward_experts(&job, error));
 out:
     return st;

@@ -297,12 +297,12 @@ template <class P> __device__ __forceinline__ void count_ids(const gemms_args_de
         smem.expert_first[e] = 0;
 #pragma unroll
     for (int32_t i = 0; i < 2; i++)
-        if (from.rows_valid[i] != nullptr) rows = min(rows, max(*from.rows_valid[i], 0));
+        if (from.rows_valid[i] != nullptr) rows = min(rows, max(number_read<READ_PAST_L1>(from.rows_valid[i]), 0));
     __syncthreads();
     for (int32_t position = threadIdx.x; position < from.rows * from.top_k; position += P::threads) {
         const int32_t row = position / from.top_k;
-        const int64_t id = id_read(from.ids + row * from.row_stride_bytes, position - row * from.top_k, from.id_bytes);
-        const int32_t expert = id_mapped(from.expert_map, from.map_count, id, from.expert_first, args.experts);
+        const int64_t id = id_read<READ_PAST_L1>(from.ids + row * from.row_stride_bytes, position - row * from.top_k, from.id_bytes);
+        const int32_t expert = id_mapped<READ_PAST_L1>(from.expert_map, from.map_count, id, from.expert_first, args.experts);
 
         if (row < rows && expert >= 0) atomicAdd(&smem.expert_first[expert], 1);
     }
