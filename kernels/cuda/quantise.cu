@@ -3,7 +3,7 @@
 //
 // grid   a warp up to 1024 numbers of a row, the same ones of each of its rows; the valid rows of all slabs, one after the other
 // smem   the valid rows before each slab
-// bytes  the rows once, half or a quarter of them written to each place, at 2.2 to 2.9 TB/s: about ten instructions a number
+// bytes  the rows once, half or a quarter of them written to each place, at 2.2 to 2.9 TB/s
 
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/launch.cuh"
