@@ -3,6 +3,7 @@
 import torch
 
 E4M3, LARGEST, BLOCK = torch.float8_e4m3fn, 448.0, 128
+SMALLEST = 2.0 ** -100  # a block of a row whose largest is less has no scale
 
 
 def blocks_of(columns):
@@ -22,11 +23,18 @@ def _divide(values, scales):
 
 
 def quantise_rows(rows):
-    """([..., columns] e4m3, [..., blocks] f32), as a layer quantises what it multiplies."""
+    """([..., columns] e4m3, [..., blocks] f32), as a layer quantises what it multiplies.
+
+    Codes are of x * (448 / amax), as DeepGEMM's are, too: ties fall otherwise than those of
+    x / (amax / 448).
+    """
     blocks = _in_blocks(rows)
-    scales = blocks.abs().amax(-1, keepdim=True) / LARGEST
-    values = _divide(blocks, scales).flatten(-2)[..., :rows.shape[-1]].to(E4M3)
-    return values, scales.squeeze(-1)
+    largest = blocks.abs().amax(-1, keepdim=True)
+    none = torch.zeros_like(largest)
+    # Not LARGEST / largest, which torch rounds twice.
+    inverse = torch.where(largest < SMALLEST, none, torch.full_like(largest, LARGEST) / largest)
+    values = (blocks * inverse).flatten(-2)[..., :rows.shape[-1]].to(E4M3)
+    return values, torch.where(largest < SMALLEST, none, largest / LARGEST).squeeze(-1)
 
 
 def spread(scales, columns):
