@@ -104,11 +104,15 @@ out:
     return st;
 }
 
-// Whether results lie in what the products may still read when the first of them are written.
-static int are_overwritten(const moxie_rows *in, const moxie_tensor *results)
+// Whether results lie in what the products may still read when the first of them are written. What
+// a layout by expert does not use has not been checked.
+static int are_overwritten(const struct rows_view *view, const moxie_rows *in,
+                           const moxie_tensor *results)
 {
-    return tensor_overlap(&in->slabs->rows, results) || tensor_overlap(&in->slabs->ids, results) ||
-           tensor_overlap(&in->counts, results) || tensor_overlap(&in->expert_map, results);
+    if (tensor_overlap(&in->slabs->rows, results)) return 1;
+    return view->by == ROUTE_BY_IDS &&
+           (tensor_overlap(&in->slabs->ids, results) || tensor_overlap(&in->counts, results) ||
+            tensor_overlap(&in->expert_map, results));
 }
 
 int32_t runner_run(moxie_runner *runner, const moxie_call *call, const moxie_rows *in,
@@ -129,7 +133,7 @@ int32_t runner_run(moxie_runner *runner, const moxie_call *call, const moxie_row
     TRY(read_rows(runner, call, in, &view, error));
     TRY(rows_out(out, &view, &instance->plan.limits, instance->device->tensor_device, &results,
                  error));
-    job.in_place = are_overwritten(in, &out->slabs->rows);
+    job.in_place = are_overwritten(&view, in, &out->slabs->rows);
     TRY(forward_experts(&job, error));
 out:
     return st;

@@ -209,10 +209,15 @@ static int columns_apart(const moxie_tensor *a, const moxie_tensor *b)
 
 int tensor_overlap(const moxie_tensor *a, const moxie_tensor *b)
 {
-    int64_t a_bytes = extent_bytes(a), b_bytes = extent_bytes(b);
-    uintptr_t a_first = (uintptr_t)tensor_data(a), b_first = (uintptr_t)tensor_data(b);
+    int64_t a_bytes, b_bytes;
+    uintptr_t a_first, b_first;
 
+    if (a->data == NULL || b->data == NULL) return 0;
+    a_bytes = extent_bytes(a);
+    b_bytes = extent_bytes(b);
     if (a_bytes <= 0 || b_bytes <= 0) return 0;
+    a_first = (uintptr_t)tensor_data(a);
+    b_first = (uintptr_t)tensor_data(b);
     if (a_first >= b_first + (uintptr_t)b_bytes || b_first >= a_first + (uintptr_t)a_bytes)
         return 0;
     return !columns_apart(a, b);
