@@ -22,18 +22,24 @@ static void run(struct quantise_args *args, int32_t workers)
     stream_fini(&stream);
 }
 
+static struct quantise_args row_to_fp8(const float *x, int32_t columns, uint8_t *codes,
+                                       float *scales)
+{
+    return (struct quantise_args){.x = x,
+                                  .rows = codes,
+                                  .scales = scales,
+                                  .x_format = FORMAT_F32,
+                                  .format = FORMAT_FP8_BLOCK128,
+                                  .rows_count = 1,
+                                  .columns = columns};
+}
+
 START_TEST(known_codes)
 {
     float x[256] = {[0] = 448.0f, [1] = -1.0f, [2] = 0.3f, [128] = 0.0f};
     uint8_t rows[256];
     float scales[2];
-    struct quantise_args args = {.x = x,
-                                 .rows = rows,
-                                 .scales = scales,
-                                 .x_format = FORMAT_F32,
-                                 .format = FORMAT_FP8_BLOCK128,
-                                 .rows_count = 1,
-                                 .columns = 256};
+    struct quantise_args args = row_to_fp8(x, 256, rows, scales);
 
     run(&args, 1);
     ck_assert_float_eq(scales[0], 1.0f);
@@ -54,13 +60,7 @@ START_TEST(codes_are_of_products)
     uint8_t rows[128];
     float scale;
     int others = 0;
-    struct quantise_args args = {.x = x,
-                                 .rows = rows,
-                                 .scales = &scale,
-                                 .x_format = FORMAT_F32,
-                                 .format = FORMAT_FP8_BLOCK128,
-                                 .rows_count = 1,
-                                 .columns = 128};
+    struct quantise_args args = row_to_fp8(x, 128, rows, &scale);
 
     for (int largest = 128; largest < 256; largest++) {
         for (int i = 0; i < 128; i++)
@@ -81,13 +81,7 @@ START_TEST(the_smallest_scale)
     float x[128] = {[5] = -0x1p-100f};
     uint8_t rows[128];
     float scale;
-    struct quantise_args args = {.x = x,
-                                 .rows = rows,
-                                 .scales = &scale,
-                                 .x_format = FORMAT_F32,
-                                 .format = FORMAT_FP8_BLOCK128,
-                                 .rows_count = 1,
-                                 .columns = 128};
+    struct quantise_args args = row_to_fp8(x, 128, rows, &scale);
 
     run(&args, 1);
     ck_assert_float_eq(scale, 0x1p-100f / 448.0f);

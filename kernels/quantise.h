@@ -10,6 +10,9 @@
 
 #include "kernels/types.h"
 
+#define FP8_LARGEST  448.0f    // of e4m3
+#define FP8_SMALLEST 0x1p-100f // a group whose largest magnitude is less has no scale
+
 struct quantise_args {
     const struct row_slab *slabs; // host array [slabs_count], instead of x: row r of slab s is row
                                   // s * rows_cap + r of it. NULL: x

@@ -2,6 +2,8 @@
 
 #include "kernels/cpu/rows.h"
 
+#include "kernels/quantise.h"
+
 #include "kernels/cpu/numbers.h"
 
 #include <math.h>
@@ -9,8 +11,6 @@
 
 #define NVFP4_GROUP  16
 #define NVFP4_HEADER 4
-#define E4M3_MAX     448.0f
-#define FP8_SMALLEST 0x1p-100f // a group whose largest is less has no scale
 #define E2M1_MAX     6.0f
 
 int64_t row_bytes(int32_t format, int64_t columns)
@@ -124,7 +124,7 @@ float row_largest(const struct row_view *row, int64_t columns)
 
 float nvfp4_global(float magnitude)
 {
-    return magnitude / (E2M1_MAX * E4M3_MAX);
+    return magnitude / (E2M1_MAX * FP8_LARGEST);
 }
 
 // Of one group of 128; both 0 when all are zero, or too small to have one.
@@ -137,7 +137,7 @@ static struct fp8_scaling fp8_scaling_of(const float *values, int64_t count)
     float magnitude = largest(values, count, 0.0f);
 
     if (magnitude < FP8_SMALLEST) return (struct fp8_scaling){0};
-    return (struct fp8_scaling){magnitude / E4M3_MAX, E4M3_MAX / magnitude};
+    return (struct fp8_scaling){magnitude / FP8_LARGEST, FP8_LARGEST / magnitude};
 }
 
 // The e4m3 scale of one group of 16, in units of the row's global scale.

@@ -5,14 +5,12 @@
 
 #include "kernels/cuda/number.cuh"
 #include "kernels/cuda/ptx.cuh"
+#include "kernels/quantise.h"
 
 #include <cuda_fp8.h>
 #include <cuda_runtime.h>
 
 constexpr int32_t kFp8Group = 128;
-constexpr float kFp8Largest = 448.0f;     // of e4m3
-constexpr float kFp8Smallest = 0x1p-100f; // a group whose largest is less has no scale
-
 constexpr int32_t kFp8Lane = 8;             // numbers of a lane
 constexpr int32_t kFp8Warp = 32 * kFp8Lane; // of a warp
 
@@ -57,8 +55,8 @@ struct fp8_scaling {
 
 __device__ __forceinline__ fp8_scaling fp8_scaling_of(float largest)
 {
-    if (largest < kFp8Smallest) return {};
-    return {largest / kFp8Largest, kFp8Largest / largest};
+    if (largest < FP8_SMALLEST) return {};
+    return {largest / FP8_LARGEST, FP8_LARGEST / largest};
 }
 
 // Of several groups of each half warp: divisions are many instructions, and lanes share them.
