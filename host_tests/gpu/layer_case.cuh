@@ -386,7 +386,8 @@ static void upload_mapped(gpu_layer &g, const layer &l, void *&ids, void *&map)
     g.s.route.map_count = l.shape.experts;
 }
 
-static void upload_layer(gpu_layer &g, const layer &l)
+// `first`: a layer of the same shape, which lends its buffers, as those of one engine share them.
+static void upload_layer(gpu_layer &g, const layer &l, const gpu_layer *first = NULL)
 {
     const layer_case &c = l.shape;
     int rows = c.order == ORDER_PLAIN ? c.intermediate : 2 * c.intermediate;
@@ -395,7 +396,9 @@ static void upload_layer(gpu_layer &g, const layer &l)
     bool fp8 = c.format != FORMAT_BF16;
     buffers_for(c, sizes);
     for (int i = 0; i < BUFFERS; i++)
-        g.memory[i] = buffers[i] = poison<char>(sizes[i]);
+        g.memory[i] = first == NULL ? poison<char>(sizes[i]) : NULL;
+    for (int i = 0; i < BUFFERS; i++)
+        buffers[i] = first == NULL ? g.memory[i] : first->memory[i];
     m[0] = upload(l.x);
     m[1] = m[10] = NULL;
     if (c.skew != 2) m[1] = upload(l.ids);

@@ -162,7 +162,7 @@ static void time_layer(const layer_case &c)
     for (int i = 0; i < copies; i++) {
         for (auto &id : l.ids)
             id = (int)(uniform() * c.experts);
-        upload_layer(g[i], l);
+        upload_layer(g[i], l, i == 0 ? NULL : &g[0]);
         experts += (double)std::set<int>(l.ids.begin(), l.ids.end()).size() / copies;
         write_bf16(g[i].s, c.top_k == 1);
     }
