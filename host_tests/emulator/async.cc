@@ -227,6 +227,7 @@ void mbarrier_init(uint64_t *barrier, uint32_t arrivals)
 {
     barrier_state state = {0, arrivals, arrivals, 0, 1};
 
+    check_alone("mbarriers");
     (void)smem_address(barrier);
     std::memcpy(barrier, &state, sizeof state);
 }
@@ -276,6 +277,7 @@ static void add_thread_copy(const thread_copy &copy)
 
 void copy(uint32_t smem, const void *global, uint32_t bytes, uint32_t given)
 {
+    check_alone("cp.async");
     if (smem % bytes != 0 || reinterpret_cast<uintptr_t>(global) % bytes != 0)
         die("cp.async of %u bytes, not aligned", bytes);
     add_thread_copy({thread_copy::kCopy, smem, bytes, given, global, nullptr});

@@ -47,8 +47,10 @@ struct fiber {
     const void *ready_ctx;
     const char *what;
     bool done;
-    bool waited; // for earlier launches
-    bool paused; // when it last ran, it only looked again for what it spins on
+    bool waited;  // for earlier launches
+    bool paused;  // when it last ran, it only looked again for what it spins on
+    bool arrived; // at the cluster's barrier, for which it has not waited
+    unsigned met; // generation of that
 };
 
 struct warp {
@@ -69,42 +71,59 @@ struct machine {
     machine &operator=(const machine &) = delete;
     ~machine();
 
-    fiber fibers[kThreadsMax];
-    warp warps[kWarps];
-    meeting barriers[kBarriers];
+    void reserve(unsigned fibers_most);
+
+    std::vector<fiber> fibers; // of one block after the other
+    std::vector<warp> warps;   // kWarps of each block
+    meeting barriers[kClusterMax][kBarriers];
+    meeting cluster;
     void *scheduler_left[5];
     void *scheduler_stack_fake;
     const void *scheduler_stack;
     size_t scheduler_stack_bytes;
     unsigned char *stacks;
     const launch *running;
-    unsigned current, threads;
+    unsigned current, threads; // of all blocks that run
     // A warp that runs when nobody else can, so that the others get as far ahead as they may.
     unsigned asleep;
     unsigned pauses; // of spinning threads, since it last ran
     uint64_t random;
-    alignas(1024) unsigned char smem[kSmemBytesMax];
+    alignas(1024) unsigned char smem[kClusterMax][kSmemBytesMax];
 };
+static_assert(kSmemBytesMax % 1024 == 0);
 
 machine::machine()
-    : fibers(), warps(), barriers(), scheduler_left(), scheduler_stack_fake(nullptr),
-      scheduler_stack(nullptr), scheduler_stack_bytes(0),
-      stacks(static_cast<unsigned char *>(
-          mmap(nullptr, kStackBytes * kThreadsMax, PROT_READ | PROT_WRITE,
-               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0))),
-      running(nullptr), current(0), threads(0), asleep(kWarps), pauses(0), random(1)
+    : fibers(), warps(), barriers(), cluster(), scheduler_left(), scheduler_stack_fake(nullptr),
+      scheduler_stack(nullptr), scheduler_stack_bytes(0), stacks(nullptr), running(nullptr),
+      current(0), threads(0), asleep(0), pauses(0), random(1)
 {
     const char *seed = getenv("MOXIE_EMULATOR_SEED");
 
-    if (stacks == MAP_FAILED) abort();
     if (seed != nullptr) random = strtoull(seed, nullptr, 10) * 2 + 1;
+    reserve(kThreadsMax);
 }
 
 machine::~machine()
 {
     ASAN(__asan_unpoison_memory_region(smem, sizeof smem));
-    ASAN(__asan_unpoison_memory_region(stacks, kStackBytes * kThreadsMax));
-    munmap(stacks, kStackBytes * kThreadsMax);
+    reserve(0);
+}
+
+// Stacks for so many, while no fiber runs.
+void machine::reserve(unsigned fibers_most)
+{
+    if (stacks != nullptr) {
+        ASAN(__asan_unpoison_memory_region(stacks, kStackBytes * fibers.size()));
+        munmap(stacks, kStackBytes * fibers.size());
+    }
+    stacks = nullptr;
+    fibers.resize(fibers_most);
+    warps.resize(fibers_most / kWarpThreads);
+    if (fibers_most == 0) return;
+    stacks = static_cast<unsigned char *>(mmap(nullptr, kStackBytes * fibers_most,
+                                               PROT_READ | PROT_WRITE,
+                                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+    if (stacks == MAP_FAILED) abort();
 }
 
 thread_local machine *mine;
@@ -164,7 +183,9 @@ void enter(unsigned index)
     void *fake = nullptr;
 
     m().current = index;
-    here.thread = dim3(index, 0, 0);
+    here.thread = dim3(index % here.block_dim.x, 0, 0);
+    here.block =
+        dim3(here.block.x - here.block.x % m().running->cluster + index / here.block_dim.x, 0, 0);
     (void)fake;
     ASAN(__sanitizer_start_switch_fiber(&fake, m().stacks + index * kStackBytes, kStackBytes));
     switch_to(to);
@@ -191,6 +212,7 @@ void fiber_main()
     m().running->thread();
     if (m().running->early && !m().fibers[m().current].waited)
         die("launched early, and ended without griddepcontrol.wait");
+    if (m().fibers[m().current].arrived) die("ended without waiting for the cluster");
     m().fibers[m().current].done = true;
     leave(true);
     abort();
@@ -230,6 +252,11 @@ outcome run_round(bool asleep)
     return best;
 }
 
+unsigned block_of_cluster()
+{
+    return here.block.x % m().running->cluster;
+}
+
 bool all_done()
 {
     for (unsigned i = 0; i < m().threads; i++)
@@ -237,20 +264,26 @@ bool all_done()
     return true;
 }
 
-void begin_block(unsigned index)
+// The blocks of one cluster, from `first` on.
+void begin_blocks(unsigned first)
 {
     const launch &launch = *m().running;
 
-    here.block = dim3(index, 0, 0);
+    here.block = dim3(first, 0, 0);
     here.block_dim = launch.block;
     here.grid_dim = launch.grid;
-    std::memset(m().warps, 0, sizeof m().warps);
+    std::fill_n(m().warps.begin(), launch.cluster * kWarps, warp{});
     std::memset(m().barriers, 0, sizeof m().barriers);
-    ASAN(__asan_unpoison_memory_region(m().smem, sizeof m().smem));
-    std::memset(m().smem, 0xff, sizeof m().smem);
-    ASAN(__asan_poison_memory_region(m().smem + launch.smem_bytes,
-                                     sizeof m().smem - launch.smem_bytes));
-    async_begin(m().threads);
+    m().cluster = {};
+    for (unsigned i = 0; i < launch.cluster; i++) {
+        unsigned char *smem = m().smem[i];
+
+        ASAN(__asan_unpoison_memory_region(smem, kSmemBytesMax));
+        std::memset(smem, 0xff, kSmemBytesMax);
+        ASAN(__asan_poison_memory_region(smem + launch.smem_bytes,
+                                         kSmemBytesMax - launch.smem_bytes));
+    }
+    async_begin(launch.block.x);
     for (unsigned i = 0; i < m().threads; i++) {
         fiber &f = m().fibers[i];
 
@@ -259,6 +292,7 @@ void begin_block(unsigned index)
         f.done = false;
         f.waited = false;
         f.paused = false;
+        f.arrived = false;
         getcontext(&f.context);
         f.context.uc_stack.ss_sp = m().stacks + i * kStackBytes;
         f.context.uc_stack.ss_size = kStackBytes;
@@ -267,12 +301,13 @@ void begin_block(unsigned index)
     }
 }
 
-void run_block(unsigned index)
+void run_blocks(unsigned first)
 {
     const timespec rest = {0, kGiveWayNs};
 
-    begin_block(index);
-    m().asleep = draw(2) ? draw((m().threads + kWarpThreads - 1) / kWarpThreads) : kWarps;
+    begin_blocks(first);
+    m().asleep = (m().threads + kWarpThreads - 1) / kWarpThreads;
+    if (draw(2)) m().asleep = draw(m().asleep);
     while (!all_done()) {
         outcome best = run_round(false);
 
@@ -344,7 +379,7 @@ void wait_for_launches()
 
 void barrier(unsigned index, unsigned threads)
 {
-    meeting &at = m().barriers[index];
+    meeting &at = m().barriers[block_of_cluster()][index % kBarriers];
     unsigned generation = at.generation;
 
     if (index >= kBarriers || threads % kWarpThreads != 0)
@@ -361,7 +396,7 @@ void barrier(unsigned index, unsigned threads)
 
 const uint64_t *warp_exchange(const char *what, uint64_t value)
 {
-    warp &w = m().warps[here.thread.x / kWarpThreads];
+    warp &w = m().warps[block_of_cluster() * kWarps + here.thread.x / kWarpThreads];
     unsigned phase = w.phase;
 
     if (w.arrived == 0) w.what = what;
@@ -405,14 +440,53 @@ uint32_t warp_ballot(uint32_t mask, bool value)
     return lanes;
 }
 
+void cluster_arrive()
+{
+    fiber &f = m().fibers[m().current];
+
+    if (f.arrived) die("arrives at the cluster's barrier twice");
+    f.arrived = true;
+    f.met = m().cluster.generation;
+    if (++m().cluster.arrived < m().threads) return;
+    m().cluster.arrived = 0;
+    m().cluster.generation++;
+}
+
+void cluster_wait()
+{
+    fiber &f = m().fibers[m().current];
+
+    if (!f.arrived) die("waits for the cluster without having arrived");
+    wait_until([&] { return m().cluster.generation != f.met; }, "the cluster");
+    f.arrived = false;
+}
+
+const unsigned char *of_block(const void *own, unsigned block)
+{
+    const uint32_t address = smem_address(own);
+    bool runs = false;
+
+    if (block >= m().running->cluster)
+        die("block %u of a cluster of %u", block, m().running->cluster);
+    for (unsigned i = 0; i < here.block_dim.x; i++)
+        runs = runs || !m().fibers[block * here.block_dim.x + i].done;
+    if (!runs) die("reads shared memory of block %u of the cluster, which has ended", block);
+    return m().smem[block] + (address - kSmemBase);
+}
+
+void check_alone(const char *what)
+{
+    if (m().running->cluster > 1) die("%s in a cluster; the emulator knows them outside", what);
+}
+
 unsigned char *dynamic_smem()
 {
-    return m().smem;
+    return m().smem[block_of_cluster()];
 }
 
 uint32_t smem_address(const void *pointer)
 {
-    ptrdiff_t offset = static_cast<const unsigned char *>(pointer) - m().smem;
+    ptrdiff_t offset = static_cast<const unsigned char *>(pointer) - dynamic_smem();
 
     if (offset < 0 || static_cast<size_t>(offset) > m().running->smem_bytes)
         die("no address of shared memory");
@@ -424,7 +498,7 @@ unsigned char *smem_pointer(uint32_t address, uint32_t bytes)
     if (address < kSmemBase || address - kSmemBase + bytes > m().running->smem_bytes)
         die("%u bytes at %u; shared memory ends at %zu", bytes, address,
             kSmemBase + m().running->smem_bytes);
-    return m().smem + (address - kSmemBase);
+    return dynamic_smem() + (address - kSmemBase);
 }
 
 cudaError_t allow_smem(const void *kernel, int bytes)
@@ -447,10 +521,11 @@ static size_t allowed_smem(const void *kernel)
 
 void run(const launch &launch)
 {
-    std::vector<unsigned> order(launch.grid.x);
+    std::vector<unsigned> order(launch.grid.x / launch.cluster);
 
     m().running = &launch;
-    m().threads = launch.block.x;
+    m().threads = launch.block.x * launch.cluster;
+    if (launch.cluster * kThreadsMax > m().fibers.size()) m().reserve(launch.cluster * kThreadsMax);
     if (launch.smem_bytes > allowed_smem(launch.kernel))
         die("%zu bytes of shared memory, more than the kernel may use", launch.smem_bytes);
     for (unsigned i = 0; i < order.size(); i++)
@@ -458,7 +533,7 @@ void run(const launch &launch)
     for (unsigned i = 0; i < order.size(); i++)
         std::swap(order[i], order[i + draw(static_cast<uint32_t>(order.size()) - i)]);
     for (unsigned index : order)
-        run_block(index);
+        run_blocks(index * launch.cluster);
     m().running = nullptr;
 }
 

@@ -33,6 +33,7 @@ extern __thread position here;
 constexpr unsigned kWarpThreads = 32;
 constexpr unsigned kWarpgroupThreads = 128;
 constexpr unsigned kThreadsMax = 1024;
+constexpr unsigned kClusterMax = 8; // blocks of a cluster that every device can run
 // What a block of an H200 may ask for, and where its addresses begin: 0 is nobody's.
 constexpr uint32_t kSmemBytesMax = 232448;
 constexpr uint32_t kSmemBase = 1024;
@@ -67,6 +68,14 @@ uint64_t now_ns();
 // bar.sync: `threads` threads of the block meet.
 void barrier(unsigned index, unsigned threads);
 
+// barrier.cluster: all threads of the cluster's blocks meet, and each arrives before it waits.
+void cluster_arrive();
+void cluster_wait();
+// The byte of another block of the cluster that is `own` of this one, while that block runs.
+const unsigned char *of_block(const void *own, unsigned block);
+// What a cluster's blocks cannot do here ends the program.
+void check_alone(const char *what);
+
 // All lanes of a warp give a value and get everyone's, [32]. `what` must be the same for all.
 const uint64_t *warp_exchange(const char *what, uint64_t value);
 uint32_t warp_match(uint32_t mask, uint32_t value);
@@ -91,7 +100,8 @@ template <class T> T warp_read(const char *what, uint32_t mask, T value, int fro
 struct launch {
     dim3 grid, block;
     size_t smem_bytes;
-    bool early; // may begin while the launch before it ends
+    bool early;       // may begin while the launch before it ends
+    unsigned cluster; // blocks
     const void *kernel;
     std::function<void()> thread;
 };

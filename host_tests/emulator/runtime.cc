@@ -301,6 +301,8 @@ cudaError_t emulator::enqueue_launch(cudaStream_t stream, const launch &launch)
     if (launch.grid.x == 0 || launch.grid.y != 1 || launch.grid.z != 1 || launch.block.x == 0 ||
         launch.block.x > kThreadsMax || launch.block.y != 1 || launch.block.z != 1)
         return cudaErrorInvalidConfiguration;
+    if (launch.cluster == 0 || launch.cluster > kClusterMax || launch.grid.x % launch.cluster != 0)
+        return cudaErrorInvalidClusterSize;
     return enqueue(stream, [launch] { run(launch); });
 }
 

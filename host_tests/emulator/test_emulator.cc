@@ -233,18 +233,81 @@ void nothing(arguments)
 {
 }
 
+// Every block reads what all have of thread 5.
+void cluster_reads(arguments args)
+{
+    int32_t *own = dynamic_smem<int32_t>(), sum = 0;
+
+    own[threadIdx.x] = static_cast<int32_t>(blockIdx.x * threadIdx.x);
+    cluster_arrive();
+    cluster_wait();
+    for (uint32_t block = 0; block < 4; block++)
+        sum += read_of_block(&own[5], block);
+    cluster_arrive();
+    if (sum != static_cast<int32_t>(blockIdx.x / 4 * 4 * 4 + 6) * 5) args.out[threadIdx.x] = 1.0f;
+    cluster_wait();
+}
+
+void cluster_not_waited_for(arguments)
+{
+    cluster_arrive();
+}
+
+void cluster_waits_first(arguments)
+{
+    cluster_wait();
+}
+
+void cluster_arrives_twice(arguments)
+{
+    cluster_arrive();
+    cluster_arrive();
+}
+
+void block_misses_the_cluster(arguments)
+{
+    if (blockIdx.x % 4 == 2) return;
+    cluster_arrive();
+    cluster_wait();
+}
+
+void reads_a_block_that_has_ended(arguments args)
+{
+    int32_t *own = dynamic_smem<int32_t>();
+
+    own[threadIdx.x] = 0;
+    cluster_arrive();
+    cluster_wait();
+    if (blockIdx.x % 4 == 1) return;
+    for (uint32_t round = 0; round < 4096; round++) {
+        args.out[threadIdx.x] += static_cast<float>(read_of_block(&own[threadIdx.x], 1));
+        __syncthreads();
+    }
+}
+
+void reads_past_the_cluster(arguments args)
+{
+    args.out[threadIdx.x] = static_cast<float>(read_of_block(dynamic_smem<int32_t>(), 4));
+}
+
+void copies_in_a_cluster(arguments args)
+{
+    fill(*dynamic_smem<smem>(), args);
+}
+
 struct mistake {
     const char *name;
     void (*kernel)(arguments);
     const char *words; // NULL: none
     bool early;
+    unsigned cluster; // blocks; 0: none
 };
 
 int failures;
 
 void run_kernel(const mistake &m)
 {
-    cudaLaunchAttribute early = {};
+    cudaLaunchAttribute attributes[2] = {};
     cudaLaunchConfig_t config = {};
     arguments args = {};
 
@@ -255,10 +318,15 @@ void run_kernel(const mistake &m)
     config.gridDim = dim3(64); // what is drawn for a block is drawn often
     config.blockDim = dim3(128);
     config.dynamicSmemBytes = sizeof(smem);
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    config.attrs = &early;
-    config.numAttrs = m.early ? 1 : 0;
+    config.attrs = attributes;
+    if (m.early) {
+        attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (m.cluster > 0) {
+        attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+        attributes[config.numAttrs++].val.clusterDim = {m.cluster, 1, 1};
+    }
     if (cudaLaunchKernelEx(&config, m.kernel, args) != cudaSuccess) exit(2);
     for (int i = 0; i < 128; i++)
         if (args.out[i] != 0.0f) exit(3);
@@ -298,36 +366,66 @@ void try_kernel(const mistake &m)
     failures += !fine;
 }
 
+// Sizes that a device does not launch.
+void refuses_clusters()
+{
+    for (unsigned cluster : {0u, 3u, 16u}) {
+        cudaLaunchAttribute attribute = {};
+        cudaLaunchConfig_t config = {};
+
+        attribute.id = cudaLaunchAttributeClusterDimension;
+        attribute.val.clusterDim = {cluster, 1, 1};
+        config.gridDim = dim3(64);
+        config.blockDim = dim3(128);
+        config.attrs = &attribute;
+        config.numAttrs = 1;
+        if (cudaLaunchKernelEx(&config, nothing, arguments{}) == cudaErrorInvalidClusterSize)
+            continue;
+        printf("FAIL a cluster of %u\n", cluster);
+        failures++;
+    }
+}
+
 } // namespace
 
 int main()
 {
     const mistake mistakes[] = {
-        {"right", right, nullptr, false},
-        {"right, fenced at the reader", right_at_the_reader, nullptr, false},
-        {"no proxy fence", without_proxy_fence, "without a proxy fence", false},
-        {"proxy fence too early", fence_before_the_copies_land, "without a proxy fence", false},
-        {"copies not waited for", without_waiting_for_copies, "", false},
-        {"no wgmma fence", without_wgmma_fence, "wgmma without a fence", false},
-        {"no wgmma wait", without_wgmma_wait, "wgmma in flight", false},
-        {"half a warp", half_a_warp_shuffles, "lanes of the same warp", false},
-        {"a thread misses a barrier", one_thread_misses_the_barrier, "deadlock", false},
-        {"a barrier of two sizes", barriers_of_two_sizes, "threads here", false},
-        {"an arrival too few", one_arrival_too_few, "waits for an mbarrier", false},
-        {"bytes that nobody brings", bytes_that_nobody_brings, "deadlock", false},
-        {"a barrier never initialised", barrier_never_initialised, "not initialised", false},
-        {"copies left in flight", copies_left_in_flight, "copies in flight", false},
-        {"past the end", past_the_end, "shared memory ends", false},
-        {"not aligned", not_aligned, "not aligned", false},
-        {"rows not aligned", rows_not_aligned, "no multiple of 16", false},
-        {"a box not aligned", box_not_aligned, "a tensor copy from 1,", false},
+        {"right", right, nullptr, false, 0},
+        {"right, fenced at the reader", right_at_the_reader, nullptr, false, 0},
+        {"no proxy fence", without_proxy_fence, "without a proxy fence", false, 0},
+        {"proxy fence too early", fence_before_the_copies_land, "without a proxy fence", false, 0},
+        {"copies not waited for", without_waiting_for_copies, "", false, 0},
+        {"no wgmma fence", without_wgmma_fence, "wgmma without a fence", false, 0},
+        {"no wgmma wait", without_wgmma_wait, "wgmma in flight", false, 0},
+        {"half a warp", half_a_warp_shuffles, "lanes of the same warp", false, 0},
+        {"a thread misses a barrier", one_thread_misses_the_barrier, "deadlock", false, 0},
+        {"a barrier of two sizes", barriers_of_two_sizes, "threads here", false, 0},
+        {"an arrival too few", one_arrival_too_few, "waits for an mbarrier", false, 0},
+        {"bytes that nobody brings", bytes_that_nobody_brings, "deadlock", false, 0},
+        {"a barrier never initialised", barrier_never_initialised, "not initialised", false, 0},
+        {"copies left in flight", copies_left_in_flight, "copies in flight", false, 0},
+        {"past the end", past_the_end, "shared memory ends", false, 0},
+        {"not aligned", not_aligned, "not aligned", false, 0},
+        {"rows not aligned", rows_not_aligned, "no multiple of 16", false, 0},
+        {"a box not aligned", box_not_aligned, "a tensor copy from 1,", false, 0},
         {"a warp that only waits", a_warp_that_only_waits, "waits for an mbarrier: threads 96",
-         false},
-        {"registers", registers_that_nobody_gave_back, "setmaxnreg asks for", false},
-        {"launched early, never waits", nothing, "without griddepcontrol.wait", true},
+         false, 0},
+        {"registers", registers_that_nobody_gave_back, "setmaxnreg asks for", false, 0},
+        {"launched early, never waits", nothing, "without griddepcontrol.wait", true, 0},
+        {"a cluster", cluster_reads, nullptr, false, 4},
+        {"a cluster not waited for", cluster_not_waited_for, "without waiting for the cluster",
+         false, 4},
+        {"a cluster waited for first", cluster_waits_first, "without having arrived", false, 4},
+        {"a cluster arrived at twice", cluster_arrives_twice, "twice", false, 4},
+        {"a block misses a cluster", block_misses_the_cluster, "waits for the cluster", false, 4},
+        {"a block that has ended", reads_a_block_that_has_ended, "which has ended", false, 4},
+        {"a block past the cluster", reads_past_the_cluster, "block 4 of a cluster of 4", false, 4},
+        {"copies in a cluster", copies_in_a_cluster, "cp.async in a cluster", false, 4},
     };
 
     for (const mistake &m : mistakes)
         try_kernel(m);
+    refuses_clusters();
     return failures != 0;
 }

@@ -157,6 +157,7 @@ void wgmma_end()
 
 void wgmma_fence()
 {
+    check_alone("wgmma");
     me().fenced = true;
 }
 

@@ -177,13 +177,19 @@ template <class T> cudaError_t cudaMalloc(T **memory, size_t bytes)
     return cudaMalloc(reinterpret_cast<void **>(memory), bytes);
 }
 
-enum { cudaLaunchAttributeProgrammaticStreamSerialization = 6 };
+enum {
+    cudaLaunchAttributeClusterDimension = 4,
+    cudaLaunchAttributeProgrammaticStreamSerialization = 6
+};
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 
 struct cudaLaunchAttribute {
     int id;
     struct {
         int programmaticStreamSerializationAllowed;
+        struct {
+            unsigned x, y, z;
+        } clusterDim;
     } val;
 };
 struct cudaLaunchConfig_t {
@@ -216,6 +222,14 @@ static inline bool is_early(const cudaLaunchConfig_t &config)
     return false;
 }
 
+static inline unsigned cluster_of(const cudaLaunchConfig_t &config)
+{
+    for (unsigned i = 0; i < config.numAttrs; i++)
+        if (config.attrs[i].id == cudaLaunchAttributeClusterDimension)
+            return config.attrs[i].val.clusterDim.x;
+    return 1;
+}
+
 // The argument is copied now, as a launch copies it.
 template <class Argument>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, void (*kernel)(Argument),
@@ -225,6 +239,7 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, void (*kernel)(
                                config->blockDim,
                                config->dynamicSmemBytes,
                                is_early(*config),
+                               cluster_of(*config),
                                reinterpret_cast<const void *>(kernel),
                                [kernel, argument] { kernel(argument); }};
 

@@ -22,7 +22,8 @@ typedef enum cudaError {
     cudaErrorSymbolNotFound = 500,
     cudaErrorNotSupported = 801,
     cudaErrorStreamCaptureUnsupported = 900,
-    cudaErrorCapturedEvent = 907
+    cudaErrorCapturedEvent = 907,
+    cudaErrorInvalidClusterSize = 912
 } cudaError_t;
 
 enum cudaMemcpyKind {

@@ -45,6 +45,24 @@ static inline void mbarrier_wait(uint64_t *barrier, uint32_t parity)
     emulator::mbarrier_wait(barrier, parity);
 }
 
+static inline void cluster_arrive()
+{
+    emulator::cluster_arrive();
+}
+
+static inline void cluster_wait()
+{
+    emulator::cluster_wait();
+}
+
+static inline int32_t read_of_block(const int32_t *own, uint32_t block)
+{
+    int32_t value;
+
+    memcpy(&value, emulator::of_block(own, block), sizeof value);
+    return value;
+}
+
 static inline bool elect_one()
 {
     return __shfl_sync(~0u, threadIdx.x % 32, 0) == threadIdx.x % 32;
