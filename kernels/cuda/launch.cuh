@@ -27,6 +27,7 @@ struct launch_shape {
     unsigned blocks, threads;
     size_t smem_bytes;
     launch_order order;
+    unsigned cluster = 0; // blocks of one, which run at once; 0: no cluster
 };
 
 // An early launch with a warp an item at most, and at least `warps_least`; of as many blocks as run at once, `blocks_of_sm` on each.
@@ -44,17 +45,22 @@ static inline launch_shape shape_for(int64_t items, int64_t warps_least, int32_t
 
 template <class Args> cudaError_t launch(void (*kernel)(Args), const launch_shape &shape, void *stream, const Args &args)
 {
-    cudaLaunchAttribute early = {};
+    cudaLaunchAttribute attributes[2] = {};
     cudaLaunchConfig_t config = {};
 
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
+    config.attrs = attributes;
+    if (shape.order == LAUNCH_EARLY) {
+        attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (shape.cluster > 0) {
+        attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+        attributes[config.numAttrs++].val.clusterDim = {shape.cluster, 1, 1};
+    }
     config.gridDim = dim3(shape.blocks);
     config.blockDim = dim3(shape.threads);
     config.dynamicSmemBytes = shape.smem_bytes;
     config.stream = static_cast<cudaStream_t>(stream);
-    config.attrs = &early;
-    config.numAttrs = shape.order == LAUNCH_EARLY ? 1 : 0;
     return cudaLaunchKernelEx(&config, kernel, args);
 }
 

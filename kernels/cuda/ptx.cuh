@@ -93,6 +93,30 @@ __device__ __forceinline__ bool elect_one()
     return elected != 0;
 }
 
+// ---- Clusters ----------------------------------------------------------------------------------
+
+// What a thread of any block wrote before it arrived all see after they have waited.
+__device__ __forceinline__ void cluster_arrive()
+{
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void cluster_wait()
+{
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// What another block of the cluster has where this one has `own` in shared memory.
+__device__ __forceinline__ int32_t read_of_block(const int32_t *own, uint32_t block)
+{
+    uint32_t address;
+    int32_t value;
+
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(smem_address(own)), "r"(block));
+    asm volatile("ld.shared::cluster.s32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+    return value;
+}
+
 // ---- Copies ------------------------------------------------------------------------------------
 
 // A line of global memory into the L2.
