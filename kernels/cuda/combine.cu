@@ -57,7 +57,7 @@ __device__ __forceinline__ void add_pairs(const args &a, uint32_t left, int32_t 
         for (int32_t i = 0; i < batch; i++) {
             int32_t pair = __shfl_sync(~0u, own_pair, __ffs(static_cast<int>(loaded)) - 1);
 
-            if (loaded != 0 && column < a.hidden) rows[i] = load_8<format>(a.pair_out + pair * a.pair_stride_bytes, column);
+            if (loaded != 0 && column < a.hidden) rows[i] = load_8<format, true>(a.pair_out + pair * a.pair_stride_bytes, column);
             loaded &= loaded - 1;
         }
 #pragma unroll
@@ -209,7 +209,7 @@ __global__ void __launch_bounds__(kAloneThreads, 1) combine_four_kernel(const __
             for (int32_t j = 0; j < kPairs; j++, left &= left - 1) {
                 int32_t of_slot = __shfl_sync(~0u, own_pair, __ffs(static_cast<int>(left)) - 1);
 
-                if (left != 0 && column < a.hidden) loaded[i][j] = load_8<format>(a.pair_out + of_slot * a.pair_stride_bytes, column);
+                if (left != 0 && column < a.hidden) loaded[i][j] = load_8<format, true>(a.pair_out + of_slot * a.pair_stride_bytes, column);
             }
         }
         pair = pair_of_four(a, first + kRows * walk.step, walk.step, count);

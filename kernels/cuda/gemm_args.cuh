@@ -13,6 +13,8 @@
 
 namespace {
 
+constexpr int64_t kKeptBytes = 48 << 20; // of an H200's L2, which has 50 MB
+
 // Of the weights; 0 when there is no kernel.
 int32_t element_bytes_of(int32_t format)
 {
@@ -243,6 +245,12 @@ cudaError_t take_ids(counted_ids &to, const route_args *from, int64_t pairs_max)
     return cudaSuccess;
 }
 
+// Whether mid and the pairs' rows do. More of them would push out what else is read again.
+bool fits_l2(const gemms_args_device &args, int64_t pairs)
+{
+    return pairs * (args.gate_up.out_stride_bytes + (args.down.result_row == nullptr ? args.down.out_stride_bytes : 0)) <= kKeptBytes;
+}
+
 cudaError_t gemms_args_make(gemms_args_device &to, const gemms_args &from)
 {
     const gate_up_args &gate_up = from.gate_up;
@@ -257,7 +265,9 @@ cudaError_t gemms_args_make(gemms_args_device &to, const gemms_args &from)
     to.experts = gate_up.experts;
     st = take_ids(to.counted, from.route, down.pairs_max);
     if (st == cudaSuccess) st = take_gate_up(to, gate_up, from.quantise);
-    return st != cudaSuccess ? st : take_down(to, down);
+    if (st == cudaSuccess) st = take_down(to, down);
+    to.gate_up.is_kept = to.down.is_kept = fits_l2(to, down.pairs_max);
+    return st;
 }
 
 } // namespace

@@ -134,7 +134,7 @@ __device__ __forceinline__ void store_turned(const gemm_args &args, const tile &
         if (is_result)
             store_result<P::is_bf16>(args, to.smem->result(to.warpgroup, token / 16 * 4 + token % 4), output, *words);
         else
-            *reinterpret_cast<uint4 *>(args.out + (t.pair + to.first_token + token) * args.out_stride_bytes + output * 2) = *words;
+            store_pair(args, args.out + (t.pair + to.first_token + token) * args.out_stride_bytes + output * 2, *words);
     }
 }
 

@@ -162,7 +162,7 @@ __device__ __forceinline__ void store_rows(const gemm_args &args, gemm_smem<P> &
         if (!P::is_gate_up && args.result_row != nullptr)
             store_result<true>(args, result_behind(buffer, row), output + piece, *words);
         else
-            *reinterpret_cast<uint4 *>(args.out + (t.pair + token + row) * args.out_stride_bytes + (output + piece) * output_bytes) = *words;
+            store_pair(args, args.out + (t.pair + token + row) * args.out_stride_bytes + (output + piece) * output_bytes, *words);
     }
     __syncwarp();
 }

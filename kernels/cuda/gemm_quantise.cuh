@@ -51,7 +51,7 @@ template <class P> __device__ __forceinline__ void quantise_kept(const gemm_args
         coded = fp8_code(values, fp8_largest(words, true));
         if (token >= t.tokens) continue;
         if (first + unit < args.outputs)
-            *reinterpret_cast<uint2 *>(args.out + (t.pair + token) * args.out_stride_bytes + first + unit) = coded.codes;
+            store_pair(args, args.out + (t.pair + token) * args.out_stride_bytes + first + unit, coded.codes);
         if (lane == 0) *scale_at(args, t, first, token) = coded.scale;
     }
     bar_sync<4, 256>(); // both have read

@@ -139,6 +139,37 @@ __device__ __forceinline__ uint64_t l2_evict_first()
     return policy;
 }
 
+// What is read again soon, whose place goes last, until it has been read as the last time.
+__device__ __forceinline__ uint64_t l2_evict_last()
+{
+    uint64_t policy;
+
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+__device__ __forceinline__ void store_kept(void *to, const uint4 &words)
+{
+    asm volatile("st.global.L2::cache_hint.v4.b32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(to), "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w),
+                 "l"(l2_evict_last())
+                 : "memory");
+}
+
+__device__ __forceinline__ void store_kept(void *to, const uint2 &words)
+{
+    asm volatile("st.global.L2::cache_hint.v2.b32 [%0], {%1, %2}, %3;" ::"l"(to), "r"(words.x), "r"(words.y), "l"(l2_evict_last()) : "memory");
+}
+
+__device__ __forceinline__ uint4 load_last(const uint4 *from)
+{
+    uint4 words;
+
+    asm volatile("ld.global.L2::cache_hint.v4.b32 {%0, %1, %2, %3}, [%4], %5;"
+                 : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+                 : "l"(from), "l"(l2_evict_first()));
+    return words;
+}
+
 // A box of a 5-D tensor into shared memory; its bytes count towards the barrier. Out of bounds reads zero. Along the first
 // dimension a box begins at a multiple of 16 bytes. `read_once`: nobody reads it again.
 template <bool read_once>

@@ -4,14 +4,15 @@
 #define MOXIE_KERNELS_CUDA_ROW8_CUH
 
 #include "kernels/cuda/number.cuh"
+#include "kernels/cuda/ptx.cuh"
 
 // As they are in memory: loads can be under way together only while nothing looks at what they bring.
 template <int32_t format> struct eight {
     uint32_t words[format == FORMAT_F32 ? 8 : 4];
 };
 
-// Of a row at a multiple of 16 bytes.
-template <int32_t format> __device__ __forceinline__ eight<format> load_8(const unsigned char *row, int32_t column)
+// Of a row at a multiple of 16 bytes; `last`, if nobody reads it again.
+template <int32_t format, bool last = false> __device__ __forceinline__ eight<format> load_8(const unsigned char *row, int32_t column)
 {
     constexpr int32_t words = sizeof(eight<format>) / 4;
     const uint4 *from = reinterpret_cast<const uint4 *>(row + column * (words / 2));
@@ -19,7 +20,7 @@ template <int32_t format> __device__ __forceinline__ eight<format> load_8(const 
 
 #pragma unroll
     for (int32_t i = 0; i < words / 4; i++) {
-        uint4 four = from[i];
+        uint4 four = last ? load_last(from + i) : from[i];
 
         to.words[i * 4] = four.x;
         to.words[i * 4 + 1] = four.y;

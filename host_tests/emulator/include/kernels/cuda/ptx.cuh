@@ -75,6 +75,21 @@ static inline void prefetch_l2(const void *at)
     (void)*static_cast<const volatile char *>(at);
 }
 
+static inline void store_kept(void *to, const uint4 &words)
+{
+    memcpy(to, &words, sizeof words);
+}
+
+static inline void store_kept(void *to, const uint2 &words)
+{
+    memcpy(to, &words, sizeof words);
+}
+
+static inline uint4 load_last(const uint4 *from)
+{
+    return *from;
+}
+
 template <bool read_once>
 void cp_async_bulk_tensor_5d(void *smem, const CUtensorMap *map, uint64_t *barrier, int32_t c0, int32_t c1, int32_t c2, int32_t c3,
                              int32_t c4)
