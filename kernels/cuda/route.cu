@@ -270,7 +270,7 @@ unsigned place_scratch(const route_args *from, args *to)
 }
 
 // One block or cluster. Few positions take few warps, whose counts are soon added up, but a thread for each expert.
-launch_shape shape_alone(const route_args *from, args *to)
+launch_shape shape_of_cluster(const route_args *from, args *to)
 {
     const int64_t positions = positions_of(from);
     int64_t blocks = 1, share = positions, threads = kThreads;
@@ -315,7 +315,7 @@ extern "C" int32_t route_cuda(const struct route_args *from, void *stream)
     if (from->experts > kExpertsMax) return cudaErrorInvalidValue;
     to = args_of(from);
     blocks = place_scratch(from, &to);
-    if (blocks == 1) return launch(route_kernel, shape_alone(from, &to), stream, to);
+    if (blocks == 1) return launch(route_kernel, shape_of_cluster(from, &to), stream, to);
     status = launch(count_kernel, {blocks, kThreads, counters, LAUNCH_EARLY}, stream, to);
     if (status != cudaSuccess) return status;
     return launch(fill_kernel, {blocks, kThreads, (kWarps + 2) * counters, LAUNCH_EARLY}, stream, to);

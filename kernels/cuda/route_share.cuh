@@ -35,7 +35,7 @@ struct scratch {
     int32_t *histograms;  // [blocks, experts]
     int32_t *sizes;       // [blocks]: positions in the share
     int32_t *rows_before; // [blocks, slabs + 1]: valid rows before each slab, as the block saw them
-    int32_t *experts;     // [blocks, share_max]: the expert at each position of the share, -1: none; NULL: one block
+    int32_t *experts;     // [blocks, share_max]: the expert at each position of the share, -1: none; NULL: one cluster
 };
 
 struct args {
@@ -167,8 +167,8 @@ __device__ piece piece_of(const share &s)
     return {first, min(first + size, s.size)};
 }
 
-// Where the positions of a block's share wait to become pairs. With many blocks it is memory that no other touches, so that
-// blocks which saw different counts spoil no more than their own pairs.
+// Where the positions of a block's share wait to become pairs. Of many blocks it is memory that no other touches, so that those which
+// saw different counts spoil no more than their own pairs.
 struct kept {
     int32_t *experts; // NULL: in row_pair, which one block that has too many for its shared memory has to itself
     float *weights;   // NULL: they are read when pairs are made
