@@ -13,7 +13,7 @@
 
 namespace {
 
-constexpr int64_t kKeptBytes = 48 << 20; // of an H200's L2, which has 50 MB
+constexpr int64_t kL2Bytes = 48 << 20; // for rows by pair, of the 50 MB of an H200
 
 // Of the weights; 0 when there is no kernel.
 int32_t element_bytes_of(int32_t format)
@@ -248,7 +248,7 @@ cudaError_t take_ids(counted_ids &to, const route_args *from, int64_t pairs_max)
 // Whether mid and the pairs' rows do. More of them would push out what else is read again.
 bool fits_l2(const gemms_args_device &args, int64_t pairs)
 {
-    return pairs * (args.gate_up.out_stride_bytes + (args.down.result_row == nullptr ? args.down.out_stride_bytes : 0)) <= kKeptBytes;
+    return pairs * (args.gate_up.out_stride_bytes + (args.down.result_row == nullptr ? args.down.out_stride_bytes : 0)) <= kL2Bytes;
 }
 
 cudaError_t gemms_args_make(gemms_args_device &to, const gemms_args &from)
@@ -266,7 +266,7 @@ cudaError_t gemms_args_make(gemms_args_device &to, const gemms_args &from)
     st = take_ids(to.counted, from.route, down.pairs_max);
     if (st == cudaSuccess) st = take_gate_up(to, gate_up, from.quantise);
     if (st == cudaSuccess) st = take_down(to, down);
-    to.gate_up.is_kept = to.down.is_kept = fits_l2(to, down.pairs_max);
+    to.gate_up.evicts_last = to.down.evicts_last = fits_l2(to, down.pairs_max);
     return st;
 }
 

@@ -200,15 +200,15 @@ struct gemm_args {
     int32_t row_tiles; // tiles that an expert's weights are taken by; of two, where they share a scale of mid
     int32_t order;     // enum row_order of w1
     activation_terms activation;
-    int32_t is_kept; // 1: rows by pair leave the L2 last
+    int32_t evicts_last; // 1: rows by pair leave the L2 last
     int32_t is_bare; // 1: outputs are sums, or SiLU of gate times up, without bias: an end with no look at limits and biases for each
 };
 
 // Part of a pair's row, which is read again soon.
 template <class Words> __device__ __forceinline__ void store_pair(const gemm_args &args, unsigned char *to, const Words &words)
 {
-    if (args.is_kept)
-        store_kept(to, words);
+    if (args.evicts_last)
+        store_evict_last(to, words);
     else
         *reinterpret_cast<Words *>(to) = words;
 }

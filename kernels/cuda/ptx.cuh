@@ -139,7 +139,7 @@ __device__ __forceinline__ uint64_t l2_evict_first()
     return policy;
 }
 
-// What is read again soon, whose place goes last, until it has been read as the last time.
+// What is read again soon, whose place in the L2 goes last, until it is loaded to go first.
 __device__ __forceinline__ uint64_t l2_evict_last()
 {
     uint64_t policy;
@@ -148,19 +148,19 @@ __device__ __forceinline__ uint64_t l2_evict_last()
     return policy;
 }
 
-__device__ __forceinline__ void store_kept(void *to, const uint4 &words)
+__device__ __forceinline__ void store_evict_last(void *to, const uint4 &words)
 {
     asm volatile("st.global.L2::cache_hint.v4.b32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(to), "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w),
                  "l"(l2_evict_last())
                  : "memory");
 }
 
-__device__ __forceinline__ void store_kept(void *to, const uint2 &words)
+__device__ __forceinline__ void store_evict_last(void *to, const uint2 &words)
 {
     asm volatile("st.global.L2::cache_hint.v2.b32 [%0], {%1, %2}, %3;" ::"l"(to), "r"(words.x), "r"(words.y), "l"(l2_evict_last()) : "memory");
 }
 
-__device__ __forceinline__ uint4 load_last(const uint4 *from)
+__device__ __forceinline__ uint4 load_evict_first(const uint4 *from)
 {
     uint4 words;
 

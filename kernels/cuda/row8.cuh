@@ -20,7 +20,7 @@ template <int32_t format, bool last = false> __device__ __forceinline__ eight<fo
 
 #pragma unroll
     for (int32_t i = 0; i < words / 4; i++) {
-        uint4 four = last ? load_last(from + i) : from[i];
+        uint4 four = last ? load_evict_first(from + i) : from[i];
 
         to.words[i * 4] = four.x;
         to.words[i * 4 + 1] = four.y;

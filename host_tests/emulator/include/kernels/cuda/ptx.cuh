@@ -75,17 +75,17 @@ static inline void prefetch_l2(const void *at)
     (void)*static_cast<const volatile char *>(at);
 }
 
-static inline void store_kept(void *to, const uint4 &words)
+static inline void store_evict_last(void *to, const uint4 &words)
 {
     memcpy(to, &words, sizeof words);
 }
 
-static inline void store_kept(void *to, const uint2 &words)
+static inline void store_evict_last(void *to, const uint2 &words)
 {
     memcpy(to, &words, sizeof words);
 }
 
-static inline uint4 load_last(const uint4 *from)
+static inline uint4 load_evict_first(const uint4 *from)
 {
     return *from;
 }
