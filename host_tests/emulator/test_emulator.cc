@@ -1,6 +1,7 @@
 // The emulator finds what it promises to find: each kernel here makes one mistake, and must end
 // with the words that name it.
 
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/ptx.cuh"
 
 #include <cstdio>
@@ -307,27 +308,16 @@ int failures;
 
 void run_kernel(const mistake &m)
 {
-    cudaLaunchAttribute attributes[2] = {};
-    cudaLaunchConfig_t config = {};
+    // What is drawn for a block is drawn often.
+    const launch_shape shape = {64, 128, sizeof(smem), m.early ? LAUNCH_EARLY : LAUNCH_AFTER,
+                                m.cluster};
     arguments args = {};
 
     if (cudaMalloc(const_cast<unsigned char **>(&args.global), 4096) != cudaSuccess) exit(2);
     if (cudaMalloc(&args.out, 128 * sizeof(float)) != cudaSuccess) exit(2);
     memset(args.out, 0, 128 * sizeof(float));
     memset(const_cast<unsigned char *>(args.global), 0, 4096);
-    config.gridDim = dim3(64); // what is drawn for a block is drawn often
-    config.blockDim = dim3(128);
-    config.dynamicSmemBytes = sizeof(smem);
-    config.attrs = attributes;
-    if (m.early) {
-        attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-        attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
-    }
-    if (m.cluster > 0) {
-        attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
-        attributes[config.numAttrs++].val.clusterDim = {m.cluster, 1, 1};
-    }
-    if (cudaLaunchKernelEx(&config, m.kernel, args) != cudaSuccess) exit(2);
+    if (launch(m.kernel, shape, nullptr, args) != cudaSuccess) exit(2);
     for (int i = 0; i < 128; i++)
         if (args.out[i] != 0.0f) exit(3);
     (void)cudaFree(const_cast<unsigned char *>(args.global));
