@@ -395,10 +395,10 @@ static void upload_layer(gpu_layer &g, const layer &l, const gpu_layer *first = 
     void *buffers[BUFFERS], **m = g.memory + BUFFERS;
     bool fp8 = c.format != FORMAT_BF16;
     buffers_for(c, sizes);
-    for (int i = 0; i < BUFFERS; i++)
+    for (int i = 0; i < BUFFERS; i++) {
         g.memory[i] = first == NULL ? poison<char>(sizes[i]) : NULL;
-    for (int i = 0; i < BUFFERS; i++)
         buffers[i] = first == NULL ? g.memory[i] : first->memory[i];
+    }
     m[0] = upload(l.x);
     m[1] = m[10] = NULL;
     if (c.skew != 2) m[1] = upload(l.ids);

@@ -2,9 +2,8 @@
 
 #include "kernels/cpu/rows.h"
 
-#include "kernels/quantise.h"
-
 #include "kernels/cpu/numbers.h"
+#include "kernels/quantise.h"
 
 #include <math.h>
 #include <string.h>
