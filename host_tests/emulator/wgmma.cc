@@ -41,7 +41,7 @@ struct warpgroup {
 // A host thread's.
 struct products {
     warpgroup warpgroups[kWarpgroups];
-    float a[kRows][kDepthMax], b[kColumnsMax][kDepthMax]; // of the product that runs
+    float a[kRows][kDepthMax], b[kDepthMax][kColumnsMax]; // of the product that runs
 };
 
 products &all()
@@ -57,9 +57,9 @@ warpgroup &mine()
     return all().warpgroups[here.thread.x / kWarpgroupThreads];
 }
 
-thread_state &me()
+thread_state &me(warpgroup &w)
 {
-    return mine().threads[here.thread.x % kWarpgroupThreads];
+    return w.threads[here.thread.x % kWarpgroupThreads];
 }
 
 // A descriptor's fields, in bytes.
@@ -103,41 +103,55 @@ float number_at(number type, const unsigned char *at)
     return type == kBf16 ? from_bf16(bits) : from_f16(bits);
 }
 
+// An operand, and where its element (row, k) goes: to[row * row_stride + k * k_stride].
 struct matrix {
     uint64_t descriptor;
     bool rows_in;
     uint32_t rows;
+    float *to;
+    uint32_t row_stride, k_stride;
 };
 
-void read_operand(const matrix &from, number type, float (*to)[kDepthMax])
+// By 16 bytes, which hold numbers of one row, or rows_in of one k.
+void read_operand(const matrix &from, number type)
 {
     layout l = layout_of(from.descriptor);
-    uint32_t bytes = type == kE4m3 ? 1 : 2;
+    uint32_t bytes = type == kE4m3 ? 1 : 2, held = 16 / bytes;
+    uint32_t row_step = from.rows_in ? held : 1, k_step = from.rows_in ? 1 : held;
+    uint32_t stride = from.rows_in ? from.row_stride : from.k_stride;
 
-    for (uint32_t row = 0; row < from.rows; row++)
-        for (uint32_t k = 0; k < 32 / bytes; k++) {
-            uint32_t address = element_address(l, from.rows_in, bytes, row, k);
+    for (uint32_t row = 0; row < from.rows; row += row_step)
+        for (uint32_t k = 0; k < 32 / bytes; k += k_step) {
+            const unsigned char *at = read_16(element_address(l, from.rows_in, bytes, row, k));
+            float *to = from.to + row * from.row_stride + k * from.k_stride;
 
-            to[row][k] = number_at(type, read_16(address & ~15u) + address % 16);
+            for (uint32_t i = 0; i < held; i++)
+                to[i * stride] = number_at(type, at + i * bytes);
         }
 }
 
+// Eight columns at once, which four threads have; each sum in the order of k.
 void run_product(const product &p)
 {
-    float(*a)[kDepthMax] = all().a, (*b)[kDepthMax] = all().b;
+    float(*a)[kDepthMax] = all().a, (*b)[kColumnsMax] = all().b;
     int n = p.operands.n, depth = p.operands.type == kE4m3 ? 32 : 16;
 
-    read_operand({p.operands.a, p.operands.a_rows_in, kRows}, p.operands.type, a);
-    read_operand({p.operands.b, false, static_cast<uint32_t>(n)}, p.operands.type, b);
-    for (int thread = 0; thread < static_cast<int>(kWarpgroupThreads); thread++)
-        for (int i = 0; i < n / 2; i++) {
-            int row = thread / 32 * 16 + thread % 32 / 4 + i / 2 % 2 * 8;
-            int column = i / 4 * 8 + thread % 4 * 2 + i % 2;
-            float sum = p.operands.adds ? p.c[thread][i] : 0.0f;
+    read_operand({p.operands.a, p.operands.a_rows_in, kRows, a[0], kDepthMax, 1}, p.operands.type);
+    read_operand({p.operands.b, false, static_cast<uint32_t>(n), b[0], 1, kColumnsMax},
+                 p.operands.type);
+    for (int row = 0; row < kRows; row++)
+        for (int column = 0; column < n; column += 8) {
+            float *const *threads = &p.c[row / 16 * 32 + row % 8 * 4];
+            int first = column / 2 + row % 16 / 8 * 2;
+            float sums[8] = {};
 
+            for (int i = 0; i < 8 && p.operands.adds; i++)
+                sums[i] = threads[i / 2][first + i % 2];
             for (int k = 0; k < depth; k++)
-                sum += a[row][k] * b[column][k];
-            p.c[thread][i] = sum;
+                for (int i = 0; i < 8; i++)
+                    sums[i] += a[row][k] * b[k][column + i];
+            for (int i = 0; i < 8; i++)
+                threads[i / 2][first + i % 2] = sums[i];
         }
 }
 
@@ -158,15 +172,16 @@ void wgmma_end()
 void wgmma_fence()
 {
     check_alone("wgmma");
-    me().fenced = true;
+    me(mine()).fenced = true;
 }
 
 void wgmma_issue(const wgmma_operands &operands, float *c)
 {
     warpgroup &w = mine();
-    size_t index = me().issued++ - w.run;
+    thread_state &thread = me(w);
+    size_t index = thread.issued++ - w.run;
 
-    if (!me().fenced) die("wgmma without a fence before it");
+    if (!thread.fenced) die("wgmma without a fence before it");
     if (index == w.products.size()) w.products.push_back({operands, {}, 0});
     if (!(w.products[index].operands == operands))
         die("a warpgroup's threads disagree about a wgmma");
@@ -176,14 +191,16 @@ void wgmma_issue(const wgmma_operands &operands, float *c)
 
 void wgmma_commit()
 {
-    me().groups.push_back(me().issued);
-    me().fenced = false;
+    thread_state &thread = me(mine());
+
+    thread.groups.push_back(thread.issued);
+    thread.fenced = false;
 }
 
 void wgmma_wait(unsigned pending)
 {
-    std::vector<uint64_t> &groups = me().groups;
     warpgroup &w = mine();
+    std::vector<uint64_t> &groups = me(w).groups;
     uint64_t until;
 
     if (groups.size() <= pending) return;
