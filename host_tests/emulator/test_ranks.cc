@@ -1,6 +1,7 @@
 // Ranks as processes and as threads: kernels that wait for each other's rows in shared windows, and
 // what a host thread has of its own.
 
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/ptx.cuh"
 
 #include <cuda_bf16.h>
@@ -110,14 +111,10 @@ void exchange(arguments a)
         if (sum != 16 * a.v) atomicAdd(a.faults, 1u);
 }
 
-template <class Argument> void launch(void (*kernel)(Argument), const Argument &argument)
+template <class Argument> void run_block(void (*kernel)(Argument), const Argument &argument)
 {
-    cudaLaunchConfig_t config = {};
-
-    config.gridDim = dim3(1);
-    config.blockDim = dim3(kThreads);
-    config.dynamicSmemBytes = sizeof(smem);
-    if (cudaLaunchKernelEx(&config, kernel, argument) != cudaSuccess) exit(2);
+    if (launch(kernel, {1, kThreads, sizeof(smem), LAUNCH_AFTER}, nullptr, argument) != cudaSuccess)
+        exit(2);
 }
 
 // All rounds of one rank; the ranks take turns at being first.
@@ -133,8 +130,8 @@ unsigned run_rank(int rank, window *mine, window *theirs)
             numbers[0][i] = __float2bfloat16_rn(v);
             numbers[1][i] = __float2bfloat16_rn(1.0f);
         }
-        launch(exchange, {mine, theirs, numbers[0], round, v,
-                          round % 2 == static_cast<uint64_t>(rank), &faults});
+        run_block(exchange, {mine, theirs, numbers[0], round, v,
+                             round % 2 == static_cast<uint64_t>(rank), &faults});
     }
     return faults;
 }
@@ -288,10 +285,10 @@ void try_many_threads()
 {
     size_t before, after;
 
-    std::thread(launch<int>, nothing, 0).join();
+    std::thread(run_block<int>, nothing, 0).join();
     before = pages_mapped();
     for (int i = 0; i < 8; i++)
-        std::thread(launch<int>, nothing, 0).join();
+        std::thread(run_block<int>, nothing, 0).join();
     after = pages_mapped();
     check(after < before + ((512 << 20) / 4096), "a thread that ends leaves nothing");
 }
@@ -340,14 +337,14 @@ void try_waiting()
     unsigned long long sums[2] = {};
     uint64_t word = 0;
 
-    launch(spin_in_a_block, &word);
+    run_block(spin_in_a_block, &word);
     check(word == 1, "a block's threads wait for one of them");
-    launch(spin_in_vain, &word);
+    run_block(spin_in_vain, &word);
     check(word >= 30000000 && word < 10000000000, "whoever spins in vain has a deadline");
     word = 0;
-    launch(spin_beside_a_barrier, &word);
+    run_block(spin_beside_a_barrier, &word);
     check(word == 1, "one thread spins, the others wait");
-    launch(add_and_swap, &sums[0]);
+    run_block(add_and_swap, &sums[0]);
     check(sums[0] == 2 * kThreads && sums[1] == 6, "atomics");
 }
 
@@ -390,28 +387,26 @@ void add_one(unsigned *word)
 void try_graph()
 {
     cudaStreamCaptureStatus none, active;
-    cudaLaunchConfig_t config = {};
+    cudaStream_t stream;
     cudaGraphExec_t exec;
     cudaGraph_t graph;
     unsigned word = 0;
 
-    if (cudaStreamCreateWithFlags(&config.stream, cudaStreamNonBlocking) != cudaSuccess) exit(2);
-    config.gridDim = dim3(1);
-    config.blockDim = dim3(kThreads);
-    (void)cudaStreamBeginCapture(config.stream, cudaStreamCaptureModeThreadLocal);
-    (void)cudaStreamIsCapturing(config.stream, &active);
-    if (cudaLaunchKernelEx(&config, add_one, &word) != cudaSuccess) exit(2);
-    if (cudaStreamEndCapture(config.stream, &graph) != cudaSuccess) exit(2);
-    (void)cudaStreamIsCapturing(config.stream, &none);
+    if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess) exit(2);
+    (void)cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
+    (void)cudaStreamIsCapturing(stream, &active);
+    if (launch(add_one, {1, kThreads, 0, LAUNCH_AFTER}, stream, &word) != cudaSuccess) exit(2);
+    if (cudaStreamEndCapture(stream, &graph) != cudaSuccess) exit(2);
+    (void)cudaStreamIsCapturing(stream, &none);
     check(active == cudaStreamCaptureStatusActive && none == cudaStreamCaptureStatusNone &&
               word == 0,
           "a stream says whether it captures");
     if (cudaGraphInstantiate(&exec, graph, 0) != cudaSuccess) exit(2);
-    std::thread([&] { (void)cudaGraphLaunch(exec, config.stream); }).join();
+    std::thread([&] { (void)cudaGraphLaunch(exec, stream); }).join();
     check(word == 1, "another thread launches the graph");
     (void)cudaGraphExecDestroy(exec);
     (void)cudaGraphDestroy(graph);
-    (void)cudaStreamDestroy(config.stream);
+    (void)cudaStreamDestroy(stream);
 }
 
 } // namespace
