@@ -45,6 +45,7 @@ static uint16_t bf16(float value)
 }
 
 struct layer_case {
+    // skew: 0 none, 1 all pairs are of the first top_k experts, 2 ids without an expert and a map, 3 half of the pairs are of the first
     // rows_in: the weights that are [E, K, N]: 0 none, 1 both, 2 gate and up, 3 down
     int tokens, hidden, intermediate, experts, top_k, order, activation, skew, bias, weight_on_input, rows_in, format;
 };
@@ -113,7 +114,7 @@ static void make(layer &l, const layer_case &c)
     l.ids.resize((size_t)c.tokens * c.top_k);
     l.weights.resize(l.ids.size());
     for (size_t i = 0; i < l.ids.size(); i++) {
-        l.ids[i] = c.skew == 1 ? (int)(i % c.top_k) : (int)(uniform() * (c.experts + (c.skew == 2 ? 3 : 0)));
+        l.ids[i] = c.skew == 3 && i % 2 ? 0 : c.skew == 1 ? (int)(i % c.top_k) : (int)(uniform() * (c.experts + (c.skew == 2 ? 3 : 0)));
         l.weights[i] = (float)uniform();
     }
 }

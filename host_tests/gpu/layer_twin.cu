@@ -257,6 +257,7 @@ static const layer_case cases[] = {
     {400, 256, 160, 2, 1, ORDER_UP_GATE, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_FP8_TENSOR},
     {90, 264, 72, 4, 1, ORDER_GATE_UP, ACTIVATION_SILU, 2, 1, 0, 3, FORMAT_BF16}, // top-1: rows without an expert
     {150, 272, 144, 5, 1, ORDER_GATE_UP, ACTIVATION_SILU, 2, 1, 0, 0, FORMAT_FP8_BLOCK128},
+    {400, 896, 128, 8, 1, ORDER_GATE_UP, ACTIVATION_SILU, 3, 0, 0, 0, FORMAT_FP8_BLOCK128}, // seven steps in turns, four stages
 };
 
 int main(int argc, char **argv)

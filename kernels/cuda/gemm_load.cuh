@@ -113,10 +113,25 @@ __device__ __forceinline__ bool is_turn(int32_t step)
     return step % kLoadingWarps == loading_warp();
 }
 
-// This warp's share of the tile's token rows and of their scales. Rows past the tile's own belong to the next expert, or are zeros.
-// For one thread of each warp; the one that asks for the weights comes last.
+// All of the tile's token rows and their scales. Rows past the tile's own belong to the next expert, or are zeros. For one thread.
 template <class P>
 __device__ __forceinline__ void load_tokens(const gemm_args &args, gemm_smem<P> &smem, const stage_ring &ring, const tile &t, int32_t k)
+{
+    uint64_t *full = &smem.full[ring.stage];
+
+#pragma unroll 1
+    for (int32_t n = 0; n < t.columns;) {
+        const bool large = n + kManyTokens <= t.columns;
+
+        cp_async_bulk_tensor_3d<false>(ring.tokens(smem) + n * kRowBytes, large ? &args.many_tokens : &args.tokens, full, k, t.pair + n, 0);
+        n += large ? kManyTokens : 8;
+    }
+    if (P::is_scaled) cp_async_bulk_tensor_3d<false>(smem.token_scale[ring.stage], &args.token_scales, full, t.pair & ~3, k / P::depth, 0);
+}
+
+// This warp's share of them. For one thread of each warp; the one that asks for the weights comes last.
+template <class P>
+__device__ __forceinline__ void load_token_share(const gemm_args &args, gemm_smem<P> &smem, const stage_ring &ring, const tile &t, int32_t k)
 {
     uint64_t *full = &smem.full[ring.stage];
     int32_t large = t.columns / kManyTokens, boxes = large + t.columns % kManyTokens / 8;
@@ -218,15 +233,42 @@ __device__ __forceinline__ void load_gathered(const gemm_args &args, gemm_smem<P
     }
 }
 
+// Whether the loading warps take the steps of a tile whose rows come in boxes in turns, and pass the others': for few boxes that is sooner
+// done than if all go through every step. They meet before the next tile: a warp that has not waited for a stage's round before cannot
+// tell it from the one before that.
+__device__ __forceinline__ bool in_turns(const tile &t)
+{
+    return t.columns <= kFewBoxes;
+}
+
+template <class P>
+__device__ __forceinline__ void load_boxes_in_turns(const gemm_args &args, gemm_smem<P> &smem, const tile &t, stage_ring &ring, const steps &which)
+{
+    static_assert(gemm_smem<P>::stages_bytes / ((kRows + P::columns) * kRowBytes) >= kLoadingWarps, "from turn to turn at most a round");
+
+    for (int32_t step = which.first, k = step * P::depth; step < which.end; step++, k += P::depth, ring.advance()) {
+        if (!is_turn(step)) continue;
+        mbarrier_wait(&smem.empty[ring.stage], ring.round_odd ^ 1);
+        if (!elect_one()) continue;
+        if (step >= which.ahead) begin_stage<P>(args, smem, ring, t, k);
+        load_tokens<P>(args, smem, ring, t, k);
+        mbarrier_arrive(&smem.full[ring.stage], P::loaders);
+    }
+}
+
 // Rows that come in boxes, for the loading warps.
 template <class P>
 __device__ __forceinline__ void load_boxes(const gemm_args &args, gemm_smem<P> &smem, const tile &t, stage_ring &ring, const steps &which)
 {
+    if (in_turns(t)) {
+        load_boxes_in_turns<P>(args, smem, t, ring, which);
+        return;
+    }
     for (int32_t step = which.first, k = step * P::depth; step < which.end; step++, k += P::depth, ring.advance()) {
         mbarrier_wait(&smem.empty[ring.stage], ring.round_odd ^ 1);
         if (!elect_one()) continue;
         if (step >= which.ahead && is_turn(step)) begin_stage<P>(args, smem, ring, t, k);
-        load_tokens<P>(args, smem, ring, t, k);
+        load_token_share<P>(args, smem, ring, t, k);
         mbarrier_arrive(&smem.full[ring.stage], P::loaders / kLoadingWarps);
     }
 }
@@ -323,6 +365,7 @@ __device__ __forceinline__ int32_t load_gate_up(const gemms_args_device &args, g
         bar_sync<1, 128>(); // the next tile is there, and the addresses of this one have been read
         if (U::gathers && !smem.tiles[at].is_down) look_up<U>(args, smem.tiles[at], thread, first.flat);
         load_steps<U>(args, smem, t, from, ring, {filled, last, 0});
+        if (!U::gathers && in_turns(t)) bar_sync<1, 128>(); // all of its steps have been asked for
         t = smem.tiles[at];
         ahead = 0;
     }
@@ -343,7 +386,7 @@ __device__ __forceinline__ void load_down(const gemms_args_device &args, gemm_sm
         if (thread == 0) source.ask();
         load_boxes<D>(args.down, smem, t, ring, {0, steps_of<D>(args.down), ahead});
         if (thread == 0) smem.tiles[at] = source.next(t);
-        bar_sync<1, 128>(); // the next tile is there
+        bar_sync<1, 128>(); // the next tile is there, and all steps of this one have been asked for
     }
 }
 

@@ -23,6 +23,7 @@ constexpr int kScalesPitch = 224;         // and whose place is one of 128 bytes
 constexpr int kRowBytes = 128;  // of a stage, for each weight row and token
 constexpr int kStagesMax = 11;
 constexpr int kManyTokens = 64; // token rows of the larger box
+constexpr int kFewBoxes = 80;   // token rows up to which one thread asks for all boxes of a step
 constexpr int kTurn = 32;       // tokens whose outputs a warpgroup turns into rows at once
 constexpr int kTurnPitch = 144; // bytes between their rows: up to 64 outputs, and 16 so that banks differ
 constexpr int kExpertsMax = 1024;
