@@ -113,6 +113,13 @@ __device__ __forceinline__ bool is_turn(int32_t step)
     return step % kLoadingWarps == loading_warp();
 }
 
+// A step's scales of the tile's token rows. For one thread.
+template <class P>
+__device__ __forceinline__ void load_token_scales(const gemm_args &args, gemm_smem<P> &smem, const stage_ring &ring, const tile &t, int32_t k)
+{
+    cp_async_bulk_tensor_3d<false>(smem.token_scale[ring.stage], &args.token_scales, &smem.full[ring.stage], t.pair & ~3, k / P::depth, 0);
+}
+
 // All of the tile's token rows and their scales. Rows past the tile's own belong to the next expert, or are zeros. For one thread.
 template <class P>
 __device__ __forceinline__ void load_tokens(const gemm_args &args, gemm_smem<P> &smem, const stage_ring &ring, const tile &t, int32_t k)
@@ -126,7 +133,7 @@ __device__ __forceinline__ void load_tokens(const gemm_args &args, gemm_smem<P> 
         cp_async_bulk_tensor_3d<false>(ring.tokens(smem) + n * kRowBytes, large ? &args.many_tokens : &args.tokens, full, k, t.pair + n, 0);
         n += large ? kManyTokens : 8;
     }
-    if (P::is_scaled) cp_async_bulk_tensor_3d<false>(smem.token_scale[ring.stage], &args.token_scales, full, t.pair & ~3, k / P::depth, 0);
+    if (P::is_scaled) load_token_scales<P>(args, smem, ring, t, k);
 }
 
 // This warp's share of them. For one thread of each warp; the one that asks for the weights comes last.
@@ -142,7 +149,7 @@ __device__ __forceinline__ void load_token_share(const gemm_args &args, gemm_sme
         int32_t n = box < large ? box * kManyTokens : large * kManyTokens + (box - large) * 8;
 
         if (box == boxes)
-            cp_async_bulk_tensor_3d<false>(smem.token_scale[ring.stage], &args.token_scales, full, t.pair & ~3, k / P::depth, 0);
+            load_token_scales<P>(args, smem, ring, t, k);
         else
             cp_async_bulk_tensor_3d<false>(ring.tokens(smem) + n * kRowBytes, box < large ? &args.many_tokens : &args.tokens, full, k, t.pair + n, 0);
     }
