@@ -5,6 +5,7 @@
 #include "host_tests/emulator/async.h"
 #include "host_tests/emulator/block.h"
 #include "host_tests/emulator/numbers.h"
+#include "host_tests/tensor_core.h"
 
 #include <cstring>
 #include <deque>
@@ -41,7 +42,8 @@ struct warpgroup {
 // A host thread's.
 struct products {
     warpgroup warpgroups[kWarpgroups];
-    float a[kRows][kDepthMax], b[kDepthMax][kColumnsMax]; // of the product that runs
+    float a[kRows][kDepthMax], b[kDepthMax][kColumnsMax];  // of the product that runs
+    tensor_core_factors a_factors, b_factors[kColumnsMax]; // e4m3
 };
 
 products &all()
@@ -130,6 +132,25 @@ void read_operand(const matrix &from, number type)
         }
 }
 
+// With the roundings of the device, which are seen in what is quantised after.
+void run_e4m3(const product &p)
+{
+    products &all = emulator::all();
+
+    for (int column = 0; column < p.operands.n; column++)
+        tensor_core_read(&all.b[0][column], kColumnsMax, kDepthMax, &all.b_factors[column]);
+    for (int row = 0; row < kRows; row++) {
+        tensor_core_read(all.a[row], 1, kDepthMax, &all.a_factors);
+        for (int column = 0; column < p.operands.n; column++) {
+            float *sum = &p.c[row / 16 * 32 + row % 8 * 4 + column % 8 / 2]
+                             [column / 8 * 4 + row % 16 / 8 * 2 + column % 2];
+
+            *sum = tensor_core_sum(&all.a_factors, &all.b_factors[column],
+                                   p.operands.adds ? *sum : 0.0f);
+        }
+    }
+}
+
 // Eight columns at once, which four threads have; each sum in the order of k.
 void run_product(const product &p)
 {
@@ -139,6 +160,10 @@ void run_product(const product &p)
     read_operand({p.operands.a, p.operands.a_rows_in, kRows, a[0], kDepthMax, 1}, p.operands.type);
     read_operand({p.operands.b, false, static_cast<uint32_t>(n), b[0], 1, kColumnsMax},
                  p.operands.type);
+    if (p.operands.type == kE4m3) {
+        run_e4m3(p);
+        return;
+    }
     for (int row = 0; row < kRows; row++)
         for (int column = 0; column < n; column += 8) {
             float *const *threads = &p.c[row / 16 * 32 + row % 8 * 4];

@@ -6,6 +6,7 @@
 extern "C" {
 #include "kernels/cpu/cpu.h"
 }
+#include "host_tests/gpu/tensor_core_gemms.cuh"
 #include "kernels/cuda/cuda.h"
 
 #include <cuda_bf16.h>
@@ -442,7 +443,8 @@ static void inline_tasks(void *ctx, uint64_t tasks, void (*task)(void *, uint64_
         task(arg, i);
 }
 
-static void run_cpu(const layer &l, std::vector<float> &y)
+// By kernels_cpu, or by those with products of their own.
+static void run_cpu(const layer &l, const struct kernels &kernels, std::vector<float> &y)
 {
     const layer_case &c = l.shape;
     int rows = c.order == ORDER_PLAIN ? c.intermediate : 2 * c.intermediate;
@@ -469,7 +471,7 @@ static void run_cpu(const layer &l, std::vector<float> &y)
     }
     // mid rounds as on the device, so that both quantise the same numbers.
     make_stages(s, c, l.x.data(), l.ids.data(), l.weights.data(), w1, w2, fp8 ? FORMAT_BF16 : FORMAT_F32, buffers, y.data());
-    if (run_stages(&kernels_cpu, s, &stream) != 0) exit(2);
+    if (run_stages(&kernels, s, &stream) != 0) exit(2);
     for (int i = 0; i < BUFFERS; i++)
         free(buffers[i]);
     free(scratch);
