@@ -4,7 +4,8 @@
 // grid   one block an SM, persistent; tiles in the order product, expert, weight rows, tokens, each to the block that is free, so that
 //        the tiles which share a piece of the weights run beside each other and read it from HBM once; down's begin while the last of
 //        gate_up's run, with their weights where mid is not there yet
-// block  3 warpgroups: one loads, two multiply 64 weight rows each; e4m3 has a third for many tokens, of which each takes 64
+// block  3 warpgroups: one loads, two multiply 64 weight rows each; e4m3 has a third for many tokens, of which each takes 64. Few
+//        tokens of 16 bits: 2, and tiles of 64 weight rows, by 128 inputs a stage
 // smem   4 to 11 stages of 128 weight rows and 256 (e4m3: 192), 128, 64, 32, 16 or 8 token rows of 128 bytes (64 inputs, e4m3 128),
 //        swizzled; e4m3 7 at most
 // N      8 to 256 (e4m3: 80, and 128 weight rows beside many tokens), chosen for each tile from the expert's real count: a
@@ -53,7 +54,7 @@ __device__ __forceinline__ void multiply(const gemm_args &args, gemm_smem<P> &sm
                                          sums<N, P> &to)
 {
     constexpr bool rows_in = P::rows_in;
-    constexpr int tokens = to.tokens;
+    constexpr int tokens = to.tokens, next_part = tokens * kRowBytes >> 4;
     const bool elected = threadIdx.x % 128 == 0;
     uint64_t *multiplied = nullptr; // the stage before
 
@@ -65,12 +66,12 @@ __device__ __forceinline__ void multiply(const gemm_args &args, gemm_smem<P> &sm
         if (P::gathers) fence_proxy_async(); // copies of threads brought the tokens
         wgmma_fence();
 #pragma unroll
-        for (int32_t part = 0; part < 4; part++)
+        for (int32_t i = 0; i < 4 * P::parts; i++)
 #pragma unroll
             for (int32_t block = 0; block < to.blocks; block++)
                 wgmma<tokens, P::is_bf16, rows_in>::run(to.c[block],
-                                                        a + block * (kBlockBytes >> 4) + part * wgmma_next_inputs<rows_in>,
-                                                        b + part * wgmma_next_inputs<false>);
+                                                        a + (block + i / 4) * (kBlockBytes >> 4) + i % 4 * wgmma_next_inputs<rows_in>,
+                                                        b + i / 4 * next_part + i % 4 * wgmma_next_inputs<false>);
         wgmma_commit();
         wgmma_wait<1>();
         if (elected && multiplied != nullptr) mbarrier_arrive(multiplied);
@@ -149,7 +150,7 @@ __device__ __forceinline__ void finish(const gemm_args &args, gemm_smem<P> &smem
     }
 #pragma unroll
     for (int32_t block = 0; block < blocks; block++) {
-        int32_t row = t.row_tile * kRows + (rows_in ? block : warpgroup) * kBlockRows;
+        int32_t row = t.row_tile * P::rows + (rows_in ? block : warpgroup) * kBlockRows;
 
         to.first_output = gated ? row / 2 : row;
         if (!P::is_gate_up && args.result_row != nullptr)
@@ -264,27 +265,28 @@ template <class U, class D> __device__ __forceinline__ void consumer_loop(const 
     }
 }
 
-template <int type, bool is_gate_up, bool rows_in>
-using product_of = product<static_cast<operand>(type), is_gate_up, rows_in>;
+template <int type, bool is_gate_up, bool rows_in, bool is_few>
+using product_of = product<static_cast<operand>(type), is_gate_up, rows_in, is_few>;
 
-template <int type, bool up_in, bool down_in>
-__global__ void __launch_bounds__((product_of<type, true, up_in>::threads), 1) gemms_kernel(const __grid_constant__ gemms_args_device args)
+template <int type, bool up_in, bool down_in, bool is_few>
+__global__ void __launch_bounds__((product_of<type, true, up_in, is_few>::threads), 1)
+    gemms_kernel(const __grid_constant__ gemms_args_device args)
 {
-    using U = product_of<type, true, up_in>;
-    using D = product_of<type, false, down_in>;
+    using U = product_of<type, true, up_in, is_few>;
+    using D = product_of<type, false, down_in, is_few>;
     gemm_smem<U> &smem = *dynamic_smem<gemm_smem<U>>();
     int32_t warpgroup = uniform(threadIdx.x / 128);
     uint32_t taken = 0;
     asked<U> first = {};
 
-    static_assert(kLoading<U> + U::warpgroups * kMultiplying<U> <= (1 + U::warpgroups) * kLaunched<U>);
+    static_assert(is_few || kLoading<U> + U::warpgroups * kMultiplying<U> <= (1 + U::warpgroups) * kLaunched<U>);
 
     if (threadIdx.x == 0) {
         prefetch_tensormap(&args.gate_up.weights);
         prefetch_tensormap(&args.down.weights);
         for (int32_t stage = 0; stage < kStagesMax; stage++) {
             mbarrier_init(&smem.full[stage], 1 + U::loaders);
-            mbarrier_init(&smem.empty[stage], U::is_scaled ? 4 * U::warpgroups : 2); // a warp, or a warpgroup, releases a stage
+            mbarrier_init(&smem.empty[stage], U::is_scaled ? 4 * U::warpgroups : U::warpgroups); // a warp, or a warpgroup, releases a stage
         }
         fence_mbarrier_init();
     }
@@ -298,10 +300,10 @@ __global__ void __launch_bounds__((product_of<type, true, up_in>::threads), 1) g
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
     if (warpgroup == kProducer) {
-        setmaxnreg_dec<kLoading<U>>();
+        if constexpr (!is_few) setmaxnreg_dec<kLoading<U>>();
         producer_loop<U, D>(args, smem, first);
     } else {
-        setmaxnreg_inc<kMultiplying<U>>();
+        if constexpr (!is_few) setmaxnreg_inc<kMultiplying<U>>();
         consumer_loop<U, D>(args, smem, warpgroup - kConsumer0);
     }
 }
@@ -328,27 +330,28 @@ struct gemms_entry {
     size_t smem_bytes;
 };
 
-template <int type, bool up_in, bool down_in> gemms_entry entry()
+template <int type, bool up_in, bool down_in, bool is_few = false> gemms_entry entry()
 {
-    using U = product_of<type, true, up_in>;
+    using U = product_of<type, true, up_in, is_few>;
 
-    return {gemms_kernel<type, up_in, down_in>, U::threads, sizeof(gemm_smem<U>)};
+    return {gemms_kernel<type, up_in, down_in, is_few>, U::threads, sizeof(gemm_smem<U>)};
 }
 
-template <int type> gemms_entry entry_of(bool up_in, bool down_in)
+template <int type> gemms_entry entry_of(bool up_in, bool down_in, bool is_few)
 {
+    if (is_few) return entry<type, false, false, true>();
     if (up_in) return down_in ? entry<type, true, true>() : entry<type, true, false>();
     return down_in ? entry<type, false, true>() : entry<type, false, false>();
 }
 
-// By the operand, and whether the weights of gate_up and of down are [E, K, N].
-gemms_entry entry_of(operand type, bool up_in, bool down_in)
+// By the operand, whether tokens are few, and if not, whether the weights of gate_up and of down are [E, K, N].
+gemms_entry entry_of(operand type, bool up_in, bool down_in, bool is_few)
 {
     switch (type) {
     case OPERAND_BF16:
-        return entry_of<OPERAND_BF16>(up_in, down_in);
+        return entry_of<OPERAND_BF16>(up_in, down_in, is_few);
     case OPERAND_F16:
-        return entry_of<OPERAND_F16>(up_in, down_in);
+        return entry_of<OPERAND_F16>(up_in, down_in, is_few);
     default:
         return entry<OPERAND_E4M3, false, false>();
     }
@@ -360,8 +363,8 @@ extern "C" int32_t gemm_cuda_load(void)
 {
     cudaError_t st = cudaSuccess;
 
-    for (int32_t i = 0; i < 12 && st == cudaSuccess; i++) {
-        gemms_entry entry = entry_of(static_cast<operand>(i / 4), i & 1, i & 2);
+    for (int32_t i = 0; i < 24 && st == cudaSuccess; i++) {
+        gemms_entry entry = entry_of(static_cast<operand>(i / 8), i & 1, i & 2, i & 4);
 
         st = cudaFuncSetAttribute(entry.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(entry.smem_bytes));
     }
@@ -375,6 +378,6 @@ extern "C" int32_t gemms_cuda(const struct gemms_args *args, void *stream)
     gemms_entry by;
 
     if (st != cudaSuccess) return st;
-    by = entry_of(operand_of(args->gate_up.w1.format), args->gate_up.w1.rows_in != 0, args->down.w2.rows_in != 0);
+    by = entry_of(operand_of(args->gate_up.w1.format), args->gate_up.w1.rows_in != 0, args->down.w2.rows_in != 0, tokens_are_few(*args));
     return launch(by.kernel, {static_cast<unsigned>(sm_count()), by.threads, by.smem_bytes, LAUNCH_EARLY}, stream, to);
 }

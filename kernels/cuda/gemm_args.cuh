@@ -38,8 +38,8 @@ CUtensorMapDataType numbers_of(int32_t format)
                                   : CU_TENSOR_MAP_DATA_TYPE_UINT8;
 }
 
-// The weights of all experts. Rows along K and gated: (K, 8 units, gate | up, units / 8, expert), whatever their order.
-tensor_map_shape weights_shape(const weight_view &view, int32_t experts)
+// The weights of all experts, `rows` of a box. Rows along K and gated: (K, 8 units, gate | up, units / 8, expert), whatever their order.
+tensor_map_shape weights_shape(const weight_view &view, int32_t experts, cuuint32_t rows)
 {
     cuuint64_t row = view.row_stride_bytes, expert = view.expert_stride_bytes;
     cuuint64_t k = view.k, units = view.n / 2;
@@ -49,10 +49,10 @@ tensor_map_shape weights_shape(const weight_view &view, int32_t experts)
     if (view.rows_in)
         return {3, {cuuint64_t(view.n), k, cuuint64_t(experts)}, {row, expert}, {kBlockRows, depth, 1}};
     if (view.order == ORDER_PLAIN)
-        return {3, {k, cuuint64_t(view.n), cuuint64_t(experts)}, {row, expert}, {depth, kRows, 1}};
+        return {3, {k, cuuint64_t(view.n), cuuint64_t(experts)}, {row, expert}, {depth, rows, 1}};
     if (view.order == ORDER_INTERLEAVED)
-        return {5, {k, 8, 2, units / 8, cuuint64_t(experts)}, {2 * row, row, 16 * row, expert}, {depth, 8, 2, 8, 1}};
-    return {5, {k, 8, 2, units / 8, cuuint64_t(experts)}, {row, units * row, 8 * row, expert}, {depth, 8, 2, 8, 1}};
+        return {5, {k, 8, 2, units / 8, cuuint64_t(experts)}, {2 * row, row, 16 * row, expert}, {depth, 8, 2, rows / 16, 1}};
+    return {5, {k, 8, 2, units / 8, cuuint64_t(experts)}, {row, units * row, 8 * row, expert}, {depth, 8, 2, rows / 16, 1}};
 }
 
 void take_weights(gemm_args &to, const weight_view &view)
@@ -113,11 +113,11 @@ int32_t rows_format_of(const weight_view &view)
 
 // Of the weights, and of rows in the order of the pairs, which come in boxes; of their scales, where they have any, by group. No
 // rows: they are gathered.
-cudaError_t make_maps(gemm_args &to, const weight_view &by, int32_t experts, const row_slab *rows)
+cudaError_t make_maps(gemm_args &to, const weight_view &by, int32_t experts, int32_t tile_rows, const row_slab *rows)
 {
     const CUtensorMapDataType numbers = numbers_of(by.format);
     const cuuint32_t depth = kRowBytes / max(element_bytes_of(by.format), 1);
-    tensor_map_request maps[4] = {{&to.weights, by.values, numbers, weights_shape(by, experts)}};
+    tensor_map_request maps[4] = {{&to.weights, by.values, numbers, weights_shape(by, experts, tile_rows)}};
     int32_t count = 1;
 
     if (rows != nullptr) {
@@ -174,7 +174,7 @@ cudaError_t take_mid(gemm_args &to, const gate_up_args &from, const quantise_arg
     return cudaSuccess;
 }
 
-cudaError_t take_gate_up(gemms_args_device &to, const gate_up_args &from, const quantise_args &quantise)
+cudaError_t take_gate_up(gemms_args_device &to, const gate_up_args &from, const quantise_args &quantise, int32_t tile_rows)
 {
     const bool is_fp8 = from.operand_format == FORMAT_FP8, plain = from.w1.order == ORDER_PLAIN;
     gemm_args &own = to.gate_up;
@@ -186,16 +186,16 @@ cudaError_t take_gate_up(gemms_args_device &to, const gate_up_args &from, const 
     take_weights(own, from.w1);
     own.pair_weight = from.pair_weight;
     own.outputs = from.intermediate;
-    own.row_tiles = (from.intermediate + 63) / 64;
-    if (plain || is_fp8) own.row_tiles = (from.intermediate + kRows - 1) / kRows;
+    own.row_tiles = (from.intermediate + tile_rows / 2 - 1) / (tile_rows / 2);
+    if (plain || is_fp8) own.row_tiles = (from.intermediate + tile_rows - 1) / tile_rows;
     own.activation = terms_of(from);
     own.is_bare = own.bias == nullptr && from.activation == ACTIVATION_SILU;
     st = take_mid(own, from, quantise);
     if (st == cudaSuccess && !is_fp8) st = take_slabs(to, from);
-    return st != cudaSuccess ? st : make_maps(own, from.w1, from.experts, is_fp8 ? from.slabs : nullptr);
+    return st != cudaSuccess ? st : make_maps(own, from.w1, from.experts, tile_rows, is_fp8 ? from.slabs : nullptr);
 }
 
-cudaError_t take_down(gemms_args_device &to, const down_args &from)
+cudaError_t take_down(gemms_args_device &to, const down_args &from, int32_t tile_rows)
 {
     row_slab mid = {};
     gemm_args &own = to.down;
@@ -218,8 +218,8 @@ cudaError_t take_down(gemms_args_device &to, const down_args &from)
     own.result_scale = from.result_scale;
     own.is_bare = own.bias == nullptr;
     own.outputs = static_cast<int32_t>(from.w2.n);
-    own.row_tiles = static_cast<int32_t>((from.w2.n + kRows - 1) / kRows);
-    return make_maps(own, from.w2, from.experts, &mid);
+    own.row_tiles = static_cast<int32_t>((from.w2.n + tile_rows - 1) / tile_rows);
+    return make_maps(own, from.w2, from.experts, tile_rows, &mid);
 }
 
 cudaError_t take_ids(counted_ids &to, const route_args *from, int64_t pairs_max)
@@ -251,8 +251,20 @@ bool fits_l2(const gemms_args_device &args, int64_t pairs)
     return pairs * (args.gate_up.out_stride_bytes + (args.down.result_row == nullptr ? args.down.out_stride_bytes : 0)) <= kL2Bytes;
 }
 
+// Whether tiles are so few that they had better be halves: by the bound on tokens, since the host knows no counts.
+bool tokens_are_few(const gemms_args &from)
+{
+    const gate_up_args &gate_up = from.gate_up;
+    int64_t tokens = 0;
+
+    for (int32_t i = 0; i < gate_up.slabs_count; i++)
+        tokens += gate_up.slabs[i].cap;
+    return tokens <= kFew && element_bytes_of(gate_up.w1.format) == 2 && !gate_up.w1.rows_in && !from.down.w2.rows_in;
+}
+
 cudaError_t gemms_args_make(gemms_args_device &to, const gemms_args &from)
 {
+    const int32_t tile_rows = tokens_are_few(from) ? kBlockRows : kRows;
     const gate_up_args &gate_up = from.gate_up;
     const down_args &down = from.down;
     cudaError_t st;
@@ -264,8 +276,8 @@ cudaError_t gemms_args_make(gemms_args_device &to, const gemms_args &from)
     to.late = from.progress + GEMM_PROGRESS_WORDS;
     to.experts = gate_up.experts;
     st = take_ids(to.counted, from.route, down.pairs_max);
-    if (st == cudaSuccess) st = take_gate_up(to, gate_up, from.quantise);
-    if (st == cudaSuccess) st = take_down(to, down);
+    if (st == cudaSuccess) st = take_gate_up(to, gate_up, from.quantise, tile_rows);
+    if (st == cudaSuccess) st = take_down(to, down, tile_rows);
     to.gate_up.evicts_last = to.down.evicts_last = fits_l2(to, down.pairs_max);
     return st;
 }

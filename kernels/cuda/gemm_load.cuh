@@ -8,10 +8,12 @@
 
 namespace {
 
-// A loading thread's share of the gather: the same 16 bytes of every 128 of each sixteenth token row. Tokens past the tile's own
-// are its last one: nothing is stored for them.
+// A loading thread's share of the gather: the same 16 bytes of every step's of each sixteenth token row, or each eighth where a step has
+// twice the inputs. Tokens past the tile's own are its last one: nothing is stored for them.
 template <class P> struct gathered {
-    static constexpr int rows = P::columns / 16;
+    static constexpr int threads = P::depth * P::element_bytes / 16; // of a row
+    static constexpr int stride = 128 / threads;                     // between a thread's rows
+    static constexpr int rows = P::columns / stride;
     static constexpr int looked_up = (P::columns + 127) / 128;
     const unsigned char *row[rows];
 };
@@ -51,7 +53,7 @@ __device__ __forceinline__ void find_rows(const gemms_args_device &args, gemm_sm
     bar_sync<1, 128>();
 #pragma unroll
     for (int32_t i = 0; i < gathered<P>::rows; i++)
-        to.row[i] = smem.token_row[thread / 8 + i * 16] + thread % 8 * 16;
+        to.row[i] = smem.token_row[thread / gathered<P>::threads + i * gathered<P>::stride] + thread % gathered<P>::threads * 16;
 }
 
 // A stage's inputs of the tile's token rows, from byte `at` of the rows on, swizzled as the copy engine would. Past the end of
@@ -59,16 +61,17 @@ __device__ __forceinline__ void find_rows(const gemms_args_device &args, gemm_sm
 template <class P>
 __device__ __forceinline__ void gather(const gathered<P> &from, unsigned char *tokens, int32_t left, int32_t at, int32_t columns, int32_t thread)
 {
-    int32_t n = thread / 8, chunk = thread % 8;
-    uint32_t to = smem_address(tokens) + n * kRowBytes + (chunk ^ (n & 7)) * 16;
+    constexpr int32_t stride = gathered<P>::stride;
+    int32_t n = thread / gathered<P>::threads, chunk = thread % gathered<P>::threads;
+    uint32_t to = smem_address(tokens) + (chunk / 8 * columns + n) * kRowBytes + (chunk % 8 ^ (n & 7)) * 16;
     uint32_t bytes = chunk * 16 < left ? 16 : 0;
     int32_t rows = columns - n;
 
 #pragma unroll
     for (int32_t i = 0; i < gathered<P>::rows; i++) {
         // Few tokens do not go past what only more would have; a look at every row costs many more than it saves them.
-        if ((i == 1 || i == 4) && i * 16 >= columns) return;
-        if (i * 16 < rows) cp_async(to + i * 16 * kRowBytes, from.row[i] + at, bytes);
+        if ((i == 1 || i == 4) && i * stride >= columns) return;
+        if (i * stride < rows) cp_async(to + i * stride * kRowBytes, from.row[i] + at, bytes);
     }
 }
 
@@ -80,10 +83,13 @@ __device__ __forceinline__ void load_weights(const gemm_args &args, gemm_smem<P>
     unsigned char *to = ring.weights(smem);
     uint64_t *full = &smem.full[ring.stage];
 
-    if (!P::rows_in && args.order != ORDER_PLAIN) {
-        cp_async_bulk_tensor_5d<read_once>(to, &args.weights, full, k, 0, 0, t.row_tile * 8, t.expert);
-    } else if (!P::rows_in) {
-        cp_async_bulk_tensor_3d<read_once>(to, &args.weights, full, k, t.row_tile * kRows, t.expert);
+    if (!P::rows_in) {
+#pragma unroll
+        for (int32_t part = 0; part < P::parts; part++, to += kBlockBytes, k += P::part_depth)
+            if (args.order != ORDER_PLAIN)
+                cp_async_bulk_tensor_5d<read_once>(to, &args.weights, full, k, 0, 0, t.row_tile * (P::rows / 16), t.expert);
+            else
+                cp_async_bulk_tensor_3d<read_once>(to, &args.weights, full, k, t.row_tile * P::rows, t.expert);
     } else {
         int32_t first = t.row_tile * kRows, second = first + kBlockRows;
 
@@ -128,9 +134,12 @@ __device__ __forceinline__ void load_tokens(const gemm_args &args, gemm_smem<P> 
 
 #pragma unroll 1
     for (int32_t n = 0; n < t.columns;) {
-        const bool large = n + kManyTokens <= t.columns;
+        const bool large = !P::is_few && n + kManyTokens <= t.columns;
 
-        cp_async_bulk_tensor_3d<false>(ring.tokens(smem) + n * kRowBytes, large ? &args.many_tokens : &args.tokens, full, k, t.pair + n, 0);
+#pragma unroll
+        for (int32_t part = 0; part < P::parts; part++)
+            cp_async_bulk_tensor_3d<false>(ring.tokens(smem) + (part * t.columns + n) * kRowBytes, large ? &args.many_tokens : &args.tokens,
+                                           full, k + part * P::part_depth, t.pair + n, 0);
         n += large ? kManyTokens : 8;
     }
     if (P::is_scaled) load_token_scales<P>(args, smem, ring, t, k);
@@ -161,9 +170,9 @@ __device__ __forceinline__ void begin_stage(const gemm_args &args, gemm_smem<P> 
 {
     int32_t scales_bytes = P::is_scaled ? kScales * 4 : 0;
 
-    mbarrier_arrive_expect_tx(&smem.full[ring.stage], (kRows + (P::gathers ? 0 : t.columns)) * kRowBytes + scales_bytes);
+    mbarrier_arrive_expect_tx(&smem.full[ring.stage], (kRows + (P::gathers ? 0 : t.columns * P::parts)) * kRowBytes + scales_bytes);
     // Where no expert has pairs for two tiles its weights are read once.
-    if (ring.bytes < (kRows + P::columns) * kRowBytes)
+    if (P::is_few || ring.bytes < (kRows + P::columns) * kRowBytes)
         load_weights<P, true>(args, smem, ring, t, k);
     else
         load_weights<P, false>(args, smem, ring, t, k);
@@ -229,7 +238,7 @@ template <class P>
 __device__ __forceinline__ void load_gathered(const gemm_args &args, gemm_smem<P> &smem, const tile &t, const gathered<P> &from,
                                               stage_ring &ring, const steps &which)
 {
-    constexpr int32_t element_bytes = kRowBytes / P::depth;
+    constexpr int32_t element_bytes = P::element_bytes;
     const int32_t thread = threadIdx.x % 128;
 
     for (int32_t step = which.first, k = step * P::depth; step < which.end; step++, k += P::depth, ring.advance()) {

@@ -16,6 +16,7 @@ constexpr int kRows = 128;      // weight rows of a tile
 constexpr int kBlockRows = 64;  // of one wgmma
 constexpr int kBlockBytes = kBlockRows * 128; // of a stage
 constexpr int kColumns = 256;   // tokens of the largest tile
+constexpr int kFew = 16;        // tokens of a launch whose tiles are halves, and of their largest
 constexpr int kScaled = 192;    // of the largest fp8 one: 64 of a warpgroup, which keeps its sums twice
 constexpr int kFewScaled = 80;  // tokens up to which fp8 has them on wgmma's N
 constexpr int kScales = kScaled + 4;      // tokens of a box of scales, which begins at a multiple of 4
@@ -35,18 +36,23 @@ enum operand { OPERAND_BF16, OPERAND_F16, OPERAND_E4M3 };
 
 // What a kernel is compiled for, and which of its two products. e4m3 is multiplied 128 inputs at a time and scaled in fp32; its
 // outputs are bf16, but for mid, which is e4m3 again.
-template <operand type, bool is_gate_up_, bool rows_in_> struct product {
+template <operand type, bool is_gate_up_, bool rows_in_, bool is_few_> struct product {
     static constexpr bool is_gate_up = is_gate_up_;
     static constexpr bool rows_in = rows_in_; // weights [E, K, N]
+    static constexpr bool is_few = is_few_;   // tiles of half the weight rows, and stages of twice the inputs: more even shares of few tiles
     static constexpr bool is_scaled = type == OPERAND_E4M3;
     static constexpr bool is_bf16 = type != OPERAND_F16; // of the outputs
-    static constexpr int depth = is_scaled ? kRowBytes : kRowBytes / 2; // inputs of a stage
-    static constexpr int columns = is_scaled ? kScaled : kColumns; // tokens of the largest tile
-    static constexpr int columns_on_n = is_scaled ? kFewScaled : kColumns;
+    static constexpr int element_bytes = is_scaled ? 1 : 2;
+    static constexpr int rows = is_few ? kBlockRows : kRows; // of a tile's weights
+    static constexpr int parts = kRows / rows; // of a stage, along K: kRowBytes of each weight row, and of each token row
+    static constexpr int part_depth = kRowBytes / element_bytes;
+    static constexpr int depth = part_depth * parts; // inputs of a stage
+    static constexpr int columns = is_few ? kFew : is_scaled ? kScaled : kColumns; // tokens of the largest tile
+    static constexpr int columns_on_n = is_few ? kFew : is_scaled ? kFewScaled : kColumns;
     static constexpr bool gathers = is_gate_up && !is_scaled; // the loading threads copy tokens; else the engine does
     static constexpr bool quantises = is_gate_up && is_scaled;
     static constexpr int loaders = is_scaled ? 4 : 128;       // threads that fill a stage, besides the engine
-    static constexpr int warpgroups = is_scaled ? 3 : 2;      // that multiply
+    static constexpr int warpgroups = is_few ? 1 : is_scaled ? 3 : 2; // that multiply
     static constexpr int threads = (1 + warpgroups) * 128;
 };
 
@@ -92,7 +98,7 @@ template <bool is_scaled> struct alignas(1024) block_smem {
     int32_t tiles_first[kExpertsMax + 1];  // prefix sums, of tiles of tokens
     int32_t expert_first[kExpertsMax + 1]; // pairs
     uint32_t pairs_most[4 + 4 * warpgroups]; // of the experts that a warp has read
-    int32_t columns_most;                  // tokens of a tile in this launch
+    int32_t columns_most;                  // token rows of a stage in this launch
     tile tiles[kTiles];                    // of this block, in turns: a tile is there once its first stage is full
 
     // Of the tokens that the calling warp stores, up to 64, few up to 20.
@@ -280,6 +286,7 @@ template <class P> __device__ __forceinline__ int32_t columns_most_for(int32_t p
 // One of three constants, because divisions take longer than all the rest.
 template <class P> __device__ __forceinline__ int32_t token_tiles(int32_t pairs, int32_t columns_most)
 {
+    if (P::is_few) return (pairs + kFew - 1) / kFew; // a token may have an expert more than once
     if (columns_most <= 64) return (pairs + 63) / 64;
     if (columns_most == 128) return (pairs + 127) / 128;
     return (pairs + P::columns - 1) / P::columns;
@@ -373,7 +380,7 @@ template <class P> __device__ __forceinline__ void make_tables(const gemms_args_
             pairs_before = __shfl_sync(~0u, pairs_before, 31);
             tiles_before = __shfl_sync(~0u, tiles_before, 31);
         }
-        if (lane == 0) smem.columns_most = columns_most;
+        if (lane == 0) smem.columns_most = columns_most * P::parts;
     }
     __syncthreads();
 }
