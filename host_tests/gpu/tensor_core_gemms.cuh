@@ -47,6 +47,7 @@ e4m3_weights read_weights(const weight_view &view, const weight_half &half, int6
 {
     const int64_t groups = (view.k + 127) / 128;
     weight_view codes = view; // whose rows are decoded without scales
+    std::vector<float> row(view.k), scratch(PANEL_COLUMNS * PANEL_K);
     e4m3_weights to;
 
     codes.format = FORMAT_FP8_CHANNEL;
@@ -57,7 +58,6 @@ e4m3_weights read_weights(const weight_view &view, const weight_half &half, int6
         const unsigned char *scales = (const unsigned char *)view.scales + expert * view.scale_expert_stride_bytes +
                                       (half.block_first + unit / 128) * view.scale_row_stride_bytes;
         float factor[PANEL_COLUMNS], bias[PANEL_COLUMNS];
-        std::vector<float> row(view.k), scratch(PANEL_COLUMNS * PANEL_K);
         panel of = {&codes, half, expert, unit, 1, 0, 0};
 
         for (of.k = 0; of.k < view.k; of.k += PANEL_K) {
