@@ -9,7 +9,6 @@ extern "C" {
 #include "host_tests/gpu/tensor_core_gemms.cuh"
 #include "kernels/cuda/cuda.h"
 
-#include <cuda_bf16.h>
 #include <cuda_runtime.h>
 #include <math.h>
 #include <stdio.h>
@@ -37,19 +36,22 @@ static double uniform() // 0..1
     return (double)(seed_state >> 11) / 9007199254740992.0;
 }
 
-static uint16_t bf16(float value)
-{
-    __nv_bfloat16 narrow = __float2bfloat16_rn(value);
-    uint16_t bits;
-    memcpy(&bits, &narrow, 2);
-    return bits;
-}
-
 struct layer_case {
     // skew: 0 none, 1 all pairs are of the first top_k experts, 2 ids without an expert and a map, 3 half of the pairs are of the first
     // rows_in: the weights that are [E, K, N]: 0 none, 1 both, 2 gate and up, 3 down
     int tokens, hidden, intermediate, experts, top_k, order, activation, skew, bias, weight_on_input, rows_in, format;
 };
+
+static bool is_fp8(const layer_case &c)
+{
+    return c.format != FORMAT_BF16 && c.format != FORMAT_F16;
+}
+
+// Of x, biases and results, and of weights that are not fp8.
+static int format_16(const layer_case &c)
+{
+    return c.format == FORMAT_F16 ? FORMAT_F16 : FORMAT_BF16;
+}
 
 static bool up_in(const layer_case &c)
 {
@@ -70,13 +72,15 @@ struct layer {
     std::vector<float> weights;
 };
 
-static void fill(std::vector<uint16_t> &to, size_t count, float scale)
+static void fill(std::vector<uint16_t> &to, size_t count, float scale, int format)
 {
     size_t drawn = count < ((size_t)1 << 20) ? count : ((size_t)1 << 20) - 3;
 
     to.resize(count);
-    for (size_t i = 0; i < drawn; i++)
-        to[i] = bf16((float)(uniform() * 2 - 1) * scale);
+    for (size_t i = 0; i < drawn; i++) {
+        const float value = (float)(uniform() * 2 - 1) * scale;
+        numbers_encode(format, &value, 1, &to[i]);
+    }
     for (size_t i = drawn; i < count; i++)
         to[i] = to[i - drawn];
 }
@@ -103,12 +107,12 @@ static void make(layer &l, const layer_case &c)
 {
     int rows = c.order == ORDER_PLAIN ? c.intermediate : 2 * c.intermediate;
     l.shape = c;
-    fill(l.x, (size_t)c.tokens * c.hidden, 1.0f);
-    fill(l.w1, (size_t)c.experts * rows * c.hidden, 1.7f / sqrtf((float)c.hidden));
-    fill(l.w2, (size_t)c.experts * c.hidden * c.intermediate, 1.7f / sqrtf((float)c.intermediate));
-    fill(l.b1, (size_t)c.experts * rows, 0.5f);
-    fill(l.b2, (size_t)c.experts * c.hidden, 0.5f);
-    if (c.format != FORMAT_BF16) {
+    fill(l.x, (size_t)c.tokens * c.hidden, 1.0f, format_16(c));
+    fill(l.w1, (size_t)c.experts * rows * c.hidden, 1.7f / sqrtf((float)c.hidden), format_16(c));
+    fill(l.w2, (size_t)c.experts * c.hidden * c.intermediate, 1.7f / sqrtf((float)c.intermediate), format_16(c));
+    fill(l.b1, (size_t)c.experts * rows, 0.5f, format_16(c));
+    fill(l.b2, (size_t)c.experts * c.hidden, 0.5f, format_16(c));
+    if (is_fp8(c)) {
         quantise_weights(l.w1, c.experts, rows, c.hidden, c.order == ORDER_PLAIN ? 1 : 2, c.format, l.q1, l.s1);
         quantise_weights(l.w2, c.experts, c.hidden, c.intermediate, 1, c.format, l.q2, l.s2);
     }
@@ -171,7 +175,7 @@ static weight_view fp8_view_of(const void *values, const void *scales, const voi
 }
 
 // [E, N, K], or [E, K, N] where rows_in.
-static weight_view view_of(const void *values, const void *bias, int64_t n, int64_t k, int order, int rows_in)
+static weight_view view_of(const void *values, const void *bias, int64_t n, int64_t k, int order, int rows_in, int format)
 {
     weight_view v = {};
     v.values = values;
@@ -182,9 +186,9 @@ static weight_view view_of(const void *values, const void *bias, int64_t n, int6
     v.rows_in = rows_in;
     v.expert_stride_bytes = n * k * 2;
     v.bias_expert_stride_bytes = n * 2;
-    v.format = FORMAT_BF16;
+    v.format = format;
     v.order = order;
-    v.bias_format = FORMAT_BF16;
+    v.bias_format = format;
     return v;
 }
 
@@ -202,7 +206,7 @@ static void make_last_stages(stages &s, const layer_case &c, const weight_view &
     s.gemms.down.mid_format = mid_format;
     s.gemms.down.pair_format = mid_format;
     s.gemms.down.experts = c.experts;
-    s.gemms.down.operand_format = FORMAT_BF16;
+    s.gemms.down.operand_format = format_16(c);
     s.combine.pair_out = buffers[5];
     s.combine.pair_stride_bytes = s.gemms.down.pair_stride_bytes;
     s.combine.pairs = pairs;
@@ -285,7 +289,7 @@ static void make_stages(stages &s, const layer_case &c, const void *x, const voi
     s.slab.id_stride_bytes = c.top_k * 4;
     s.slab.weight_stride_bytes = c.top_k * 4;
     s.slab.cap = c.tokens;
-    s.slab.format = FORMAT_BF16;
+    s.slab.format = format_16(c);
     s.slab.id_bytes = 4;
     s.slab.weight_format = FORMAT_F32;
     s.out.rows = y;
@@ -318,18 +322,18 @@ static void make_stages(stages &s, const layer_case &c, const void *x, const voi
     s.gemms.gate_up.hidden = c.hidden;
     s.gemms.gate_up.intermediate = c.intermediate;
     s.gemms.gate_up.activation = c.activation;
-    s.gemms.gate_up.operand_format = FORMAT_BF16;
+    s.gemms.gate_up.operand_format = format_16(c);
     s.gemms.gate_up.alpha = 1.702f;
     s.gemms.gate_up.beta = 1.0f;
     s.gemms.gate_up.limit = 2.0f;
     make_last_stages(s, c, w2, mid_format, buffers);
-    if (c.format != FORMAT_BF16) make_fp8_stages(s, c, buffers);
+    if (is_fp8(c)) make_fp8_stages(s, c, buffers);
 }
 
-// Results in bf16, and where a row has one pair, written by down.
-static void write_bf16(stages &s, bool placed)
+// Results in 16 bits, and where a row has one pair, written by down.
+static void write_16(stages &s, bool placed)
 {
-    s.out.format = FORMAT_BF16;
+    s.out.format = s.gemms.down.pair_format;
     s.out.row_stride_bytes = s.combine.hidden * 2;
     if (!placed) return;
     s.gemms.down.pair_out = s.out.rows;
@@ -395,7 +399,7 @@ static void upload_layer(gpu_layer &g, const layer &l, const gpu_layer *first = 
     int rows = c.order == ORDER_PLAIN ? c.intermediate : 2 * c.intermediate;
     size_t sizes[BUFFERS];
     void *buffers[BUFFERS], **m = g.memory + BUFFERS;
-    bool fp8 = c.format != FORMAT_BF16;
+    bool fp8 = is_fp8(c);
     buffers_for(c, sizes);
     for (int i = 0; i < BUFFERS; i++) {
         g.memory[i] = first == NULL ? poison<char>(sizes[i]) : NULL;
@@ -413,13 +417,13 @@ static void upload_layer(gpu_layer &g, const layer &l, const gpu_layer *first = 
     m[8] = fp8 ? upload(l.s2) : NULL;
     m[9] = poison<uint32_t>(GEMM_PROGRESS_WORDS + c.experts);
     g.y = poison<float>((size_t)c.tokens * c.hidden);
-    weight_view w1 = view_of(m[3], m[5], rows, c.hidden, c.order, up_in(c));
-    weight_view w2 = view_of(m[4], m[6], c.hidden, c.intermediate, ORDER_PLAIN, down_in(c));
+    weight_view w1 = view_of(m[3], m[5], rows, c.hidden, c.order, up_in(c), format_16(c));
+    weight_view w2 = view_of(m[4], m[6], c.hidden, c.intermediate, ORDER_PLAIN, down_in(c), format_16(c));
     if (fp8) {
         w1 = fp8_view_of(m[3], m[7], m[5], rows, c.hidden, c.order, c.format);
         w2 = fp8_view_of(m[4], m[8], m[6], c.hidden, c.intermediate, ORDER_PLAIN, c.format);
     }
-    make_stages(g.s, c, m[0], m[1], m[2], w1, w2, FORMAT_BF16, buffers, g.y);
+    make_stages(g.s, c, m[0], m[1], m[2], w1, w2, format_16(c), buffers, g.y);
     if (c.skew == 2) upload_mapped(g, l, m[1], m[10]);
     g.s.route.slabs = g.s.quantise_x.slabs = &g.s.slab;
     g.s.gemms.gate_up.slabs = fp8 ? &g.s.quantised_slab : &g.s.slab;
@@ -450,7 +454,7 @@ static void run_cpu(const layer &l, const struct kernels &kernels, std::vector<f
     int rows = c.order == ORDER_PLAIN ? c.intermediate : 2 * c.intermediate;
     size_t sizes[BUFFERS];
     void *buffers[BUFFERS], *scratch;
-    bool fp8 = c.format != FORMAT_BF16;
+    bool fp8 = is_fp8(c);
     stages s;
     cpu_stream stream = {};
     buffers_for(c, sizes);
@@ -463,8 +467,8 @@ static void run_cpu(const layer &l, const struct kernels &kernels, std::vector<f
     stream.isa = cpu_isa_best();
     y.assign((size_t)c.tokens * c.hidden, NAN);
     const void *b1 = c.bias ? l.b1.data() : NULL, *b2 = c.bias ? l.b2.data() : NULL;
-    weight_view w1 = view_of(l.w1.data(), b1, rows, c.hidden, c.order, up_in(c));
-    weight_view w2 = view_of(l.w2.data(), b2, c.hidden, c.intermediate, ORDER_PLAIN, down_in(c));
+    weight_view w1 = view_of(l.w1.data(), b1, rows, c.hidden, c.order, up_in(c), format_16(c));
+    weight_view w2 = view_of(l.w2.data(), b2, c.hidden, c.intermediate, ORDER_PLAIN, down_in(c), format_16(c));
     if (fp8) {
         w1 = fp8_view_of(l.q1.data(), l.s1.data(), b1, rows, c.hidden, c.order, c.format);
         w2 = fp8_view_of(l.q2.data(), l.s2.data(), b2, c.hidden, c.intermediate, ORDER_PLAIN, c.format);

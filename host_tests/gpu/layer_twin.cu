@@ -47,7 +47,7 @@ static int same_placed(gpu_layer &g, const layer_case &c)
     for (int placed = 0; placed < 2; placed++) {
         results[placed].resize((size_t)c.tokens * c.hidden);
         CHECK(cudaMemset(g.y, 0xff, results[placed].size() * 2));
-        write_bf16(g.s, placed != 0);
+        write_16(g.s, placed != 0);
         CHECK(run_stages(&kernels_cuda, g.s, NULL));
         CHECK(cudaDeviceSynchronize());
         CHECK(cudaMemcpy(results[placed].data(), g.y, results[placed].size() * 2, cudaMemcpyDeviceToHost));
@@ -92,7 +92,8 @@ static int compare(const layer_case &c)
     int bits = memcmp(got.data(), again.data(), got.size() * 4) == 0;
     int alone = same_alone(g, c, got, false) && same_alone(g, c, got, true);
     int placed = same_placed(g, c);
-    int ok = error <= 5e-3 && exact_error <= 5e-2 && bits && alone && placed;
+    double error_max = c.format == FORMAT_F16 ? 1e-3 : 5e-3;
+    int ok = error <= error_max && exact_error <= 5e-2 && bits && alone && placed;
     printf("%s tokens %d hidden %d intermediate %d experts %d top-k %d order %d activation %d skew %d bias %d on-input %d rows-in %d format %d: error %.2e, of exact sums %.2e%s\n",
            ok ? "ok  " : "FAIL", c.tokens, c.hidden, c.intermediate, c.experts, c.top_k, c.order, c.activation, c.skew, c.bias,
            c.weight_on_input, c.rows_in, c.format, error, exact_error,
@@ -182,21 +183,21 @@ static void time_layer(const layer_case &c)
             id = (int)(uniform() * c.experts);
         upload_layer(g[i], l, i == 0 ? NULL : &g[0]);
         experts += (double)std::set<int>(l.ids.begin(), l.ids.end()).size() / copies;
-        write_bf16(g[i].s, c.top_k == 1);
+        write_16(g[i].s, c.top_k == 1);
     }
     CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     for (int i = 0; i < copies; i++)
         CHECK(run_stages(&kernels_cuda, g[i].s, stream));
     CHECK(cudaStreamSynchronize(stream));
-    bool is_fp8 = c.format != FORMAT_BF16;
-    double memory = experts * (is_fp8 ? 3.0 : 6.0) * c.hidden * c.intermediate / 4.5e6;
-    double flops = 6.0 * c.tokens * c.top_k * c.hidden * c.intermediate / (is_fp8 ? 1580e6 : 790e6);
+    bool fp8 = is_fp8(c);
+    double memory = experts * (fp8 ? 3.0 : 6.0) * c.hidden * c.intermediate / 4.5e6;
+    double flops = 6.0 * c.tokens * c.top_k * c.hidden * c.intermediate / (fp8 ? 1580e6 : 790e6);
     double floor_us = memory > flops ? memory : flops;
     float us = time_stage(g, 4, stream);
     printf("%5d/%5d/%3d/%d tokens %5d: %8.1f us, floor %8.1f, x %.2f; route %.1f %s %.1f combine %.1f", c.hidden,
            c.intermediate, c.experts, c.top_k, c.tokens, us, floor_us, us / floor_us, time_stage(g, 0, stream),
-           is_fp8 ? "with quantise and gemms" : "with gemms", time_stage(g, 1, stream), time_stage(g, 2, stream));
-    if (is_fp8) printf("; quantise %.1f", time_stage(g, 3, stream));
+           fp8 ? "with quantise and gemms" : "with gemms", time_stage(g, 1, stream), time_stage(g, 2, stream));
+    if (fp8) printf("; quantise %.1f", time_stage(g, 3, stream));
     printf("\n");
     fflush(stdout);
     for (auto &one : g)
@@ -214,10 +215,10 @@ static layer_case random_case()
 {
     static const int orders[] = {ORDER_GATE_UP, ORDER_UP_GATE, ORDER_INTERLEAVED, ORDER_PLAIN};
     static const int gated[] = {ACTIVATION_SILU, ACTIVATION_GELU, ACTIVATION_GELU_TANH, ACTIVATION_SWIGLUOAI};
-    static const int formats[] = {FORMAT_BF16, FORMAT_BF16, FORMAT_FP8_BLOCK128, FORMAT_FP8_CHANNEL, FORMAT_FP8_TENSOR};
+    static const int formats[] = {FORMAT_BF16, FORMAT_F16, FORMAT_FP8_BLOCK128, FORMAT_FP8_CHANNEL, FORMAT_FP8_TENSOR};
     layer_case c = {};
     c.format = formats[below(5)];
-    int multiple = c.format == FORMAT_BF16 ? 8 : 16;
+    int multiple = is_fp8(c) ? 16 : 8;
     c.tokens = 1 + below(below(3) ? 40 : 400);
     c.hidden = multiple * (1 + below(50));
     c.intermediate = multiple * (1 + below(30));
@@ -228,7 +229,7 @@ static layer_case random_case()
     c.skew = below(3);
     c.bias = below(2);
     c.weight_on_input = below(4) == 0;
-    c.rows_in = c.format == FORMAT_BF16 ? below(4) : 0;
+    c.rows_in = is_fp8(c) ? 0 : below(4);
     return c;
 }
 
@@ -279,6 +280,12 @@ static const layer_case cases[] = {
     {90, 264, 72, 4, 1, ORDER_GATE_UP, ACTIVATION_SILU, 2, 1, 0, 3, FORMAT_BF16}, // top-1: rows without an expert
     {150, 272, 144, 5, 1, ORDER_GATE_UP, ACTIVATION_SILU, 2, 1, 0, 0, FORMAT_FP8_BLOCK128},
     {400, 896, 128, 8, 1, ORDER_GATE_UP, ACTIVATION_SILU, 3, 0, 0, 0, FORMAT_FP8_BLOCK128}, // seven steps in turns, four stages
+    {5, 264, 136, 8, 2, ORDER_GATE_UP, ACTIVATION_SILU, 0, 1, 0, 0, FORMAT_F16},
+    {40, 264, 136, 8, 2, ORDER_UP_GATE, ACTIVATION_GELU, 2, 0, 0, 0, FORMAT_F16},
+    {200, 128, 96, 4, 1, ORDER_INTERLEAVED, ACTIVATION_SWIGLUOAI, 0, 1, 1, 0, FORMAT_F16},
+    {40, 264, 136, 8, 2, ORDER_GATE_UP, ACTIVATION_SILU, 0, 1, 0, 1, FORMAT_F16},
+    {40, 264, 136, 8, 2, ORDER_PLAIN, ACTIVATION_RELU2, 0, 1, 0, 2, FORMAT_F16},
+    {40, 264, 136, 8, 2, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 3, FORMAT_F16},
 };
 
 int main(int argc, char **argv)
