@@ -370,13 +370,15 @@ static int try_expand(const sample &s, slabs &from, routed &routes)
 static int try_combine(const sample &s, slabs &from, routed &routes, bool counted)
 {
     twin pairs((size_t)s.positions * s.hidden * 4), out((size_t)s.slabs * s.cap * s.hidden * 4);
-    int format = draw(2) ? FORMAT_F32 : FORMAT_BF16, pair_format = draw(2) ? FORMAT_F32 : FORMAT_BF16;
+    static const int formats[] = {FORMAT_F32, FORMAT_BF16, FORMAT_F16};
+    int format = formats[draw(3)], pair_format = formats[draw(3)];
     int left_out = (int)draw(7);
     bool weighted = draw(2), placed = s.by == ROUTE_BY_IDS && s.slabs == 1 && s.top_k == 1 && draw(2);
     int slab_first = (int)draw(s.slabs + 2), sms = draw(2) ? 0 : draw(2) ? 1 : 2 + (int)draw(23);
     out_slab views[SLABS_MAX];
 
-    if (pair_format == FORMAT_BF16) fill_rows(pairs.cpu.data(), s.positions * s.hidden * 2);
+    // As they lie they are numbers in f16, too.
+    if (pair_format != FORMAT_F32) fill_rows(pairs.cpu.data(), s.positions * s.hidden * 2);
     for (int64_t i = 0; pair_format == FORMAT_F32 && i < s.positions * s.hidden; i++)
         ((float *)pairs.cpu.data())[i] = (float)((int)draw(4001) - 2000) / 1024.0f;
     pairs.send();
