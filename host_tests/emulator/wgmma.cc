@@ -133,6 +133,13 @@ void read_operand(const matrix &from, number type)
         }
 }
 
+// Of 64 x N sums a thread has those of two rows, two columns of every eight.
+float &sum_at(const product &p, int row, int column)
+{
+    return p.c[row / 16 * 32 + row % 8 * 4 + column % 8 / 2]
+              [column / 8 * 4 + row % 16 / 8 * 2 + column % 2];
+}
+
 // As f32 has it, for those who compare with such sums.
 bool sums_are_exact()
 {
@@ -151,11 +158,10 @@ void run_e4m3(const product &p)
     for (int row = 0; row < kRows; row++) {
         tensor_core_read(all.a[row], 1, kDepthMax, &all.a_factors);
         for (int column = 0; column < p.operands.n; column++) {
-            float *sum = &p.c[row / 16 * 32 + row % 8 * 4 + column % 8 / 2]
-                             [column / 8 * 4 + row % 16 / 8 * 2 + column % 2];
+            float &sum = sum_at(p, row, column);
 
-            *sum = tensor_core_sum(&all.a_factors, &all.b_factors[column],
-                                   p.operands.adds ? *sum : 0.0f);
+            sum = tensor_core_sum(&all.a_factors, &all.b_factors[column],
+                                  p.operands.adds ? sum : 0.0f);
         }
     }
 }
@@ -175,17 +181,15 @@ void run_product(const product &p)
     }
     for (int row = 0; row < kRows; row++)
         for (int column = 0; column < n; column += 8) {
-            float *const *threads = &p.c[row / 16 * 32 + row % 8 * 4];
-            int first = column / 2 + row % 16 / 8 * 2;
             float sums[8] = {};
 
             for (int i = 0; i < 8 && p.operands.adds; i++)
-                sums[i] = threads[i / 2][first + i % 2];
+                sums[i] = sum_at(p, row, column + i);
             for (int k = 0; k < depth; k++)
                 for (int i = 0; i < 8; i++)
                     sums[i] += a[row][k] * b[k][column + i];
             for (int i = 0; i < 8; i++)
-                threads[i / 2][first + i % 2] = sums[i];
+                sum_at(p, row, column + i) = sums[i];
         }
 }
 

@@ -150,45 +150,32 @@ struct stages {
     combine_args combine;
 };
 
-static weight_view fp8_view_of(const void *values, const void *scales, const void *bias, int64_t n, int64_t k, int order, int format)
+// Of one product: [E, N, K], or [E, K, N] where rows_in; scales of fp8 alone.
+static weight_view view_of(const layer_case &c, bool is_down, const void *values, const void *scales, const void *bias)
 {
     weight_view v = {};
-    int64_t halves = order == ORDER_PLAIN ? 1 : 2, block_rows = halves * ((n / halves + 127) / 128), columns = (k + 127) / 128;
-    v.values = values;
-    v.scales = scales;
-    v.bias = bias;
-    v.n = n;
-    v.k = k;
-    v.row_stride_bytes = k;
-    v.expert_stride_bytes = n * k;
-    v.scale_row_stride_bytes = format == FORMAT_FP8_BLOCK128 ? columns * 4 : 4;
-    v.scale_expert_stride_bytes = (format == FORMAT_FP8_BLOCK128  ? block_rows * columns
-                                   : format == FORMAT_FP8_CHANNEL ? n
-                                                                  : halves) *
-                                  4;
-    v.global_stride = format == FORMAT_FP8_TENSOR ? (int32_t)halves : 0;
-    v.bias_expert_stride_bytes = n * 2;
-    v.format = format;
-    v.order = order;
-    v.bias_format = FORMAT_BF16;
-    return v;
-}
-
-// [E, N, K], or [E, K, N] where rows_in.
-static weight_view view_of(const void *values, const void *bias, int64_t n, int64_t k, int order, int rows_in, int format)
-{
-    weight_view v = {};
+    int order = is_down ? ORDER_PLAIN : c.order, rows_in = is_down ? down_in(c) : up_in(c), bytes = is_fp8(c) ? 1 : 2;
+    int64_t halves = order == ORDER_PLAIN ? 1 : 2, n = is_down ? c.hidden : halves * c.intermediate;
+    int64_t k = is_down ? c.intermediate : c.hidden, block_rows = halves * ((n / halves + 127) / 128), columns = (k + 127) / 128;
     v.values = values;
     v.bias = bias;
     v.n = n;
     v.k = k;
-    v.row_stride_bytes = (rows_in ? n : k) * 2;
+    v.row_stride_bytes = (rows_in ? n : k) * bytes;
     v.rows_in = rows_in;
-    v.expert_stride_bytes = n * k * 2;
+    v.expert_stride_bytes = n * k * bytes;
     v.bias_expert_stride_bytes = n * 2;
-    v.format = format;
+    v.format = c.format;
     v.order = order;
-    v.bias_format = format;
+    v.bias_format = format_16(c);
+    if (!is_fp8(c)) return v;
+    v.scales = scales;
+    v.scale_row_stride_bytes = c.format == FORMAT_FP8_BLOCK128 ? columns * 4 : 4;
+    v.scale_expert_stride_bytes = (c.format == FORMAT_FP8_BLOCK128  ? block_rows * columns
+                                   : c.format == FORMAT_FP8_CHANNEL ? n
+                                                                    : halves) *
+                                  4;
+    v.global_stride = c.format == FORMAT_FP8_TENSOR ? (int32_t)halves : 0;
     return v;
 }
 
@@ -396,7 +383,6 @@ static void upload_mapped(gpu_layer &g, const layer &l, void *&ids, void *&map)
 static void upload_layer(gpu_layer &g, const layer &l, const gpu_layer *first = NULL)
 {
     const layer_case &c = l.shape;
-    int rows = c.order == ORDER_PLAIN ? c.intermediate : 2 * c.intermediate;
     size_t sizes[BUFFERS];
     void *buffers[BUFFERS], **m = g.memory + BUFFERS;
     bool fp8 = is_fp8(c);
@@ -417,12 +403,7 @@ static void upload_layer(gpu_layer &g, const layer &l, const gpu_layer *first = 
     m[8] = fp8 ? upload(l.s2) : NULL;
     m[9] = poison<uint32_t>(GEMM_PROGRESS_WORDS + c.experts);
     g.y = poison<float>((size_t)c.tokens * c.hidden);
-    weight_view w1 = view_of(m[3], m[5], rows, c.hidden, c.order, up_in(c), format_16(c));
-    weight_view w2 = view_of(m[4], m[6], c.hidden, c.intermediate, ORDER_PLAIN, down_in(c), format_16(c));
-    if (fp8) {
-        w1 = fp8_view_of(m[3], m[7], m[5], rows, c.hidden, c.order, c.format);
-        w2 = fp8_view_of(m[4], m[8], m[6], c.hidden, c.intermediate, ORDER_PLAIN, c.format);
-    }
+    weight_view w1 = view_of(c, false, m[3], m[7], m[5]), w2 = view_of(c, true, m[4], m[8], m[6]);
     make_stages(g.s, c, m[0], m[1], m[2], w1, w2, format_16(c), buffers, g.y);
     if (c.skew == 2) upload_mapped(g, l, m[1], m[10]);
     g.s.route.slabs = g.s.quantise_x.slabs = &g.s.slab;
@@ -451,7 +432,6 @@ static void inline_tasks(void *ctx, uint64_t tasks, void (*task)(void *, uint64_
 static void run_cpu(const layer &l, const struct kernels &kernels, std::vector<float> &y)
 {
     const layer_case &c = l.shape;
-    int rows = c.order == ORDER_PLAIN ? c.intermediate : 2 * c.intermediate;
     size_t sizes[BUFFERS];
     void *buffers[BUFFERS], *scratch;
     bool fp8 = is_fp8(c);
@@ -467,12 +447,8 @@ static void run_cpu(const layer &l, const struct kernels &kernels, std::vector<f
     stream.isa = cpu_isa_best();
     y.assign((size_t)c.tokens * c.hidden, NAN);
     const void *b1 = c.bias ? l.b1.data() : NULL, *b2 = c.bias ? l.b2.data() : NULL;
-    weight_view w1 = view_of(l.w1.data(), b1, rows, c.hidden, c.order, up_in(c), format_16(c));
-    weight_view w2 = view_of(l.w2.data(), b2, c.hidden, c.intermediate, ORDER_PLAIN, down_in(c), format_16(c));
-    if (fp8) {
-        w1 = fp8_view_of(l.q1.data(), l.s1.data(), b1, rows, c.hidden, c.order, c.format);
-        w2 = fp8_view_of(l.q2.data(), l.s2.data(), b2, c.hidden, c.intermediate, ORDER_PLAIN, c.format);
-    }
+    weight_view w1 = view_of(c, false, fp8 ? (const void *)l.q1.data() : l.w1.data(), l.s1.data(), b1);
+    weight_view w2 = view_of(c, true, fp8 ? (const void *)l.q2.data() : l.w2.data(), l.s2.data(), b2);
     // mid rounds as on the device, so that both quantise the same numbers.
     make_stages(s, c, l.x.data(), l.ids.data(), l.weights.data(), w1, w2, fp8 ? FORMAT_BF16 : FORMAT_F32, buffers, y.data());
     if (run_stages(&kernels, s, &stream) != 0) exit(2);

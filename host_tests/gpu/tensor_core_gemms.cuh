@@ -78,26 +78,42 @@ e4m3_weights read_weights(const weight_view &view, const weight_half &half, int6
     return to;
 }
 
-// A pair's row times all units: 128 inputs in the tensor core, then f32 with the scales of both.
-std::vector<float> multiply_row(const e4m3_rows &rows, int64_t pair, const e4m3_weights &weights, int64_t k, float weight)
+// A pair's row, and its scale for each 128 inputs.
+struct e4m3_row {
+    std::vector<tensor_core_factors> factors;
+    std::vector<float> scales;
+};
+
+e4m3_row read_row(const e4m3_rows &rows, int64_t pair, int64_t k)
 {
     const unsigned char *values = (const unsigned char *)rows.values + pair * rows.row_bytes;
     const unsigned char *scales = (const unsigned char *)rows.scales + pair * rows.scale_bytes;
-    const size_t groups = (k + 127) / 128, parts = 128 / TENSOR_CORE_TERMS;
-    std::vector<float> row(k), sums(weights.units.size());
+    std::vector<float> row(k);
+    e4m3_row to;
 
     for (int64_t i = 0; i < k; i++)
         row[i] = e4m3_decode(values[i]);
-    const std::vector<tensor_core_factors> factors = factors_of(row.data(), k);
+    to.factors = factors_of(row.data(), k);
+    for (int64_t group = 0; group < (k + 127) / 128; group++)
+        to.scales.push_back(number_load(FORMAT_F32, scales + group * rows.group_bytes, 0));
+    return to;
+}
+
+// A row times all units: 128 inputs in the tensor core, then f32 with the scales of both.
+std::vector<float> multiply_row(const e4m3_row &row, const e4m3_weights &weights, float weight)
+{
+    const size_t groups = row.scales.size(), parts = 128 / TENSOR_CORE_TERMS;
+    std::vector<float> sums(weights.units.size());
+
     for (size_t unit = 0; unit < sums.size(); unit++) {
         float sum = 0.0f;
 
         for (size_t group = 0; group < groups; group++) {
             float part = 0.0f;
 
-            for (size_t i = group * parts; i < std::min(factors.size(), (group + 1) * parts); i++)
-                part = tensor_core_sum(&factors[i], &weights.units[unit][i], part);
-            sum = fmaf(part, number_load(FORMAT_F32, scales + group * rows.group_bytes, 0) * weights.scales[unit * groups + group], sum);
+            for (size_t i = group * parts; i < std::min(row.factors.size(), (group + 1) * parts); i++)
+                part = tensor_core_sum(&row.factors[i], &weights.units[unit][i], part);
+            sum = fmaf(part, row.scales[group] * weights.scales[unit * groups + group], sum);
         }
         sums[unit] = sum * weights.factor[unit] * weight + weights.bias[unit];
     }
@@ -115,7 +131,8 @@ void gate_up_e4m3(const gate_up_args &args, int64_t expert)
 
     for (int64_t pair = args.expert_offset[expert]; pair < args.expert_offset[expert + 1]; pair++) {
         const float weight = args.pair_weight != NULL ? args.pair_weight[pair] : 1.0f;
-        std::vector<float> gates = multiply_row(rows, pair, gate, args.hidden, weight), ups = multiply_row(rows, pair, up, args.hidden, weight);
+        const e4m3_row row = read_row(rows, pair, args.hidden);
+        std::vector<float> gates = multiply_row(row, gate, weight), ups = multiply_row(row, up, weight);
 
         activation_apply(&activation, &cpu_ops_scalar, gates.data(), gated ? ups.data() : NULL, args.intermediate);
         numbers_encode(args.mid_format, gates.data(), args.intermediate, (unsigned char *)args.mid + pair * args.mid_stride_bytes);
@@ -128,7 +145,7 @@ void down_e4m3(const down_args &args, int64_t expert)
     const e4m3_weights weights = read_weights(args.w2, w2_half(&args.w2), expert, args.w2.n);
 
     for (int64_t pair = args.expert_offset[expert]; pair < args.expert_offset[expert + 1]; pair++) {
-        std::vector<float> sums = multiply_row(rows, pair, weights, args.w2.k, 1.0f);
+        std::vector<float> sums = multiply_row(read_row(rows, pair, args.w2.k), weights, 1.0f);
 
         numbers_encode(args.pair_format, sums.data(), args.w2.n, (unsigned char *)args.pair_out + pair * args.pair_stride_bytes);
     }

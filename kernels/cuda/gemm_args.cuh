@@ -262,9 +262,9 @@ bool tokens_are_few(const gemms_args &from)
     return tokens <= kFew && element_bytes_of(gate_up.w1.format) == 2 && !gate_up.w1.rows_in && !from.down.w2.rows_in;
 }
 
-cudaError_t gemms_args_make(gemms_args_device &to, const gemms_args &from)
+// tile_rows: weight rows of a tile.
+cudaError_t gemms_args_make(gemms_args_device &to, const gemms_args &from, int32_t tile_rows)
 {
-    const int32_t tile_rows = tokens_are_few(from) ? kBlockRows : kRows;
     const gate_up_args &gate_up = from.gate_up;
     const down_args &down = from.down;
     cudaError_t st;

@@ -260,7 +260,7 @@ __device__ __forceinline__ bool in_turns(const tile &t)
 template <class P>
 __device__ __forceinline__ void load_boxes_in_turns(const gemm_args &args, gemm_smem<P> &smem, const tile &t, stage_ring &ring, const steps &which)
 {
-    static_assert(gemm_smem<P>::stages_bytes / ((kRows + P::columns) * kRowBytes) >= kLoadingWarps, "from turn to turn at most a round");
+    static_assert(gemm_smem<P>::stages_bytes / ((kRows + P::columns * P::parts) * kRowBytes) >= kLoadingWarps, "from turn to turn at most a round");
 
     for (int32_t step = which.first, k = step * P::depth; step < which.end; step++, k += P::depth, ring.advance()) {
         if (!is_turn(step)) continue;
