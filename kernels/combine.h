@@ -26,6 +26,7 @@ struct combine_args {
     int32_t routed; // 1: all but pair_out was there before the launch before this one began
     int32_t placed; // 1: rows with a pair are there, from down; the others become zero. One slab,
                     // row_pair, top_k 1
+    int32_t spends; // 1: nobody reads pair_out after this, and what it holds may be lost
     float scale;    // multiplies the sum: routed_scaling_factor
 };
 

@@ -238,6 +238,7 @@ static struct combine_args combine_stage(const struct experts_job *job,
         .top_k = job->in->top_k,
         .sms = limits->dispatch_sms,
         .routed = 1,
+        .spends = 1,
         .scale = limits->scaling_factor,
     };
 }

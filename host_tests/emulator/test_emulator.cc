@@ -174,6 +174,11 @@ void rows_not_aligned(arguments)
     if (threadIdx.x < 32) stmatrix_trans(smem_address(dynamic_smem<smem>()) + 8, 0, 0);
 }
 
+void discard_not_aligned(arguments args)
+{
+    if (threadIdx.x == 0) discard_l2(args.global + 64);
+}
+
 void registers_that_nobody_gave_back(arguments)
 {
     setmaxnreg_inc<256>();
@@ -398,6 +403,7 @@ int main()
         {"past the end", past_the_end, "shared memory ends", false, 0},
         {"not aligned", not_aligned, "not aligned", false, 0},
         {"rows not aligned", rows_not_aligned, "no multiple of 16", false, 0},
+        {"a discard not aligned", discard_not_aligned, "no multiple of 128", false, 0},
         {"a box not aligned", box_not_aligned, "a tensor copy from 1,", false, 0},
         {"a warp that only waits", a_warp_that_only_waits, "waits for an mbarrier: threads 96",
          false, 0},

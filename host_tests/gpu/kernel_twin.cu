@@ -369,17 +369,19 @@ static int try_expand(const sample &s, slabs &from, routed &routes)
 
 static int try_combine(const sample &s, slabs &from, routed &routes, bool counted)
 {
-    twin pairs((size_t)s.positions * s.hidden * 4), out((size_t)s.slabs * s.cap * s.hidden * 4);
+    const int64_t stride = (s.hidden * 4 + 127) / 128 * 128;
+    twin pairs((size_t)(s.positions * stride)), out((size_t)s.slabs * s.cap * s.hidden * 4);
     static const int formats[] = {FORMAT_F32, FORMAT_BF16, FORMAT_F16};
     int format = formats[draw(3)], pair_format = formats[draw(3)];
     int left_out = (int)draw(7);
     bool weighted = draw(2), placed = s.by == ROUTE_BY_IDS && s.slabs == 1 && s.top_k == 1 && draw(2);
-    int slab_first = (int)draw(s.slabs + 2), sms = draw(2) ? 0 : draw(2) ? 1 : 2 + (int)draw(23);
+    int spends = (int)draw(2);
+    int slab_first = (int)draw(s.slabs + 2), sms = draw(2) ? 0 : draw(2) ? 1 : 2 + (int)draw(63);
     out_slab views[SLABS_MAX];
 
     // As they lie they are numbers in f16, too.
-    if (pair_format != FORMAT_F32) fill_rows(pairs.cpu.data(), s.positions * s.hidden * 2);
-    for (int64_t i = 0; pair_format == FORMAT_F32 && i < s.positions * s.hidden; i++)
+    if (pair_format != FORMAT_F32) fill_rows(pairs.cpu.data(), s.positions * stride / 2);
+    for (int64_t i = 0; pair_format == FORMAT_F32 && i < s.positions * stride / 4; i++)
         ((float *)pairs.cpu.data())[i] = (float)((int)draw(4001) - 2000) / 1024.0f;
     pairs.send();
     // Products that are exact are the same bits whether they are rounded before they are added or not.
@@ -393,7 +395,7 @@ static int try_combine(const sample &s, slabs &from, routed &routes, bool counte
             views[i] = {i == left_out ? NULL : out.on<char>(device) + (int64_t)i * s.cap * s.hidden * 4,
                         counted ? from.counts.on<int32_t>(device) + i : NULL, s.hidden * 4, s.cap, format};
         args.pair_out = pairs.on<void>(device);
-        args.pair_stride_bytes = s.hidden * 4;
+        args.pair_stride_bytes = stride;
         args.pairs = s.positions;
         args.row_pair = s.by == ROUTE_BY_IDS ? routes.row_pair.on<int32_t>(device) : NULL;
         args.pair_row = s.by == ROUTE_BY_IDS ? NULL : routes.pair_row.on<int32_t>(device);
@@ -408,6 +410,7 @@ static int try_combine(const sample &s, slabs &from, routed &routes, bool counte
         args.hidden = s.hidden;
         args.top_k = s.top_k;
         args.placed = placed;
+        args.spends = spends;
         args.scale = 0.5f;
         CHECK(device ? kernels_cuda.combine(&args, NULL) : kernels_cpu.combine(&args, stream_of_cpu()));
     }

@@ -34,7 +34,7 @@ struct args {
     int64_t pair_stride_bytes;
     int32_t pairs;
     uint32_t slabs_count, slab_first;
-    int32_t rows_cap, hidden, top_k, routed;
+    int32_t rows_cap, hidden, top_k, routed, spends;
     float scale;
 };
 
@@ -133,6 +133,23 @@ __device__ __forceinline__ int32_t pair_at(const args &a, place at, uint32_t row
     return pair < a.pairs ? pair : -1;
 }
 
+// The lines of a row's pairs that a warp has read, from the first lane's column on: dirty ones would go to memory, at several times the
+// cost of their bytes. Eight pairs at once, a lane a line.
+__device__ __forceinline__ void spend_pairs(const args &a, int32_t own_pair, int32_t column)
+{
+    const int32_t lane = threadIdx.x % 32;
+
+    __syncwarp(); // all have read
+    column += lane % 4 * 64 - lane * 8;
+#pragma unroll 1
+    for (int32_t slot = lane / 4; slot < KERNEL_TOP_K_MAX; slot += 8) {
+        const int32_t pair = __shfl_sync(~0u, own_pair, slot);
+
+        if (pair >= 0 && column < a.hidden) discard_l2(a.pair_out + (pair * a.pair_stride_bytes + column * 2));
+        if (a.top_k <= 8) break;
+    }
+}
+
 // So few registers that enough loads of an SM are under way.
 template <int32_t format, int32_t batch>
 __global__ void __maxnreg__(batch > kPairs ? 80 : format == FORMAT_F32 ? 64 : 40) combine_kernel(const __grid_constant__ args a)
@@ -158,8 +175,10 @@ __global__ void __maxnreg__(batch > kPairs ? 80 : format == FORMAT_F32 ? 64 : 40
         int32_t pair_next = pair_at(a, next, rows);
         float sum[8] = {};
 
-        if (wanted) add_pairs<format, batch>(a, __ballot_sync(~0u, pair >= 0), pair, weight, column, sum);
+        if (!wanted) pair = -1;
+        add_pairs<format, batch>(a, __ballot_sync(~0u, pair >= 0), pair, weight, column, sum);
         if (wanted && column < a.hidden) store_row(to, row, column, sum, a.scale);
+        if (batch <= kPairs && format != FORMAT_F32 && a.spends) spend_pairs(a, pair, column);
         at = next;
         pair = pair_next;
         if (batch > kPairs) weight = weight_of(a, pair);
@@ -321,6 +340,7 @@ extern "C" int32_t combine_cuda(const struct combine_args *from, void *stream)
     to.hidden = from->hidden;
     to.top_k = from->top_k;
     to.routed = from->routed;
+    to.spends = from->spends && from->row_pair != nullptr && reinterpret_cast<uintptr_t>(from->pair_out) % 128 == 0 && from->pair_stride_bytes % 128 == 0;
     to.scale = from->scale;
     if (from->placed) {
         int64_t fill_pieces = (from->hidden + kFillColumns - 1) / kFillColumns, fill_items = fill_pieces * ((from->rows_cap + 31) / 32);

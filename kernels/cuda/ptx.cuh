@@ -170,6 +170,12 @@ __device__ __forceinline__ uint4 load_evict_first(const uint4 *from)
     return words;
 }
 
+// What 128 bytes from a multiple of that on hold may be lost: it need not go to memory.
+__device__ __forceinline__ void discard_l2(const void *at)
+{
+    asm volatile("discard.global.L2 [%0], 128;" ::"l"(at) : "memory");
+}
+
 // A box of a 5-D tensor into shared memory; its bytes count towards the barrier. Out of bounds reads zero. Along the first
 // dimension a box begins at a multiple of 16 bytes. `read_once`: nobody reads it again.
 template <bool read_once>

@@ -85,6 +85,13 @@ static inline void store_evict_last(void *to, const uint2 &words)
     memcpy(to, &words, sizeof words);
 }
 
+// Lost at once.
+static inline void discard_l2(const void *at)
+{
+    if ((uintptr_t)at % 128 != 0) emulator::die("a discard at an address that is no multiple of 128");
+    memset((void *)at, 0xff, 128);
+}
+
 static inline uint4 load_evict_first(const uint4 *from)
 {
     return *from;
