@@ -25,6 +25,7 @@ constexpr int kPairsFew = 8;     // where each warp has a row at most
 constexpr int kBlocksOfSm = 6;   // by the registers of all but f32 rows
 constexpr int kBlocksOfSmFew = 3;
 constexpr int kFillColumns = 1024; // of a warp that fills rows
+constexpr int64_t kSpentBytes = 160 << 20; // of pairs' rows that are given up once they have been read
 
 struct args {
     out_slab slabs[KERNEL_RANKS_MAX];
@@ -278,6 +279,13 @@ __global__ void fill_rows_kernel(const __grid_constant__ args a)
     if (a.routed) griddepcontrol_wait(); // whoever waits for this launch waits for the one before it too
 }
 
+// Whether rows of pairs may be given up, and whether that is worth it: of many more than the L2 has, most have gone to memory before.
+bool may_spend(const combine_args &from)
+{
+    return from.spends && from.row_pair != nullptr && reinterpret_cast<uintptr_t>(from.pair_out) % 128 == 0 && from.pair_stride_bytes % 128 == 0 &&
+           from.pairs * from.pair_stride_bytes <= kSpentBytes;
+}
+
 typedef void (*combine_entry)(args);
 
 // The kernel for pairs of that format; NULL when there is none.
@@ -340,7 +348,7 @@ extern "C" int32_t combine_cuda(const struct combine_args *from, void *stream)
     to.hidden = from->hidden;
     to.top_k = from->top_k;
     to.routed = from->routed;
-    to.spends = from->spends && from->row_pair != nullptr && reinterpret_cast<uintptr_t>(from->pair_out) % 128 == 0 && from->pair_stride_bytes % 128 == 0;
+    to.spends = may_spend(*from);
     to.scale = from->scale;
     if (from->placed) {
         int64_t fill_pieces = (from->hidden + kFillColumns - 1) / kFillColumns, fill_items = fill_pieces * ((from->rows_cap + 31) / 32);
