@@ -246,7 +246,7 @@ static const layer_case cases[] = {
     {300, 256, 256, 4, 2, ORDER_GATE_UP, ACTIVATION_SILU, 1, 0, 0, 0, FORMAT_BF16},
     {600, 512, 192, 128, 8, ORDER_GATE_UP, ACTIVATION_SILU, 2, 0, 0, 0, FORMAT_BF16},
     {1000, 128, 96, 1, 1, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_BF16},
-    {1600, 520, 8, 12, 4, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_BF16}, // more results than warps: pairs are spent
+    {1700, 264, 8, 12, 4, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_BF16}, // more results than warps: pairs are spent
     {40, 128, 64, 1024, 32, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_BF16},
     {8, 264, 72, 2, 4, ORDER_INTERLEAVED, ACTIVATION_SWIGLUOAI, 0, 1, 0, 0, FORMAT_BF16}, // few tokens, an expert for one more than once
     {6, 1416, 1480, 3, 2, ORDER_UP_GATE, ACTIVATION_SILU, 2, 1, 1, 0, FORMAT_BF16},       // two rounds of their stages
@@ -272,8 +272,8 @@ static const layer_case cases[] = {
     {50, 256, 160, 8, 2, ORDER_UP_GATE, ACTIVATION_SILU, 0, 1, 0, 0, FORMAT_FP8_TENSOR},
     {9, 256, 160, 8, 1, ORDER_PLAIN, ACTIVATION_RELU2, 0, 0, 1, 0, FORMAT_FP8_TENSOR},
     {4, 64, 1088, 2, 1, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_BF16}, // two rounds of down's stages
-    {300, 64, 3200, 16, 1, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_BF16}, // early tiles on every SM
-    {300, 64, 6400, 16, 1, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_FP8_BLOCK128},
+    {60, 64, 3200, 16, 1, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_BF16}, // early tiles on every SM
+    {60, 64, 6400, 16, 1, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_FP8_BLOCK128},
     {200, 272, 320, 2, 1, ORDER_UP_GATE, ACTIVATION_SILU, 0, 1, 1, 0, FORMAT_FP8_BLOCK128},
     {190, 256, 160, 2, 1, ORDER_INTERLEAVED, ACTIVATION_SWIGLUOAI, 0, 1, 0, 0, FORMAT_FP8_CHANNEL},
     {230, 384, 144, 2, 1, ORDER_PLAIN, ACTIVATION_RELU2, 0, 1, 0, 0, FORMAT_FP8_CHANNEL},
