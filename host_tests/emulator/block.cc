@@ -155,26 +155,34 @@ limits &kernel_limits()
     return one;
 }
 
-// A jump, because swapcontext asks the kernel for the signal mask at every switch. AddressSanitizer
-// would forget what it knows of the whole stack at every jump that it sees. It is told of every
-// switch, so it need not see them: neither the C library's nor this function.
-[[gnu::noinline, gnu::no_sanitize_address]] void go_back(void **to)
+// Jumps, because swapcontext asks the kernel for the signal mask at every switch. AddressSanitizer
+// would forget what it knows of the whole stack at every call that it sees not to return, and ask
+// the kernel for another stack. It is told of every switch, so it need not see them: neither the C
+// library's nor these functions.
+#define UNSEEN gnu::noinline, gnu::no_sanitize_address
+
+[[UNSEEN]] void go_back(void **to)
 {
     __builtin_longjmp(to, 1);
 }
 
-void switch_to(fiber &to)
+[[UNSEEN]] void begin(fiber &to)
 {
-    if (__builtin_setjmp(m().scheduler_left) != 0) return;
-    if (to.begun) go_back(to.left);
     to.begun = true;
     setcontext(&to.context);
     abort();
 }
 
-void switch_back(fiber &from)
+[[UNSEEN]] void switch_to(fiber &to, void **left)
 {
-    if (__builtin_setjmp(from.left) == 0) go_back(m().scheduler_left);
+    if (__builtin_setjmp(left) != 0) return;
+    if (to.begun) go_back(to.left);
+    begin(to);
+}
+
+[[UNSEEN]] void switch_back(fiber &from, void **to)
+{
+    if (__builtin_setjmp(from.left) == 0) go_back(to);
 }
 
 void enter(unsigned index)
@@ -188,7 +196,7 @@ void enter(unsigned index)
         dim3(here.block.x - here.block.x % m().running->cluster + index / here.block_dim.x, 0, 0);
     (void)fake;
     ASAN(__sanitizer_start_switch_fiber(&fake, m().stacks + index * kStackBytes, kStackBytes));
-    switch_to(to);
+    switch_to(to, m().scheduler_left);
     ASAN(__sanitizer_finish_switch_fiber(fake, nullptr, nullptr));
 }
 
@@ -201,7 +209,7 @@ void leave(bool last)
     (void)last;
     ASAN(__sanitizer_start_switch_fiber(last ? nullptr : &fake, m().scheduler_stack,
                                         m().scheduler_stack_bytes));
-    switch_back(m().fibers[m().current]);
+    switch_back(m().fibers[m().current], m().scheduler_left);
     ASAN(__sanitizer_finish_switch_fiber(fake, &m().scheduler_stack, &m().scheduler_stack_bytes));
 }
 
@@ -279,7 +287,7 @@ void begin_blocks(unsigned first)
         unsigned char *smem = m().smem[i];
 
         ASAN(__asan_unpoison_memory_region(smem, kSmemBytesMax));
-        std::memset(smem, 0xff, kSmemBytesMax);
+        std::memset(smem, 0xff, launch.smem_bytes);
         ASAN(__asan_poison_memory_region(smem + launch.smem_bytes,
                                          kSmemBytesMax - launch.smem_bytes));
     }
@@ -400,7 +408,7 @@ const uint64_t *warp_exchange(const char *what, uint64_t value)
     unsigned phase = w.phase;
 
     if (w.arrived == 0) w.what = what;
-    if (std::strcmp(w.what, what) != 0)
+    if (w.what != what && std::strcmp(w.what, what) != 0)
         die("%s, while lanes of the same warp are at %s", what, w.what);
     w.values[phase & 1][lane()] = value;
     if (++w.arrived == kWarpThreads) {
