@@ -2,7 +2,8 @@
 
 #include "host_tests/golden.h"
 
-#include <check.h>
+#include "host_tests/suite.h"
+
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -119,7 +120,7 @@ double golden_value(const struct golden_tensor *tensor, int64_t index)
     uint16_t half;
     uint32_t bits;
 
-    ck_assert_int_lt(index, tensor->count);
+    assert_many(index < tensor->count, "number %" PRId64 " of %" PRId64, index, tensor->count);
     if (strcmp(tensor->dtype, "F32") == 0) {
         memcpy(&number, tensor->data + 4 * index, 4);
         return (double)number;
@@ -134,7 +135,7 @@ double golden_value(const struct golden_tensor *tensor, int64_t index)
         memcpy(&integer, tensor->data + 4 * index, 4);
         return integer;
     }
-    ck_assert_str_eq(tensor->dtype, "U8");
+    assert_many(strcmp(tensor->dtype, "U8") == 0, "numbers of %s", tensor->dtype);
     return tensor->data[index];
 }
 

@@ -183,8 +183,8 @@ static void on_release(void *ctx, const moxie_allocation *request, void *memory)
     ck_assert_int_eq(request->kind, entry->request.kind);
     ck_assert_str_eq(request->name, entry->name);
     for (uint64_t i = 0; i < FENCE_BYTES; i++)
-        ck_assert_msg(entry->memory[request->bytes + i] == FENCE_BYTE,
-                      "%s was written past its end", entry->name);
+        assert_many(entry->memory[request->bytes + i] == FENCE_BYTE, "%s was written past its end",
+                    entry->name);
     mock->bytes_live -= request->bytes;
     free(memory);
     entry->memory = NULL;

@@ -2,7 +2,8 @@
 
 #include "host_tests/stream.h"
 
-#include <check.h>
+#include "host_tests/suite.h"
+
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -64,7 +65,7 @@ void stream_fini(struct cpu_stream *stream)
     size_t bytes = (size_t)stream->workers * CPU_SCRATCH_BYTES;
 
     for (size_t i = bytes; i < bytes + CANARY_BYTES; i++)
-        ck_assert_int_eq(stream->scratch[i], 0xff);
+        assert_many(stream->scratch[i] == 0xff, "a byte past the scratch was written");
     free(stream->scratch);
     stream->scratch = NULL;
 }

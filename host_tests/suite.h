@@ -12,6 +12,13 @@
 #include <stdint.h>
 #include <stdlib.h>
 
+// ck_assert_msg for loops of thousands: of each ck_assert that holds Check writes to a file where
+// it stood, which takes longer than what is tested.
+#define assert_many(condition, ...)                                                                \
+    do {                                                                                           \
+        if (!(condition)) ck_abort_msg(__VA_ARGS__);                                               \
+    } while (0)
+
 // How many names a folder holds, `.` and `..` among them.
 static inline int32_t names_in(const char *folder)
 {

@@ -8,6 +8,7 @@
 #include "host_tests/stream.h"
 #include "host_tests/suite.h"
 
+#include <inttypes.h>
 #include <math.h>
 #include <string.h>
 
@@ -107,13 +108,14 @@ START_TEST(rows_are_weighted_sums)
         const unsigned char *row = combined.out[flat / CAP] + flat % CAP * PITCH;
 
         for (int i = 0; i < HIDDEN && flat % CAP < combined.counts[flat / CAP]; i++)
-            ck_assert_float_eq(number_load(format, row, i),
-                               expected(&combined, flat, i, weighted, format));
+            assert_many(number_load(format, row, i) ==
+                            expected(&combined, flat, i, weighted, format),
+                        "row %d, number %d", flat, i);
         // Neither past the row nor past the count.
         for (int64_t i = HIDDEN * number_bytes(format); i < PITCH; i++)
-            ck_assert_int_eq(row[i], 0xff);
+            assert_many(row[i] == 0xff, "row %d, byte %" PRId64, flat, i);
         for (int i = 0; i < PITCH && flat % CAP >= combined.counts[flat / CAP]; i++)
-            ck_assert_int_eq(row[i], 0xff);
+            assert_many(row[i] == 0xff, "row %d, byte %d", flat, i);
     }
     ck_assert_float_eq(number_load(format, combined.out[0] + 3 * PITCH, HIDDEN - 1), 0.0f);
 }
@@ -128,7 +130,7 @@ START_TEST(counts_are_clamped_and_slabs_optional)
     combined.counts[1] = INT32_MAX;
     run_combine(&combined, NULL, 2);
     for (size_t i = 0; i < sizeof combined.out[0]; i++)
-        ck_assert_int_eq(combined.out[0][i], 0xff);
+        assert_many(combined.out[0][i] == 0xff, "byte %zu", i);
     ck_assert(!isnan(number_load(FORMAT_F32, combined.out[1] + (CAP - 1) * PITCH, 0)));
     combined_init(&combined, FORMAT_F32);
     combined.slabs[0].rows = NULL;
@@ -235,8 +237,8 @@ START_TEST(sum_in_rank_order)
             sum += before[t][i];
             if (third >= 0 && third < CAP) sum += number_load(format, parts[2] + third * PITCH, i);
             numbers_encode(format, &sum, 1, stored);
-            ck_assert_float_eq(number_load(format, y + t * PITCH, i),
-                               number_load(format, stored, 0));
+            assert_many(number_load(format, y + t * PITCH, i) == number_load(format, stored, 0),
+                        "row %d, number %d", t, i);
         }
         ck_assert_int_eq(y[t * PITCH + HIDDEN * number_bytes(format)], 0xff);
     }
@@ -275,7 +277,8 @@ START_TEST(a_failed_group_sums_to_zero)
     stream_fini(&stream);
     for (int t = 0; t < 2 * TOKENS; t++)
         for (int i = 0; i < PITCH; i++)
-            ck_assert_int_eq(y[t * PITCH + i], failed && i < HIDDEN * 4 ? 0 : 0xff);
+            assert_many(y[t * PITCH + i] == (failed && i < HIDDEN * 4 ? 0 : 0xff),
+                        "row %d, byte %d", t, i);
 }
 END_TEST
 

@@ -165,7 +165,7 @@ static void check(const struct dispatch_args *args, int valid)
         }
         if (world.to[r].rows != NULL && !args->pad_rows) ck_assert_int_eq(slab->count, sent);
         for (int i = sent * PITCH; i < CAP * PITCH; i++)
-            ck_assert_int_eq(slab->rows[i], 0xff);
+            assert_many(slab->rows[i] == 0xff, "rank %d: %d at byte %d", r, slab->rows[i], i);
     }
 }
 
@@ -285,7 +285,7 @@ START_TEST(a_failed_group_sends_nothing)
         const unsigned char *bytes = (const unsigned char *)&world.slabs[r];
 
         for (size_t i = 0; i < sizeof world.slabs[r] && r != RANK; i++)
-            ck_assert_int_eq(bytes[i], 0xff);
+            assert_many(bytes[i] == 0xff, "rank %d: %d at byte %zu", r, bytes[i], i);
     }
 }
 END_TEST
@@ -322,7 +322,7 @@ START_TEST(a_full_slab_takes_no_more)
     ck_assert_int_eq(world.slabs[0].count, 4);
     ck_assert_int_eq(world.send_slot[4 * RANKS], -1);
     for (int i = 4 * PITCH; i < CAP * PITCH; i++)
-        ck_assert_int_eq(world.slabs[0].rows[i], 0xff);
+        assert_many(world.slabs[0].rows[i] == 0xff, "byte %d", i);
 }
 END_TEST
 

@@ -8,6 +8,8 @@
 #include "plugin/dispatcher.h"
 #include "plugin/runner.h"
 
+#include <inttypes.h>
+#include <math.h>
 #include <string.h>
 
 static const char *const layers[] = {"deepseek_v3_a",      "gpt_oss_a",   "llama4_a",
@@ -132,7 +134,9 @@ static void compare_part(const struct run *run, const struct layer *whole, int32
     int64_t end = first + run->parts[rank] * whole->hidden;
 
     for (int64_t i = first; i < end; i++)
-        ck_assert_double_eq_tol(run->y[i], golden_value(&whole->want, i), 1e-5);
+        assert_many(fabs((double)run->y[i] - golden_value(&whole->want, i)) <= 1e-5,
+                    "number %" PRId64 ": %g, not %g", i, (double)run->y[i],
+                    golden_value(&whole->want, i));
     for (int64_t i = end; i < first + run->cap * whole->hidden; i++) {
         if (run->y[i] == run->y[i]) ck_abort_msg("rank %d wrote past its tokens", rank);
     }

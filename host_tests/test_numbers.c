@@ -50,12 +50,13 @@ static void check_bf16(float value)
     float got = bf16_decode(bf16_encode(value));
 
     if (isnan(value))
-        ck_assert(isnan(got));
+        assert_many(isnan(got), "%a became %a", (double)value, (double)got);
     else if (isinf(value) || fabs((double)value) >= 0x1.ffp127)
-        ck_assert(isinf(got) && signbit(got) == signbit(value));
+        assert_many(isinf(got) && signbit(got) == signbit(value), "%a became %a", (double)value,
+                    (double)got);
     else
-        ck_assert_msg((double)got == nearest((double)value, 7, -126), "%a became %a", (double)value,
-                      (double)got);
+        assert_many((double)got == nearest((double)value, 7, -126), "%a became %a", (double)value,
+                    (double)got);
 }
 
 static void check_f16(float value)
@@ -63,13 +64,14 @@ static void check_f16(float value)
     float got = f16_decode(f16_encode(value));
 
     if (isnan(value))
-        ck_assert(isnan(got));
+        assert_many(isnan(got), "%a became %a", (double)value, (double)got);
     else if (fabs((double)value) >= 65520.0)
-        ck_assert(isinf(got) && signbit(got) == signbit(value));
+        assert_many(isinf(got) && signbit(got) == signbit(value), "%a became %a", (double)value,
+                    (double)got);
     else
-        ck_assert_msg((double)got == nearest((double)value, 10, -14), "%a became %a", (double)value,
-                      (double)got);
-    ck_assert(signbit(got) == signbit(value));
+        assert_many((double)got == nearest((double)value, 10, -14), "%a became %a", (double)value,
+                    (double)got);
+    assert_many(signbit(got) == signbit(value), "%a became %a", (double)value, (double)got);
 }
 
 static void check_e4m3(float value)
@@ -77,13 +79,13 @@ static void check_e4m3(float value)
     float got = e4m3_decode(e4m3_encode(value));
 
     if (isnan(value))
-        ck_assert(isnan(got));
+        assert_many(isnan(got), "%a became %a", (double)value, (double)got);
     else if (fabs((double)value) >= 448.0)
-        ck_assert_float_eq(got, copysignf(448.0f, value));
+        assert_many(got == copysignf(448.0f, value), "%a became %a", (double)value, (double)got);
     else
-        ck_assert_msg((double)got == nearest((double)value, 3, -6), "%a became %a", (double)value,
-                      (double)got);
-    ck_assert(signbit(got) == signbit(value));
+        assert_many((double)got == nearest((double)value, 3, -6), "%a became %a", (double)value,
+                    (double)got);
+    assert_many(signbit(got) == signbit(value), "%a became %a", (double)value, (double)got);
 }
 
 static void check_e2m1(float value)
@@ -91,11 +93,11 @@ static void check_e2m1(float value)
     float got = e2m1_values[e2m1_encode(value)];
 
     if (isnan(value) || fabs((double)value) >= 6.0)
-        ck_assert_float_eq(got, copysignf(6.0f, value));
+        assert_many(got == copysignf(6.0f, value), "%a became %a", (double)value, (double)got);
     else
-        ck_assert_msg((double)got == fmin(fmax(nearest((double)value, 1, 0), -6.0), 6.0),
-                      "%a became %a", (double)value, (double)got);
-    ck_assert(signbit(got) == signbit(value));
+        assert_many((double)got == fmin(fmax(nearest((double)value, 1, 0), -6.0), 6.0),
+                    "%a became %a", (double)value, (double)got);
+    assert_many(signbit(got) == signbit(value), "%a became %a", (double)value, (double)got);
 }
 
 START_TEST(encoders_round_once)
@@ -113,13 +115,14 @@ START_TEST(sixteen_bit_codes_come_back)
         uint16_t half = (uint16_t)code;
 
         if (isnan(bf16_decode(half)))
-            ck_assert(isnan(bf16_decode(bf16_encode(bf16_decode(half)))));
+            assert_many(isnan(bf16_decode(bf16_encode(bf16_decode(half)))), "bf16 %04x", half);
         else
-            ck_assert_uint_eq(bf16_encode(bf16_decode(half)), half);
+            assert_many(bf16_encode(bf16_decode(half)) == half, "bf16 %04x", half);
         if ((half & 0x7c00u) == 0x7c00u && (half & 0x3ffu) != 0)
-            ck_assert(isnan(f16_decode(half)) && isnan(f16_decode(f16_encode(f16_decode(half)))));
+            assert_many(isnan(f16_decode(half)) && isnan(f16_decode(f16_encode(f16_decode(half)))),
+                        "f16 %04x", half);
         else
-            ck_assert_uint_eq(f16_encode(f16_decode(half)), half);
+            assert_many(f16_encode(f16_decode(half)) == half, "f16 %04x", half);
     }
     ck_assert_float_eq(f16_decode(0x0001), 0x1p-24f);
     ck_assert_float_eq(f16_decode(0x03ff), 1023 * 0x1p-24f);
@@ -174,10 +177,10 @@ static void same_floats(const float *got, const float *want, int64_t count)
 {
     for (int64_t i = 0; i < count; i++) {
         if (isnan(want[i]))
-            ck_assert(isnan(got[i]));
+            assert_many(isnan(got[i]), "%a is not a NaN", (double)got[i]);
         else
-            ck_assert_msg(memcmp(&got[i], &want[i], 4) == 0, "%a is not %a", (double)got[i],
-                          (double)want[i]);
+            assert_many(memcmp(&got[i], &want[i], 4) == 0, "%a is not %a", (double)got[i],
+                        (double)want[i]);
     }
 }
 
@@ -258,8 +261,8 @@ START_TEST(swish_is_accurate)
             want[j] = (double)x[j] / (1.0 + exp(-(double)x[j]));
         ops->swish(x, 3, 1.0f);
         for (int j = 0; j < 3; j++)
-            ck_assert_msg(fabs((double)x[j] - want[j]) <= 2.5e-7 * fabs(want[j]), "%.9g, not %.9g",
-                          (double)x[j], want[j]);
+            assert_many(fabs((double)x[j] - want[j]) <= 2.5e-7 * fabs(want[j]), "%.9g, not %.9g",
+                        (double)x[j], want[j]);
     }
 }
 END_TEST
