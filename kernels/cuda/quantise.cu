@@ -20,7 +20,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kBatch = 4; // loads of a lane under way at once
 constexpr int32_t kPiece = kBatch * kFp8Warp;
-constexpr int64_t kFewWarps = kGridSms * kThreads / 32; // a block an SM
+constexpr int64_t kFewWarps = 512; // in 64 blocks, so that products beside them find SMs
 
 struct slab {
     const unsigned char *rows, *scales;
@@ -39,6 +39,7 @@ struct args {
     int64_t row_stride_bytes, scale_stride, group_stride; // of scales: floats
     int32_t slabs_count, rows_cap, top_k, rows_count, columns;
     int32_t early;
+    int32_t by_eight; // rows can be written by eight numbers
     uint32_t writers; // warps that code the same piece of a row, each for its share of the row's places
 };
 
@@ -79,12 +80,8 @@ __device__ __forceinline__ uint2 load_codes(const unsigned char *from, int32_t c
     return codes;
 }
 
-__device__ __forceinline__ void store_codes(unsigned char *to, int32_t column, int32_t columns, bool by_eight, uint2 codes)
+__device__ __forceinline__ void store_codes(unsigned char *to, int32_t column, int32_t columns, uint2 codes)
 {
-    if (by_eight) {
-        *reinterpret_cast<uint2 *>(to + column) = codes;
-        return;
-    }
     for (int32_t j = 0; j < kFp8Lane && column + j < columns; j++)
         to[column + j] = static_cast<unsigned char>((j < 4 ? codes.x : codes.y) >> 8 * (j % 4));
 }
@@ -150,15 +147,40 @@ __device__ __forceinline__ void store(const args &a, int64_t row, int32_t first,
 {
     unsigned char *to = a.rows + row * a.row_stride_bytes;
     float *scales = a.scales + row * a.scale_stride;
-    bool by_eight = a.columns % kFp8Lane == 0 && is_aligned(to, 8);
 
 #pragma unroll
     for (int32_t i = 0; i < kBatch; i++) {
         int32_t column = first + i * kFp8Warp;
 
         if (column >= a.columns) break;
-        store_codes(to, column, a.columns, by_eight, from[i].codes);
+        store_codes(to, column, a.columns, from[i].codes);
         if (column % kFp8Group == 0) scales[column / kFp8Group * a.group_stride] = from[i].scale;
+    }
+}
+
+// To the places that lanes have, -1: none. From one to the next only a multiple of the place is added: with few warps an SM, instructions
+// are what this takes.
+__device__ __forceinline__ void store_all(const args &a, int32_t place, int32_t first, const fp8_eight (&from)[kBatch])
+{
+    const int32_t batches = (a.columns - first + kFp8Warp - 1) / kFp8Warp; // that this lane has numbers of
+    const int64_t next_scale = kFp8Warp / kFp8Group * a.group_stride;
+    const bool has_scale = first % kFp8Group == 0;
+    unsigned char *rows = a.rows + first;
+    float *scales = a.scales + first / kFp8Group * a.group_stride;
+
+    for (uint32_t left = __ballot_sync(~0u, place >= 0); left != 0; left &= left - 1) {
+        const int64_t to = __shfl_sync(~0u, place, __ffs(static_cast<int>(left)) - 1);
+
+        if (!a.by_eight) {
+            store(a, to, first, from);
+            continue;
+        }
+#pragma unroll
+        for (int32_t i = 0; i < kBatch; i++) {
+            if (i >= batches) break;
+            *reinterpret_cast<uint2 *>(rows + to * a.row_stride_bytes + i * kFp8Warp) = from[i].codes;
+            if (has_scale) scales[to * a.scale_stride + i * next_scale] = from[i].scale;
+        }
     }
 }
 
@@ -234,8 +256,7 @@ __global__ void __launch_bounds__(kThreads, 4) quantise_kernel(const __grid_cons
             place = place_of(a, from, at, writer);
             waits = false;
         }
-        for (uint32_t left = __ballot_sync(~0u, place >= 0); left != 0; left &= left - 1)
-            store(a, __shfl_sync(~0u, place, __ffs(static_cast<int>(left)) - 1), first, piece);
+        store_all(a, place, first, piece);
     }
     if (waits) griddepcontrol_wait();
 }
@@ -277,6 +298,14 @@ int64_t take_slabs(const quantise_args *from, args *to)
     return from->row_pair != nullptr ? rows : from->rows_count;
 }
 
+// Of each piece: few pieces have one for each of their places at most, of which one after the other takes 0.2 us.
+uint32_t writers_of(int64_t pieces, int32_t top_k)
+{
+    const int64_t writers = kFewWarps / max(pieces, int64_t{1});
+
+    return static_cast<uint32_t>(max(min(writers, static_cast<int64_t>(top_k)), int64_t{1}));
+}
+
 } // namespace
 
 extern "C" int32_t quantise_cuda_load(void)
@@ -304,6 +333,7 @@ extern "C" int32_t quantise_cuda(const struct quantise_args *from, void *stream)
     to.rows_count = from->rows_count;
     to.columns = from->columns;
     to.early = from->early;
-    to.writers = from->row_pair != nullptr && rows * pieces * from->top_k <= kFewWarps ? max(from->top_k, 1) : 1;
+    to.by_eight = from->columns % kFp8Lane == 0 && is_aligned(from->rows, 8) && from->row_stride_bytes % 8 == 0;
+    to.writers = from->row_pair != nullptr ? writers_of(rows * pieces, from->top_k) : 1;
     return launch(quantise_kernel, {grid_for(rows * pieces * to.writers, kThreads / 32), kThreads, 0, LAUNCH_EARLY}, stream, to);
 }
