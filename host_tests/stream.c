@@ -65,7 +65,8 @@ void stream_fini(struct cpu_stream *stream)
     size_t bytes = (size_t)stream->workers * CPU_SCRATCH_BYTES;
 
     for (size_t i = bytes; i < bytes + CANARY_BYTES; i++)
-        assert_many(stream->scratch[i] == 0xff, "a byte past the scratch was written");
+        assert_many(stream->scratch[i] == 0xff, "%d at byte %zu, past the scratch",
+                    stream->scratch[i], i - bytes);
     free(stream->scratch);
     stream->scratch = NULL;
 }

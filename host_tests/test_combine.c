@@ -108,14 +108,15 @@ START_TEST(rows_are_weighted_sums)
         const unsigned char *row = combined.out[flat / CAP] + flat % CAP * PITCH;
 
         for (int i = 0; i < HIDDEN && flat % CAP < combined.counts[flat / CAP]; i++)
-            assert_many(number_load(format, row, i) ==
-                            expected(&combined, flat, i, weighted, format),
-                        "row %d, number %d", flat, i);
+            assert_many(
+                number_load(format, row, i) == expected(&combined, flat, i, weighted, format),
+                "row %d, number %d: %g, not %g", flat, i, (double)number_load(format, row, i),
+                (double)expected(&combined, flat, i, weighted, format));
         // Neither past the row nor past the count.
         for (int64_t i = HIDDEN * number_bytes(format); i < PITCH; i++)
-            assert_many(row[i] == 0xff, "row %d, byte %" PRId64, flat, i);
+            assert_many(row[i] == 0xff, "row %d, byte %" PRId64 ": %d", flat, i, row[i]);
         for (int i = 0; i < PITCH && flat % CAP >= combined.counts[flat / CAP]; i++)
-            assert_many(row[i] == 0xff, "row %d, byte %d", flat, i);
+            assert_many(row[i] == 0xff, "row %d, byte %d: %d", flat, i, row[i]);
     }
     ck_assert_float_eq(number_load(format, combined.out[0] + 3 * PITCH, HIDDEN - 1), 0.0f);
 }
@@ -130,7 +131,7 @@ START_TEST(counts_are_clamped_and_slabs_optional)
     combined.counts[1] = INT32_MAX;
     run_combine(&combined, NULL, 2);
     for (size_t i = 0; i < sizeof combined.out[0]; i++)
-        assert_many(combined.out[0][i] == 0xff, "byte %zu", i);
+        assert_many(combined.out[0][i] == 0xff, "byte %zu: %d", i, combined.out[0][i]);
     ck_assert(!isnan(number_load(FORMAT_F32, combined.out[1] + (CAP - 1) * PITCH, 0)));
     combined_init(&combined, FORMAT_F32);
     combined.slabs[0].rows = NULL;
@@ -238,7 +239,9 @@ START_TEST(sum_in_rank_order)
             if (third >= 0 && third < CAP) sum += number_load(format, parts[2] + third * PITCH, i);
             numbers_encode(format, &sum, 1, stored);
             assert_many(number_load(format, y + t * PITCH, i) == number_load(format, stored, 0),
-                        "row %d, number %d", t, i);
+                        "row %d, number %d: %g, not %g", t, i,
+                        (double)number_load(format, y + t * PITCH, i),
+                        (double)number_load(format, stored, 0));
         }
         ck_assert_int_eq(y[t * PITCH + HIDDEN * number_bytes(format)], 0xff);
     }
@@ -278,7 +281,7 @@ START_TEST(a_failed_group_sums_to_zero)
     for (int t = 0; t < 2 * TOKENS; t++)
         for (int i = 0; i < PITCH; i++)
             assert_many(y[t * PITCH + i] == (failed && i < HIDDEN * 4 ? 0 : 0xff),
-                        "row %d, byte %d", t, i);
+                        "row %d, byte %d: %d", t, i, y[t * PITCH + i]);
 }
 END_TEST
 

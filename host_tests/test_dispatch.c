@@ -322,7 +322,7 @@ START_TEST(a_full_slab_takes_no_more)
     ck_assert_int_eq(world.slabs[0].count, 4);
     ck_assert_int_eq(world.send_slot[4 * RANKS], -1);
     for (int i = 4 * PITCH; i < CAP * PITCH; i++)
-        assert_many(world.slabs[0].rows[i] == 0xff, "byte %d", i);
+        assert_many(world.slabs[0].rows[i] == 0xff, "%d at byte %d", world.slabs[0].rows[i], i);
 }
 END_TEST
 

@@ -45,18 +45,19 @@ static void sweep(void (*check)(float value))
     }
 }
 
+// Of `got`, what `value` becomes.
+#define becomes(condition) assert_many(condition, "%a became %a", (double)value, (double)got)
+
 static void check_bf16(float value)
 {
     float got = bf16_decode(bf16_encode(value));
 
     if (isnan(value))
-        assert_many(isnan(got), "%a became %a", (double)value, (double)got);
+        becomes(isnan(got));
     else if (isinf(value) || fabs((double)value) >= 0x1.ffp127)
-        assert_many(isinf(got) && signbit(got) == signbit(value), "%a became %a", (double)value,
-                    (double)got);
+        becomes(isinf(got) && signbit(got) == signbit(value));
     else
-        assert_many((double)got == nearest((double)value, 7, -126), "%a became %a", (double)value,
-                    (double)got);
+        becomes((double)got == nearest((double)value, 7, -126));
 }
 
 static void check_f16(float value)
@@ -64,14 +65,12 @@ static void check_f16(float value)
     float got = f16_decode(f16_encode(value));
 
     if (isnan(value))
-        assert_many(isnan(got), "%a became %a", (double)value, (double)got);
+        becomes(isnan(got));
     else if (fabs((double)value) >= 65520.0)
-        assert_many(isinf(got) && signbit(got) == signbit(value), "%a became %a", (double)value,
-                    (double)got);
+        becomes(isinf(got) && signbit(got) == signbit(value));
     else
-        assert_many((double)got == nearest((double)value, 10, -14), "%a became %a", (double)value,
-                    (double)got);
-    assert_many(signbit(got) == signbit(value), "%a became %a", (double)value, (double)got);
+        becomes((double)got == nearest((double)value, 10, -14));
+    becomes(signbit(got) == signbit(value));
 }
 
 static void check_e4m3(float value)
@@ -79,13 +78,12 @@ static void check_e4m3(float value)
     float got = e4m3_decode(e4m3_encode(value));
 
     if (isnan(value))
-        assert_many(isnan(got), "%a became %a", (double)value, (double)got);
+        becomes(isnan(got));
     else if (fabs((double)value) >= 448.0)
-        assert_many(got == copysignf(448.0f, value), "%a became %a", (double)value, (double)got);
+        becomes(got == copysignf(448.0f, value));
     else
-        assert_many((double)got == nearest((double)value, 3, -6), "%a became %a", (double)value,
-                    (double)got);
-    assert_many(signbit(got) == signbit(value), "%a became %a", (double)value, (double)got);
+        becomes((double)got == nearest((double)value, 3, -6));
+    becomes(signbit(got) == signbit(value));
 }
 
 static void check_e2m1(float value)
@@ -93,11 +91,10 @@ static void check_e2m1(float value)
     float got = e2m1_values[e2m1_encode(value)];
 
     if (isnan(value) || fabs((double)value) >= 6.0)
-        assert_many(got == copysignf(6.0f, value), "%a became %a", (double)value, (double)got);
+        becomes(got == copysignf(6.0f, value));
     else
-        assert_many((double)got == fmin(fmax(nearest((double)value, 1, 0), -6.0), 6.0),
-                    "%a became %a", (double)value, (double)got);
-    assert_many(signbit(got) == signbit(value), "%a became %a", (double)value, (double)got);
+        becomes((double)got == fmin(fmax(nearest((double)value, 1, 0), -6.0), 6.0));
+    becomes(signbit(got) == signbit(value));
 }
 
 START_TEST(encoders_round_once)
@@ -117,12 +114,14 @@ START_TEST(sixteen_bit_codes_come_back)
         if (isnan(bf16_decode(half)))
             assert_many(isnan(bf16_decode(bf16_encode(bf16_decode(half)))), "bf16 %04x", half);
         else
-            assert_many(bf16_encode(bf16_decode(half)) == half, "bf16 %04x", half);
+            assert_many(bf16_encode(bf16_decode(half)) == half, "bf16 %04x became %04x", half,
+                        bf16_encode(bf16_decode(half)));
         if ((half & 0x7c00u) == 0x7c00u && (half & 0x3ffu) != 0)
             assert_many(isnan(f16_decode(half)) && isnan(f16_decode(f16_encode(f16_decode(half)))),
                         "f16 %04x", half);
         else
-            assert_many(f16_encode(f16_decode(half)) == half, "f16 %04x", half);
+            assert_many(f16_encode(f16_decode(half)) == half, "f16 %04x became %04x", half,
+                        f16_encode(f16_decode(half)));
     }
     ck_assert_float_eq(f16_decode(0x0001), 0x1p-24f);
     ck_assert_float_eq(f16_decode(0x03ff), 1023 * 0x1p-24f);

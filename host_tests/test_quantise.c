@@ -69,7 +69,8 @@ START_TEST(codes_are_of_products)
         ck_assert_float_eq(scale, (float)largest / 448.0f);
         for (int i = 0; i < 128; i++) {
             assert_many(rows[i] == e4m3_encode(x[i] * (448.0f / (float)largest)),
-                        "largest %d, number %d: %d", largest, i, rows[i]);
+                        "largest %d, number %d: %d, not %d", largest, i, rows[i],
+                        e4m3_encode(x[i] * (448.0f / (float)largest)));
             others += rows[i] != e4m3_encode(x[i] / scale);
         }
     }

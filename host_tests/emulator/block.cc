@@ -159,30 +159,23 @@ limits &kernel_limits()
 // would forget what it knows of the whole stack at every call that it sees not to return, and ask
 // the kernel for another stack. It is told of every switch, so it need not see them: neither the C
 // library's nor these functions.
-#define UNSEEN gnu::noinline, gnu::no_sanitize_address
-
-[[UNSEEN]] void go_back(void **to)
+[[gnu::noinline, gnu::no_sanitize_address]] void go_back(void **to)
 {
     __builtin_longjmp(to, 1);
 }
 
-[[UNSEEN]] void begin(fiber &to)
+[[gnu::no_sanitize_address]] void switch_to(fiber &to)
 {
+    if (__builtin_setjmp(m().scheduler_left) != 0) return;
+    if (to.begun) go_back(to.left);
     to.begun = true;
     setcontext(&to.context);
     abort();
 }
 
-[[UNSEEN]] void switch_to(fiber &to, void **left)
+[[gnu::no_sanitize_address]] void switch_back(fiber &from)
 {
-    if (__builtin_setjmp(left) != 0) return;
-    if (to.begun) go_back(to.left);
-    begin(to);
-}
-
-[[UNSEEN]] void switch_back(fiber &from, void **to)
-{
-    if (__builtin_setjmp(from.left) == 0) go_back(to);
+    if (__builtin_setjmp(from.left) == 0) go_back(m().scheduler_left);
 }
 
 void enter(unsigned index)
@@ -196,7 +189,7 @@ void enter(unsigned index)
         dim3(here.block.x - here.block.x % m().running->cluster + index / here.block_dim.x, 0, 0);
     (void)fake;
     ASAN(__sanitizer_start_switch_fiber(&fake, m().stacks + index * kStackBytes, kStackBytes));
-    switch_to(to, m().scheduler_left);
+    switch_to(to);
     ASAN(__sanitizer_finish_switch_fiber(fake, nullptr, nullptr));
 }
 
@@ -209,7 +202,7 @@ void leave(bool last)
     (void)last;
     ASAN(__sanitizer_start_switch_fiber(last ? nullptr : &fake, m().scheduler_stack,
                                         m().scheduler_stack_bytes));
-    switch_back(m().fibers[m().current], m().scheduler_left);
+    switch_back(m().fibers[m().current]);
     ASAN(__sanitizer_finish_switch_fiber(fake, &m().scheduler_stack, &m().scheduler_stack_bytes));
 }
 
