@@ -298,7 +298,7 @@ int64_t take_slabs(const quantise_args *from, args *to)
     return from->row_pair != nullptr ? rows : from->rows_count;
 }
 
-// Of each piece: few pieces have one for each of their places at most, of which one after the other takes 0.2 us.
+// Of each piece: few have up to one for each of their places, which one warp would write one after the other, 0.2 us each.
 uint32_t writers_of(int64_t pieces, int32_t top_k)
 {
     const int64_t writers = kFewWarps / max(pieces, int64_t{1});
