@@ -5,12 +5,12 @@ set -euo pipefail
 for threads in 1 2; do
     for format in bf16 f32; do
         for tokens in 1 16 256 1024; do
-            "$1/bench/cpu_gemm" 2048,768,128,8 "$tokens" "$threads" "$format"
+            "$1/bin/cpu_gemm" 2048,768,128,8 "$tokens" "$threads" "$format"
         done
     done
 done
 for tokens in 1 256; do
-    "$1/bench/cpu_gemm" 2048,768,32,8 "$tokens" 1 bf16_in
-    "$1/bench/cpu_gemm" 2048,768,32,8 "$tokens" 1 bf16 avx2
-    "$1/bench/cpu_gemm" 2048,768,32,8 "$tokens" 1 bf16 scalar
+    "$1/bin/cpu_gemm" 2048,768,32,8 "$tokens" 1 bf16_in
+    "$1/bin/cpu_gemm" 2048,768,32,8 "$tokens" 1 bf16 avx2
+    "$1/bin/cpu_gemm" 2048,768,32,8 "$tokens" 1 bf16 scalar
 done
