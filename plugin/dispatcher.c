@@ -255,13 +255,22 @@ static moxie_error sticky_error(moxie_dispatcher *dispatcher)
                          .text = dispatcher->failed_text};
 }
 
-// An exchange step's answer: failures among ranks stick, and the caller gets the same text.
-static int32_t settle(moxie_dispatcher *dispatcher, const moxie_batch *batch, int32_t answer,
-                      const moxie_error *seen, moxie_error *error)
+// A step of the slot's round with the peers, where there are any. Failures among ranks stick, and
+// the caller gets the same text.
+static int32_t take_step(moxie_dispatcher *dispatcher, int32_t slot,
+                         int32_t (*step)(struct exchange_group *, struct exchange *,
+                                         const struct exchange_round *, moxie_error *),
+                         moxie_error *error)
 {
+    const struct exchange_round *round = &dispatcher->slots[slot].round;
+    moxie_error seen = sticky_error(dispatcher);
+    int32_t answer;
+
+    if (is_local(dispatcher)) return MOXIE_OK;
+    answer = step(&dispatcher->group, &dispatcher->exchanges[slot], round, &seen);
     if (answer == MOXIE_OK) return MOXIE_OK;
-    stick(dispatcher, answer, seen);
-    zero_y(dispatcher, batch);
+    stick(dispatcher, answer, &seen);
+    zero_y(dispatcher, round->batch);
     return stuck(dispatcher, error);
 }
 
@@ -365,8 +374,6 @@ static int32_t check_batch(moxie_dispatcher *dispatcher, const moxie_batch *batc
                       batch->slot, slot_next[slot->state]));
     TRY(step_check_batch(dispatcher->instance, is_local(dispatcher), slot->shape.tokens, batch,
                          error));
-    if (state > SLOT_BEGUN && slot->y != tensor_data(&batch->y))
-        TRY(fail_with(error, MOXIE_E_INVALID, "batch.y is not the y of this layer's dispatch"));
 out:
     return st;
 }
@@ -436,7 +443,6 @@ int32_t dispatcher_send_round(moxie_dispatcher *dispatcher, const moxie_batch *b
     struct slot *slot = &dispatcher->slots[batch->slot];
     int64_t first = round * limits->tokens_max;
     int64_t left = slot->shape.tokens > first ? slot->shape.tokens - first : 0;
-    moxie_error seen = sticky_error(dispatcher);
     int32_t st = MOXIE_OK;
 
     slot->round = (struct exchange_round){
@@ -452,11 +458,7 @@ int32_t dispatcher_send_round(moxie_dispatcher *dispatcher, const moxie_batch *b
         slot->round.pad_rows = (int32_t)slot->shape.tokens_most;
     slot->y = tensor_data(&batch->y);
     TRY(capture_round(dispatcher, slot, batch, error));
-    if (!is_local(dispatcher))
-        TRY(settle(dispatcher, batch,
-                   exchange_dispatch_send(&dispatcher->group, &dispatcher->exchanges[batch->slot],
-                                          &slot->round, &seen),
-                   &seen, error));
+    TRY(take_step(dispatcher, batch->slot, exchange_dispatch_send, error));
     slot->state = SLOT_SENT;
     dispatcher->instance->stats.dispatches++;
     dispatcher->instance->stats.tokens += (uint64_t)slot->round.tokens;
@@ -464,31 +466,10 @@ out:
     return st;
 }
 
-int32_t dispatcher_dispatch_send(moxie_dispatcher *dispatcher, const moxie_batch *batch,
-                                 moxie_error *error)
-{
-    const struct step_shape *shape;
-    int64_t tokens;
-    int32_t st = MOXIE_OK;
-
-    TRY(check_batch(dispatcher, batch, SLOT_BEGUN, error));
-    shape = &dispatcher->slots[batch->slot].shape;
-    tokens = shape->listed ? shape->tokens_most : shape->tokens;
-    if (tokens > limits_of(dispatcher)->tokens_max)
-        TRY(fail_with(
-            error, MOXIE_E_CAPACITY,
-            "dispatch: a rank has %" PRId64 " tokens; one dispatch takes %" PRId64
-            ". Use forward(), which splits into rounds, or raise max_dispatch_tokens_per_rank",
-            tokens, limits_of(dispatcher)->tokens_max));
-    TRY(dispatcher_send_round(dispatcher, batch, 0, error));
-out:
-    return refuse_capacity(dispatcher, st);
-}
-
 // The input itself is what was received, and y is where results go.
-static void describe_local(const struct slot *slot, struct exchange *exchange,
-                           const moxie_batch *batch)
+static void describe_local(const struct slot *slot, struct exchange *exchange)
 {
+    const moxie_batch *batch = slot->round.batch;
     const moxie_rows rows = {.struct_size = sizeof rows,
                              .layout = MOXIE_LAYOUT_STANDARD,
                              .id_space = batch->id_space,
@@ -514,68 +495,101 @@ static void describe_local(const struct slot *slot, struct exchange *exchange,
     }
 }
 
-int32_t dispatcher_dispatch_recv(moxie_dispatcher *dispatcher, const moxie_batch *batch,
-                                 const moxie_rows **in, const moxie_rows **out, moxie_error *error)
+int32_t dispatcher_receive_round(moxie_dispatcher *dispatcher, int32_t slot, const moxie_rows **in,
+                                 const moxie_rows **out, moxie_error *error)
 {
-    moxie_error seen = sticky_error(dispatcher);
-    struct exchange *exchange;
-    struct slot *slot;
+    struct exchange *exchange = &dispatcher->exchanges[slot];
     int32_t st = MOXIE_OK;
 
-    TRY(check_batch(dispatcher, batch, SLOT_SENT, error));
-    slot = &dispatcher->slots[batch->slot];
-    exchange = &dispatcher->exchanges[batch->slot];
-    slot->round.batch = batch;
-    if (is_local(dispatcher))
-        describe_local(slot, exchange, batch);
-    else
-        TRY(settle(dispatcher, batch,
-                   exchange_dispatch_recv(&dispatcher->group, exchange, &slot->round, &seen), &seen,
-                   error));
-    slot->state = SLOT_RECEIVED;
+    TRY(take_step(dispatcher, slot, exchange_dispatch_recv, error));
+    if (is_local(dispatcher)) describe_local(&dispatcher->slots[slot], exchange);
+    dispatcher->slots[slot].state = SLOT_RECEIVED;
     *in = &exchange->in;
     *out = &exchange->out;
 out:
     return st;
 }
 
-int32_t dispatcher_combine_send(moxie_dispatcher *dispatcher, const moxie_batch *batch,
-                                moxie_error *error)
+int32_t dispatcher_return_round(moxie_dispatcher *dispatcher, int32_t slot, moxie_error *error)
 {
-    moxie_error seen = sticky_error(dispatcher);
+    int32_t st = MOXIE_OK;
+
+    TRY(take_step(dispatcher, slot, exchange_combine_send, error));
+    dispatcher->slots[slot].state = SLOT_RETURNED;
+out:
+    return st;
+}
+
+int32_t dispatcher_finish_round(moxie_dispatcher *dispatcher, int32_t slot, moxie_error *error)
+{
+    int32_t st = MOXIE_OK;
+
+    TRY(take_step(dispatcher, slot, exchange_combine_recv, error));
+    dispatcher->slots[slot].state = SLOT_BEGUN;
+    dispatcher->instance->stats.combines++;
+out:
+    return st;
+}
+
+// ---- the halves --------------------------------------------------------------------------------
+
+// As check_batch, of a later half than dispatch_send: from here on the round's batch.
+static int32_t check_half(moxie_dispatcher *dispatcher, const moxie_batch *batch,
+                          enum slot_state state, moxie_error *error)
+{
     struct slot *slot;
     int32_t st = MOXIE_OK;
 
-    TRY(check_batch(dispatcher, batch, SLOT_RECEIVED, error));
+    TRY(check_batch(dispatcher, batch, state, error));
     slot = &dispatcher->slots[batch->slot];
+    if (slot->y != tensor_data(&batch->y))
+        TRY(fail_with(error, MOXIE_E_INVALID, "batch.y is not the y of this layer's dispatch"));
     slot->round.batch = batch;
-    if (!is_local(dispatcher))
-        TRY(settle(dispatcher, batch,
-                   exchange_combine_send(&dispatcher->group, &dispatcher->exchanges[batch->slot],
-                                         &slot->round, &seen),
-                   &seen, error));
-    slot->state = SLOT_RETURNED;
 out:
     return st;
+}
+
+int32_t dispatcher_dispatch_send(moxie_dispatcher *dispatcher, const moxie_batch *batch,
+                                 moxie_error *error)
+{
+    const struct step_shape *shape;
+    int64_t tokens;
+    int32_t st = MOXIE_OK;
+
+    TRY(check_batch(dispatcher, batch, SLOT_BEGUN, error));
+    shape = &dispatcher->slots[batch->slot].shape;
+    tokens = shape->listed ? shape->tokens_most : shape->tokens;
+    if (tokens > limits_of(dispatcher)->tokens_max)
+        TRY(fail_with(
+            error, MOXIE_E_CAPACITY,
+            "dispatch: a rank has %" PRId64 " tokens; one dispatch takes %" PRId64
+            ". Use forward(), which splits into rounds, or raise max_dispatch_tokens_per_rank",
+            tokens, limits_of(dispatcher)->tokens_max));
+    TRY(dispatcher_send_round(dispatcher, batch, 0, error));
+out:
+    return refuse_capacity(dispatcher, st);
+}
+
+int32_t dispatcher_dispatch_recv(moxie_dispatcher *dispatcher, const moxie_batch *batch,
+                                 const moxie_rows **in, const moxie_rows **out, moxie_error *error)
+{
+    int32_t st = check_half(dispatcher, batch, SLOT_SENT, error);
+
+    return st == MOXIE_OK ? dispatcher_receive_round(dispatcher, batch->slot, in, out, error) : st;
+}
+
+int32_t dispatcher_combine_send(moxie_dispatcher *dispatcher, const moxie_batch *batch,
+                                moxie_error *error)
+{
+    int32_t st = check_half(dispatcher, batch, SLOT_RECEIVED, error);
+
+    return st == MOXIE_OK ? dispatcher_return_round(dispatcher, batch->slot, error) : st;
 }
 
 int32_t dispatcher_combine_recv(moxie_dispatcher *dispatcher, const moxie_batch *batch,
                                 moxie_error *error)
 {
-    moxie_error seen = sticky_error(dispatcher);
-    struct slot *slot;
-    int32_t st = MOXIE_OK;
+    int32_t st = check_half(dispatcher, batch, SLOT_RETURNED, error);
 
-    TRY(check_batch(dispatcher, batch, SLOT_RETURNED, error));
-    slot = &dispatcher->slots[batch->slot];
-    slot->round.batch = batch;
-    if (!is_local(dispatcher))
-        TRY(settle(dispatcher, batch,
-                   exchange_combine_recv(&dispatcher->group, &dispatcher->exchanges[batch->slot],
-                                         &slot->round, &seen),
-                   &seen, error));
-    slot->state = SLOT_BEGUN;
-    dispatcher->instance->stats.combines++;
-out:
-    return st;
+    return st == MOXIE_OK ? dispatcher_finish_round(dispatcher, batch->slot, error) : st;
 }

@@ -32,8 +32,13 @@ int32_t dispatcher_forward_begin(moxie_dispatcher *dispatcher, const moxie_batch
 // A forward that failed between its halves: without peers the slot is ready again; with peers, who
 // wait for this rank, only set_active_ranks makes it so.
 void dispatcher_forward_abandon(moxie_dispatcher *dispatcher, int32_t slot);
-// Round `round` of dispatch_send; the batch has been checked.
+// A round of a checked batch: what dispatch_send, dispatch_recv, combine_send and combine_recv do,
+// in this order, once they have checked theirs. The batch stays until the round is finished.
 int32_t dispatcher_send_round(moxie_dispatcher *dispatcher, const moxie_batch *batch, int32_t round,
                               moxie_error *error);
+int32_t dispatcher_receive_round(moxie_dispatcher *dispatcher, int32_t slot, const moxie_rows **in,
+                                 const moxie_rows **out, moxie_error *error);
+int32_t dispatcher_return_round(moxie_dispatcher *dispatcher, int32_t slot, moxie_error *error);
+int32_t dispatcher_finish_round(moxie_dispatcher *dispatcher, int32_t slot, moxie_error *error);
 
 #endif

@@ -331,10 +331,10 @@ int32_t forward_run(moxie_dispatcher *dispatcher, moxie_runner *runner, const mo
         const moxie_rows *in = NULL, *out = NULL;
 
         TRY(dispatcher_send_round(dispatcher, batch, round, error));
-        TRY(dispatcher_dispatch_recv(dispatcher, batch, &in, &out, error));
+        TRY(dispatcher_receive_round(dispatcher, batch->slot, &in, &out, error));
         TRY(runner_run(runner, &call, in, out, error));
-        TRY(dispatcher_combine_send(dispatcher, batch, error));
-        TRY(dispatcher_combine_recv(dispatcher, batch, error));
+        TRY(dispatcher_return_round(dispatcher, batch->slot, error));
+        TRY(dispatcher_finish_round(dispatcher, batch->slot, error));
     }
 out:
     if (st != MOXIE_OK && rounds > 0) dispatcher_forward_abandon(dispatcher, batch->slot);

@@ -5,6 +5,7 @@
 #include "plugin/tensor.h"
 
 #include <inttypes.h>
+#include <stddef.h>
 #include <string.h>
 
 struct rows_reader {
@@ -191,6 +192,7 @@ static int32_t read_slab(const struct rows_reader *r, const moxie_slab *slab, st
     int64_t cap;
     int32_t st = MOXIE_OK;
 
+    *to = (struct row_slab){0};
     TRY(read_payload(r, slab, to, error));
     cap = slab->rows.shape[0];
     // Most rows of a masked layout are empty places: only an index must fit them.
@@ -264,7 +266,7 @@ int32_t rows_read(const moxie_rows *rows, const struct limits *limits, int32_t d
     struct rows_reader r = {rows, limits, explained, device, 0};
     int32_t st = MOXIE_OK;
 
-    memset(view, 0, sizeof *view);
+    memset(view, 0, offsetof(struct rows_view, slabs));
     TRY(check_header(rows, "rows", error));
     view->layout = rows->layout;
     view->by = by[rows->layout];
@@ -295,6 +297,7 @@ static int32_t read_out_slab(const moxie_tensor *rows, const struct tensor_want 
 {
     int32_t st = MOXIE_OK;
 
+    *to = (struct out_slab){0};
     TRY(tensor_check(rows, want, error));
     to->rows = tensor_data(rows);
     to->row_stride_bytes = tensor_stride_bytes(rows, want->ndim - 2);
@@ -343,7 +346,7 @@ int32_t rows_out(const moxie_rows *out, const struct rows_view *in, const struct
     int64_t rows_count;
     int32_t st = MOXIE_OK;
 
-    memset(view, 0, sizeof *view);
+    memset(view, 0, offsetof(struct out_view, slabs));
     TRY(check_header(out, "out", error));
     if (in != NULL && (out->layout != in->layout || out->slabs_count != (uint32_t)in->slabs_count))
         TRY(fail_with(error, MOXIE_E_INVALID, "out: layout %d with %u slabs; in has %d with %d",

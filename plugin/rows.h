@@ -7,9 +7,9 @@
 #include "kernels/route.h"
 #include "plugin/plan.h"
 
-// moxie_rows as kernels see it. Slab arrays live on the caller's stack.
+// moxie_rows as kernels see it. Slab arrays live on the caller's stack; of `slabs`, those past
+// slabs_count are not set.
 struct rows_view {
-    struct row_slab slabs[MOXIE_RANKS_MAX];
     const int32_t *expert_counts; // EXPERT_ layouts
     const int32_t *expert_map;
     int64_t map_count;
@@ -21,12 +21,13 @@ struct rows_view {
     int32_t rows_cap;        // flat rows per slab
     int32_t rows_per_expert; // EXPERT_MASKED
     int32_t top_k;           // 1 in EXPERT_ layouts
+    struct row_slab slabs[MOXIE_RANKS_MAX];
 };
 
 struct out_view {
-    struct out_slab slabs[MOXIE_RANKS_MAX];
     int32_t slabs_count;
     int32_t rows_cap;
+    struct out_slab slabs[MOXIE_RANKS_MAX];
 };
 
 // Checks every tensor, and that the rows fit the plan (MOXIE_E_CAPACITY with both numbers and

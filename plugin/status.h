@@ -25,12 +25,37 @@ int32_t fail_rank(moxie_error *error, int32_t code, int32_t rank, const char *fo
 // "CAPACITY" for MOXIE_E_CAPACITY; "UNKNOWN" for a number that is no code.
 const char *status_name(int32_t code);
 
-// Overflow-checked arithmetic on non-negative sizes. On overflow (past 2^62) return 0 and leave
-// *out alone.
-int size_mul(int64_t a, int64_t b, int64_t *out);
-int size_add(int64_t a, int64_t b, int64_t *out);
+// Overflow-checked arithmetic on non-negative sizes. On overflow (past SIZE_LIMIT) return 0 and
+// leave *out alone.
+#define SIZE_LIMIT ((int64_t)1 << 62)
+
+static inline int size_mul(int64_t a, int64_t b, int64_t *out)
+{
+    int64_t product;
+
+    if (__builtin_mul_overflow(a, b, &product) || product > SIZE_LIMIT) return 0;
+    *out = product;
+    return 1;
+}
+
+static inline int size_add(int64_t a, int64_t b, int64_t *out)
+{
+    int64_t sum;
+
+    if (__builtin_add_overflow(a, b, &sum) || sum > SIZE_LIMIT) return 0;
+    *out = sum;
+    return 1;
+}
+
 // a rounded up to a multiple of `align` (a power of two).
-int size_align(int64_t a, int64_t align, int64_t *out);
+static inline int size_align(int64_t a, int64_t align, int64_t *out)
+{
+    int64_t sum;
+
+    if (!size_add(a, align - 1, &sum)) return 0;
+    *out = sum & ~(align - 1);
+    return 1;
+}
 
 // ceil(a / b) for a >= 0, b >= 1, without overflow.
 static inline int64_t ceil_div(int64_t a, int64_t b)

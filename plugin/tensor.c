@@ -86,32 +86,32 @@ static int32_t check_shape(const moxie_tensor *tensor, const struct tensor_want 
                      tensor->ndim, seen, wanted);
 }
 
-// The bytes from the first to past the last element; 0 for an empty tensor, -1 on overflow.
+// The bytes from the first to past the last element; 0 for an empty tensor, -1 when they overflow,
+// or those of as many elements in a row would. The strides have passed check_strides.
 static int64_t extent_bytes(const moxie_tensor *tensor)
 {
-    int64_t last = 0;
+    const int64_t element = tensor_element_bytes(tensor);
+    int64_t compact = element, last = 0;
+    int empty = 0;
 
-    for (int32_t i = 0; i < tensor->ndim; i++) {
+    for (int32_t i = tensor->ndim - 1; i >= 0; i--) {
+        int64_t extent = tensor->shape[i] > 0 ? tensor->shape[i] : 1;
+        int64_t stride = tensor->strides != NULL ? tensor->strides[i] * element : compact;
         int64_t step;
 
-        if (tensor->shape[i] == 0) return 0;
-        if (!size_mul(tensor->shape[i] - 1, tensor_stride_bytes(tensor, i), &step) ||
-            !size_add(last, step, &last))
+        empty |= tensor->shape[i] == 0;
+        if (!size_mul(extent - 1, stride, &step) || !size_add(last, step, &last) ||
+            !size_mul(compact, extent, &compact))
             return -1;
     }
-    return last + tensor_element_bytes(tensor);
+    return empty ? 0 : last + element;
 }
 
 static int32_t check_strides(const moxie_tensor *tensor, const struct tensor_want *want,
                              moxie_error *error)
 {
-    int64_t elements = tensor_element_bytes(tensor);
     int64_t bytes;
 
-    for (int32_t i = 0; i < tensor->ndim; i++) {
-        if (!size_mul(elements, tensor->shape[i] > 0 ? tensor->shape[i] : 1, &elements))
-            return fail_with(error, MOXIE_E_INVALID, "%s: its size overflows", want->name);
-    }
     if (tensor->strides == NULL) return MOXIE_OK;
     for (int32_t i = 0; i < tensor->ndim; i++) {
         if (tensor->strides[i] < 0 ||
@@ -152,31 +152,10 @@ out:
     return st;
 }
 
-unsigned char *tensor_data(const moxie_tensor *tensor)
-{
-    if (tensor->data == NULL) return NULL;
-    return (unsigned char *)tensor->data + tensor->byte_offset;
-}
-
-int64_t tensor_element_bytes(const moxie_tensor *tensor)
-{
-    return tensor->dtype.bits / 8;
-}
-
 int64_t tensor_columns(const moxie_tensor *tensor)
 {
     if (tensor->shape == NULL || tensor->ndim < 1 || tensor->ndim > 8) return -1;
     return tensor->shape[tensor->ndim - 1];
-}
-
-int64_t tensor_stride_bytes(const moxie_tensor *tensor, int32_t dim)
-{
-    int64_t stride = tensor_element_bytes(tensor);
-
-    if (tensor->strides != NULL) return tensor->strides[dim] * stride;
-    for (int32_t i = dim + 1; i < tensor->ndim; i++)
-        stride *= tensor->shape[i];
-    return stride;
 }
 
 int32_t tensor_format(const moxie_tensor *tensor)

@@ -30,11 +30,27 @@ struct tensor_want {
 int32_t tensor_check(const moxie_tensor *tensor, const struct tensor_want *want,
                      moxie_error *error);
 
-// Of a checked tensor: the first byte (NULL for none), the bytes between two entries of dimension
-// `dim`, bytes per element.
-unsigned char *tensor_data(const moxie_tensor *tensor);
-int64_t tensor_stride_bytes(const moxie_tensor *tensor, int32_t dim);
-int64_t tensor_element_bytes(const moxie_tensor *tensor);
+// Of a checked tensor: the first byte (NULL for none), bytes per element, the bytes between two
+// entries of dimension `dim`.
+static inline unsigned char *tensor_data(const moxie_tensor *tensor)
+{
+    return tensor->data == NULL ? NULL : (unsigned char *)tensor->data + tensor->byte_offset;
+}
+
+static inline int64_t tensor_element_bytes(const moxie_tensor *tensor)
+{
+    return tensor->dtype.bits / 8;
+}
+
+static inline int64_t tensor_stride_bytes(const moxie_tensor *tensor, int32_t dim)
+{
+    int64_t stride = tensor_element_bytes(tensor);
+
+    if (tensor->strides != NULL) return tensor->strides[dim] * stride;
+    for (int32_t i = dim + 1; i < tensor->ndim; i++)
+        stride *= tensor->shape[i];
+    return stride;
+}
 
 // Of any tensor: MOXIE_FORMAT_F32, _BF16, _F16, _FP8_TENSOR (e4m3), or 0; the last extent, or -1.
 int32_t tensor_format(const moxie_tensor *tensor);

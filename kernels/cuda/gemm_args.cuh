@@ -111,32 +111,34 @@ int32_t rows_format_of(const weight_view &view)
     return element_bytes_of(view.format) == 1 ? FORMAT_FP8_BLOCK128 : view.format;
 }
 
-// Of the weights, and of rows in the order of the pairs, which come in boxes; of their scales, where they have any, by group. No
-// rows: they are gathered.
-cudaError_t make_maps(gemm_args &to, const weight_view &by, int32_t experts, int32_t tile_rows, const row_slab *rows)
+// Of both products, to be made at once.
+struct map_requests {
+    tensor_map_request maps[8];
+    int32_t count;
+};
+
+void ask_for_weights(map_requests &asked, gemm_args &to, const weight_view &by, int32_t experts, int32_t tile_rows)
+{
+    asked.maps[asked.count++] = {&to.weights, by.values, numbers_of(by.format), weights_shape(by, experts, tile_rows)};
+}
+
+// Of rows in the order of the pairs, which come in boxes, and of their scales, where they have any, by group.
+cudaError_t ask_for_rows(map_requests &asked, gemm_args &to, const weight_view &by, const row_slab &rows)
 {
     const CUtensorMapDataType numbers = numbers_of(by.format);
-    const cuuint32_t depth = kRowBytes / max(element_bytes_of(by.format), 1);
-    tensor_map_request maps[4] = {{&to.weights, by.values, numbers, weights_shape(by, experts, tile_rows)}};
-    int32_t count = 1;
+    const cuuint32_t depth = kRowBytes / element_bytes_of(by.format);
+    const cuuint64_t k = by.k, groups = (k + 127) / 128, cap = rows.cap, stride = rows.row_stride_bytes, group_stride = rows.group_stride_bytes;
 
-    if (rows != nullptr) {
-        const cuuint64_t k = by.k, cap = rows->cap, stride = rows->row_stride_bytes;
-
-        if (rows->format != rows_format_of(by)) return cudaErrorInvalidValue;
-        maps[count++] = {&to.tokens, rows->rows, numbers, {3, {k, cap, 1}, {stride, stride * cap}, {depth, 8, 1}}};
-        maps[count++] = {&to.many_tokens, rows->rows, numbers, {3, {k, cap, 1}, {stride, stride * cap}, {depth, kManyTokens, 1}}};
-    }
-    if (rows != nullptr && rows->format == FORMAT_FP8_BLOCK128) {
-        const cuuint64_t groups = (by.k + 127) / 128, cap = rows->cap, stride = rows->group_stride_bytes;
-
-        if (rows->scale_stride_bytes != 4) return cudaErrorInvalidValue;
-        maps[count++] = {&to.token_scales,
-                         rows->scales,
-                         CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
-                         {3, {cap, groups, 1}, {stride, stride * groups}, {kScales, 1, 1}}};
-    }
-    return tensor_maps_make(maps, count);
+    if (rows.format != rows_format_of(by)) return cudaErrorInvalidValue;
+    asked.maps[asked.count++] = {&to.tokens, rows.rows, numbers, {3, {k, cap, 1}, {stride, stride * cap}, {depth, 8, 1}}};
+    asked.maps[asked.count++] = {&to.many_tokens, rows.rows, numbers, {3, {k, cap, 1}, {stride, stride * cap}, {depth, kManyTokens, 1}}};
+    if (rows.format != FORMAT_FP8_BLOCK128) return cudaSuccess;
+    if (rows.scale_stride_bytes != 4) return cudaErrorInvalidValue;
+    asked.maps[asked.count++] = {&to.token_scales,
+                                 rows.scales,
+                                 CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+                                 {3, {cap, groups, 1}, {group_stride, group_stride * groups}, {kScales, 1, 1}}};
+    return cudaSuccess;
 }
 
 // Rows of any slab, which are gathered.
@@ -174,7 +176,7 @@ cudaError_t take_mid(gemm_args &to, const gate_up_args &from, const quantise_arg
     return cudaSuccess;
 }
 
-cudaError_t take_gate_up(gemms_args_device &to, const gate_up_args &from, const quantise_args &quantise, int32_t tile_rows)
+cudaError_t take_gate_up(gemms_args_device &to, map_requests &asked, const gate_up_args &from, const quantise_args &quantise, int32_t tile_rows)
 {
     const bool is_fp8 = from.operand_format == FORMAT_FP8, plain = from.w1.order == ORDER_PLAIN;
     gemm_args &own = to.gate_up;
@@ -192,10 +194,11 @@ cudaError_t take_gate_up(gemms_args_device &to, const gate_up_args &from, const 
     own.is_bare = own.bias == nullptr && from.activation == ACTIVATION_SILU;
     st = take_mid(own, from, quantise);
     if (st == cudaSuccess && !is_fp8) st = take_slabs(to, from);
-    return st != cudaSuccess ? st : make_maps(own, from.w1, from.experts, tile_rows, is_fp8 ? from.slabs : nullptr);
+    ask_for_weights(asked, own, from.w1, from.experts, tile_rows);
+    return st == cudaSuccess && is_fp8 ? ask_for_rows(asked, own, from.w1, from.slabs[0]) : st;
 }
 
-cudaError_t take_down(gemms_args_device &to, const down_args &from, int32_t tile_rows)
+cudaError_t take_down(gemms_args_device &to, map_requests &asked, const down_args &from, int32_t tile_rows)
 {
     row_slab mid = {};
     gemm_args &own = to.down;
@@ -219,7 +222,8 @@ cudaError_t take_down(gemms_args_device &to, const down_args &from, int32_t tile
     own.is_bare = own.bias == nullptr;
     own.outputs = static_cast<int32_t>(from.w2.n);
     own.row_tiles = static_cast<int32_t>((from.w2.n + tile_rows - 1) / tile_rows);
-    return make_maps(own, from.w2, from.experts, tile_rows, &mid);
+    ask_for_weights(asked, own, from.w2, from.experts, tile_rows);
+    return ask_for_rows(asked, own, from.w2, mid);
 }
 
 cudaError_t take_ids(counted_ids &to, const route_args *from, int64_t pairs_max)
@@ -267,6 +271,7 @@ cudaError_t gemms_args_make(gemms_args_device &to, const gemms_args &from, int32
 {
     const gate_up_args &gate_up = from.gate_up;
     const down_args &down = from.down;
+    map_requests asked = {};
     cudaError_t st;
 
     if (gate_up.w1.format != down.w2.format || gate_up.experts != down.experts || gate_up.expert_offset != down.expert_offset)
@@ -276,8 +281,9 @@ cudaError_t gemms_args_make(gemms_args_device &to, const gemms_args &from, int32
     to.late = from.progress + GEMM_PROGRESS_WORDS;
     to.experts = gate_up.experts;
     st = take_ids(to.counted, from.route, down.pairs_max);
-    if (st == cudaSuccess) st = take_gate_up(to, gate_up, from.quantise, tile_rows);
-    if (st == cudaSuccess) st = take_down(to, down, tile_rows);
+    if (st == cudaSuccess) st = take_gate_up(to, asked, gate_up, from.quantise, tile_rows);
+    if (st == cudaSuccess) st = take_down(to, asked, down, tile_rows);
+    if (st == cudaSuccess) st = tensor_maps_make(asked.maps, asked.count);
     to.gate_up.evicts_last = to.down.evicts_last = fits_l2(to, down.pairs_max);
     return st;
 }
