@@ -245,10 +245,10 @@ START_TEST(who_waits_itself_is_not_named)
     ck_assert_int_eq(pthread_join(thread, NULL), 0);
     ck_assert_int_eq(scene.report->verdict.rank, rows[_i].rank);
     ck_assert_uint_eq(scene.report->verdict.silent, 9);
-    // This rank has told both that it waits, and not the one that has come.
+    // This rank has told all that it waits: the one that has come may wait for it elsewhere.
     ck_assert_uint_ne(get(line_of(&scene, 0, WORD_BEAT, OWN)), 0);
     ck_assert_uint_ne(get(line_of(&scene, 3, WORD_BEAT, OWN)), 0);
-    ck_assert_uint_eq(get(line_of(&scene, 2, WORD_BEAT, OWN)), 0);
+    ck_assert_uint_ne(get(line_of(&scene, 2, WORD_BEAT, OWN)), 0);
     scene_close(&scene);
 }
 END_TEST

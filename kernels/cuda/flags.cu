@@ -120,8 +120,15 @@ __device__ heard look_for_leavers(const await_args &a, const watch &w, int32_t r
     return h;
 }
 
-// Waits for the flag of one peer, tells it so, and listens to what it tells. `ended` stops all threads; a deadline does not,
-// since the other threads have to say whom they heard.
+// That this rank waits: to those whose flag has come, too, who may wait for this one in another layer.
+__device__ void tell_all(const await_kernel_args &args, const watch &w, uint64_t now_ns)
+{
+    for (int32_t rank = 0; rank < args.a.ranks; rank++)
+        if (is_peer(w.active, rank, args.a.rank)) store_release_system(line_of(args.peer_beats.of[rank], WORD_BEAT, args.a.rank, args.a.ranks), now_ns);
+}
+
+// Waits for the flag of one peer, and listens to what it tells. `ended` stops all threads; a deadline does not, since the other
+// threads have to say whom they heard.
 __device__ heard listen(const await_kernel_args &args, watch w, int32_t rank, volatile uint32_t *ended)
 {
     const await_args &a = args.a;
@@ -135,11 +142,14 @@ __device__ heard listen(const await_kernel_args &args, watch w, int32_t rank, vo
 
         if (seen == want) return {ARRIVED, 0, 0};
         h = look_for_leavers(a, w, rank);
-        if (h.what != ARRIVED) return h;
+        if (h.what != ARRIVED) {
+            *ended = 1; // here: behind the loop a thread waits for those of its warp that are still in it
+            return h;
+        }
         if (*ended != 0 || has_failed(a.state)) return {STOPPED, 0, 0};
         now_ns = global_timer_ns();
         if (now_ns >= w.next_ns) {
-            store_release_system(line_of(args.peer_beats.of[rank], WORD_BEAT, a.rank, a.ranks), now_ns);
+            tell_all(args, w, now_ns);
             w.next_ns = now_ns + w.beat_ns;
         }
         if (!noted && now_ns >= w.middle_ns) {
@@ -175,10 +185,11 @@ __device__ flag_verdict judge(const await_args &a, const watch &w, const heard *
     return v;
 }
 
-// The first failure of the dispatcher is the one that is told.
+// The first failure of the dispatcher is the one that is told; of an older generation, none is.
 __device__ void settle(const await_args &a, const flag_verdict &v)
 {
-    if (v.kind == VERDICT_NONE || atomicCAS(&a.state->failed, 0u, 1u) != 0) return;
+    if (v.kind == VERDICT_NONE || static_cast<const volatile flag_state *>(a.state)->generation != v.generation) return;
+    if (atomicCAS(&a.state->failed, 0u, 1u) != 0) return;
     a.report->verdict.rank = v.rank;
     a.report->verdict.word = v.word;
     a.report->verdict.epoch = v.epoch;
@@ -236,7 +247,6 @@ __global__ void __launch_bounds__(kThreads) await_kernel(const __grid_constant__
     if (rank < a.ranks && is_peer(w.active, rank, a.rank)) all[rank] = listen(args, w, rank, &ended);
     if (rank < a.ranks && a.counts != nullptr) rows[rank] = rows_from(a, w.active, rank);
     if (all[rank].what != ARRIVED) missed = 1;
-    if (all[rank].what == LEFT_OUT || all[rank].what == MOVED_ON) *const_cast<volatile uint32_t *>(&ended) = 1;
     __syncthreads();
     griddepcontrol_launch_dependents(); // which no longer wait for a peer
     if (missed != 0 && rank == 0) settle(a, judge(a, w, all));
