@@ -253,6 +253,60 @@ START_TEST(views_are_refused_in_words)
 }
 END_TEST
 
+// Local ids are recorded as the physical ones that they are.
+START_TEST(local_ids_become_physical)
+{
+    static const int32_t ids[] = {0, 2, 3, -1, 1, EXPERTS};
+    static const int32_t want[] = {4, 6, -1, -1, 5, -1};
+    struct capture_rows rows = {
+        .ids = ids, .id_stride_bytes = TOP_K * 4, .id_bytes = 4, .tokens = 2, .are_local = 1};
+    struct sample s;
+
+    sample_init(&s, 1);
+    s.instance->plan.limits.experts_first = 4;
+    s.instance->plan.limits.experts_local = 3;
+    ACCEPTED(&s.said, capture_clear(s.instance, &s.said.error));
+    ACCEPTED(&s.said, capture_record(s.instance, &rows, &s.said.error));
+    check_all(&s, 0, 0, want, 2);
+    sample_fini(&s);
+}
+END_TEST
+
+START_TEST(another_dispatcher_keeps_what_was_recorded)
+{
+    static const int32_t ids[] = {0, 7, 3};
+    struct capture_rows rows = {
+        .ids = ids, .id_stride_bytes = TOP_K * 4, .id_bytes = 4, .tokens = 1};
+    struct sample s;
+
+    sample_init(&s, 1);
+    ACCEPTED(&s.said, capture_clear(s.instance, &s.said.error));
+    ACCEPTED(&s.said, capture_record(s.instance, &rows, &s.said.error));
+    ACCEPTED(&s.said, instance_take(s.instance, 1u << BUFFER_CAPTURE, &s.said.error));
+    ACCEPTED(&s.said, capture_clear(s.instance, &s.said.error));
+    check_all(&s, 0, 0, ids, 1);
+    instance_drop(s.instance, 1u << BUFFER_CAPTURE);
+    sample_fini(&s);
+}
+END_TEST
+
+// As on a build without the device, on a rank that owns no expert.
+START_TEST(load_without_a_runner_is_refused)
+{
+    moxie_captured captured = {.struct_size = sizeof captured};
+    struct sample s;
+
+    sample_init(&s, 0);
+    s.instance->plan.limits.expert_load = 1;
+    s.instance->plan.limits.experts_local = 0;
+    s.instance->device = NULL;
+    SAID(&s.said, MOXIE_E_UNAVAILABLE, instance_captured(s.instance, &captured, &s.said.error),
+         "no runner");
+    s.instance->device = &device_cpu;
+    sample_fini(&s);
+}
+END_TEST
+
 START_TEST(without_the_key_nothing_is_kept)
 {
     static const int32_t ids[] = {0, 1, 2};
@@ -283,6 +337,9 @@ static void add(TCase *tests)
     tcase_add_test(tests, no_tokens_write_nothing);
     tcase_add_test(tests, rows_past_the_slice_are_refused);
     tcase_add_test(tests, views_are_refused_in_words);
+    tcase_add_test(tests, local_ids_become_physical);
+    tcase_add_test(tests, another_dispatcher_keeps_what_was_recorded);
+    tcase_add_test(tests, load_without_a_runner_is_refused);
     tcase_add_test(tests, without_the_key_nothing_is_kept);
 }
 

@@ -96,6 +96,7 @@ static void run(int32_t rows_per_expert, int scaled)
                                .slabs_count = SLABS,
                                .rows_cap = CAP,
                                .rows_per_expert = rows_per_expert,
+                               .masked = rows_per_expert > 0,
                                .hidden = HIDDEN,
                                .top_k = TOP_K};
     struct cpu_stream stream;

@@ -395,6 +395,32 @@ START_TEST(expanded_rows_must_hold_the_worst_case)
 }
 END_TEST
 
+// No rows into no places: counts are those of the layout, one for each expert.
+START_TEST(nothing_is_expanded_into_masked_rows)
+{
+    struct bench bench;
+    struct expanded e;
+    moxie_slab *in;
+
+    bench_open(&bench, "qwen2_moe_a");
+    in = &bench.in_slabs[0];
+    expanded_make(&e, &bench, MOXIE_LAYOUT_EXPERT_MASKED);
+    for (int32_t i = 0; i < 3; i++)
+        bench.batch.dims[i][0] = 0;
+    e.dims[0][1] = e.dims[2][1] = e.index_dims[0] = 0;
+    e.in_slab.weights.data = NULL;
+    ck_assert_msg(in->rows.shape[0] == 0 && in->ids.shape[0] == 0 && in->weights.shape[0] == 0,
+                  "the batch has its shapes elsewhere");
+    ck_assert_msg(runner_expand(bench.rank.runner, &bench.call, &bench.in, &e.in, &e.row_index,
+                                &bench.rank.mock.error) == MOXIE_OK,
+                  "%s", bench.rank.mock.text);
+    for (int64_t expert = 0; expert <= bench.layer.experts; expert++)
+        ck_assert_int_eq(e.counts[expert], expert < bench.layer.experts ? 0 : -1);
+    expanded_free(&e);
+    bench_close(&bench);
+}
+END_TEST
+
 START_TEST(expanded_rows_are_of_the_format_and_the_index_is_compact)
 {
     struct bench bench;
@@ -444,7 +470,7 @@ START_TEST(layers_and_updates_are_checked)
     ck_assert_int_eq(runner_weights_updated(bench.rank.runner, NULL, 0, error), MOXIE_OK);
     ck_assert_int_eq(runner_weights_updated(bench.rank.runner, experts, 2, error), MOXIE_OK);
     ck_assert_int_eq(runner_weights_updated(bench.rank.runner, experts, 3, error), MOXIE_E_INVALID);
-    ck_assert(strstr(bench.rank.mock.text, "experts[2]") != NULL);
+    ck_assert(strstr(bench.rank.mock.text, "ids[2]") != NULL);
     runner_destroy(NULL);
     bench_close(&bench);
 }
@@ -460,6 +486,7 @@ static void add(TCase *tests)
     tcase_add_loop_test(tests, expert_maps, 0, 3);
     tcase_add_test(tests, what_does_not_fit_is_refused_before_a_write);
     tcase_add_test(tests, expanded_rows_must_hold_the_worst_case);
+    tcase_add_test(tests, nothing_is_expanded_into_masked_rows);
     tcase_add_test(tests, expanded_rows_are_of_the_format_and_the_index_is_compact);
     tcase_add_test(tests, layers_and_updates_are_checked);
 }

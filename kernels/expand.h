@@ -21,9 +21,10 @@ struct expand_args {
     int32_t experts;
     int32_t slabs_count;
     int32_t rows_cap;
-    int32_t rows_per_expert; // 0: contiguous
+    int32_t rows_per_expert; // of a masked layout
     int32_t hidden;
     int32_t top_k;
+    int32_t masked; // 0: rows of the experts follow each other
 };
 
 int32_t expand_cpu(const struct expand_args *args, void *stream);

@@ -25,7 +25,7 @@ struct gate_up_args {
                // fp8: not written
     int64_t mid_stride_bytes;
     int32_t mid_format; // F32, BF16 or F16; CUDA: that of the weights, BF16 for fp8
-    int32_t experts;
+    int32_t experts;    // 0: nothing is computed
     int32_t slabs_count;
     int32_t rows_cap;
     int32_t hidden;

@@ -19,7 +19,8 @@ struct record_args {
     int32_t id_bytes;   // 4 or 8
     int32_t tokens;
     int32_t top_k;
-    int32_t experts; // physical ids are 0..experts - 1
+    int32_t experts;      // ids (of expert_map, what it gives) are 0..experts - 1
+    int32_t expert_first; // of which the first is this physical one
 };
 
 int32_t record_cpu(const struct record_args *args, void *stream);

@@ -16,7 +16,7 @@ int32_t capture_clear(moxie_instance *instance, moxie_error *error)
 {
     int32_t *base = capture_base(instance);
 
-    if (base == NULL) return MOXIE_OK;
+    if (base == NULL || instance->memory.buffers[BUFFER_CAPTURE].users > 1) return MOXIE_OK;
     return instance_launched(
         instance, instance->device->fill(base, 0xff, instance->plan.slot_bytes[BUFFER_CAPTURE]),
         "capture", error);
@@ -39,7 +39,8 @@ int32_t capture_record(moxie_instance *instance, const struct capture_rows *rows
         .id_bytes = rows->id_bytes,
         .tokens = rows->tokens,
         .top_k = limits->top_k,
-        .experts = limits->physical_experts,
+        .experts = rows->are_local ? limits->experts_local : limits->physical_experts,
+        .expert_first = rows->are_local ? (int32_t)limits->experts_first : 0,
     };
 
     if (base == NULL || rows->ids == NULL) return MOXIE_OK;
@@ -115,7 +116,7 @@ int32_t capture_view(const moxie_instance *instance, moxie_captured *captured, m
     if (!limits->capture && !limits->expert_load)
         return fail_with(error, MOXIE_E_UNAVAILABLE,
                          "captured: capture_routed_experts is 0, and count_expert_load too");
-    if (limits->expert_load && base == NULL && limits->experts_local > 0)
+    if (limits->expert_load && instance->memory.buffers[BUFFER_EXPERT_LOAD].users == 0)
         TRY(fail_with(error, MOXIE_E_UNAVAILABLE, "captured: no runner has been created yet"));
     if (limits->capture) TRY(view_ids(instance, captured->dp_rank, &ids, error));
     if (limits->expert_load)

@@ -21,10 +21,10 @@ struct capture_rows {
     int64_t token_first;         // in the step
     void *stream;                // the host's
     int32_t layer;
-    int32_t reserved;
+    int32_t are_local; // ids, and what expert_map gives, name local experts
 };
 
-// Every entry becomes -1 ("no expert").
+// Every entry becomes -1 ("no expert"), where no dispatcher but the new one is alive.
 int32_t capture_clear(moxie_instance *instance, moxie_error *error);
 
 // The layer's counters of expert load become 0, with the first runner those of all layers; a no-op

@@ -78,10 +78,11 @@ struct operand_rows {
     int32_t rows_cap;
 };
 
-// Few ids of one slab, which the products count themselves instead of waiting for route.
+// Few ids of one slab, which the products count themselves instead of waiting for route. Of none,
+// an empty tensor may not even have an address.
 static int are_counted(const struct rows_view *in)
 {
-    return in->by == ROUTE_BY_IDS && in->slabs_count == 1 &&
+    return in->by == ROUTE_BY_IDS && in->slabs_count == 1 && in->rows_cap > 0 &&
            (int64_t)in->rows_cap * in->top_k <= GEMMS_IDS_MAX;
 }
 
@@ -237,7 +238,7 @@ static struct combine_args combine_stage(const struct experts_job *job,
         .hidden = limits->hidden,
         .top_k = job->in->top_k,
         .sms = limits->dispatch_sms,
-        .routed = 1,
+        .routed = limits->experts_local > 0, // or gemms is no launch in between
         .spends = 1,
         .scale = limits->scaling_factor,
     };

@@ -150,9 +150,8 @@ int32_t runner_weights_updated(moxie_runner *runner, const int32_t *experts, uin
         int32_t expert = experts != NULL ? experts[i] : (int32_t)i;
 
         if (expert < 0 || expert >= experts_local)
-            TRY(fail_with(error, MOXIE_E_INVALID,
-                          "experts[%" PRIu64 "]: %d; want a local expert 0..%d", i, expert,
-                          experts_local - 1));
+            TRY(fail_with(error, MOXIE_E_INVALID, "ids[%" PRIu64 "]: %d; want a local expert 0..%d",
+                          i, expert, experts_local - 1));
         TRY(weights_check_scales(&runner->weights, expert, error));
     }
 out:
@@ -180,9 +179,10 @@ out:
 
 // `to` must hold the worst case: every place of every row has a local expert, or for EXPERT_MASKED
 // all rows choose the same one with every place.
-static int32_t check_expanded(const struct rows_view *from, const struct rows_view *to,
-                              moxie_error *error)
+static int32_t check_expanded(const moxie_instance *instance, const struct rows_view *from,
+                              const struct rows_view *to, moxie_error *error)
 {
+    int32_t format = from->slabs[0].format;
     int64_t rows = to->layout == MOXIE_LAYOUT_EXPERT_MASKED ? to->rows_per_expert : to->rows_cap;
 
     if (from->by != ROUTE_BY_IDS || to->by == ROUTE_BY_IDS)
@@ -190,11 +190,16 @@ static int32_t check_expanded(const struct rows_view *from, const struct rows_vi
             error, MOXIE_E_INVALID,
             "expand: from layout %d to %d; want STANDARD or RANK_MAJOR to an EXPERT_ layout",
             from->layout, to->layout);
-    if (from->slabs[0].format != to->slabs[0].format)
+    if (format != to->slabs[0].format)
         return fail_with(error, MOXIE_E_INVALID, "expand: rows of format %d into rows of format %d",
-                         from->slabs[0].format, to->slabs[0].format);
-    if (to->slabs[0].weights == NULL || to->slabs[0].weight_format != FORMAT_F32 ||
-        to->slabs[0].weight_stride_bytes != 4)
+                         format, to->slabs[0].format);
+    if (instance->device->tensor_device != MOXIE_DEVICE_CPU && format != FORMAT_BF16 &&
+        format != FORMAT_F16)
+        return fail_with(error, MOXIE_E_UNSUPPORTED,
+                         "expand: rows of format %d; on this device want bf16 or f16", format);
+    if (to->slabs[0].cap > 0 &&
+        (to->slabs[0].weights == NULL || to->slabs[0].weight_format != FORMAT_F32 ||
+         to->slabs[0].weight_stride_bytes != 4))
         return fail_with(error, MOXIE_E_INVALID,
                          "expand: out needs compact f32 weights, one per row");
     if (rows < from->pairs_max)
@@ -219,7 +224,9 @@ int32_t runner_expand(moxie_runner *runner, const moxie_call *call, const moxie_
 
     TRY(read_rows(runner, call, in, &from, error));
     TRY(read_rows(runner, call, out, &to, error));
-    TRY(check_expanded(&from, &to, error));
+    st = check_expanded(instance, &from, &to, error);
+    instance->stats.refused += st == MOXIE_E_CAPACITY;
+    TRY(st);
     TRY(check_index(runner, row_index, (int64_t)from.slabs_count * from.rows_cap, error));
     TRY(forward_route(&job, &route, error));
     args = (struct expand_args){
@@ -241,6 +248,7 @@ int32_t runner_expand(moxie_runner *runner, const moxie_call *call, const moxie_
         .rows_per_expert = to.rows_per_expert,
         .hidden = instance->plan.limits.hidden,
         .top_k = from.top_k,
+        .masked = to.layout == MOXIE_LAYOUT_EXPERT_MASKED,
     };
     TRY(instance_launched(instance, instance->device->kernels->expand(&args, job.stream), "expand",
                           error));

@@ -231,6 +231,7 @@ static void try_expand(struct fuzz_input *input, const struct sizes *s)
         .slabs_count = s->ranks,
         .rows_cap = s->rows,
         .rows_per_expert = per_expert,
+        .masked = masked,
         .hidden = s->hidden,
         .top_k = s->top_k,
     };

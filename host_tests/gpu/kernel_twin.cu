@@ -267,6 +267,7 @@ struct slabs {
 
 static void fill_slabs(const sample &s, slabs &from)
 {
+    const int32_t wrong[] = {INT32_MIN, -1, (int32_t)draw(s.cap + 1), 1 << 30, INT32_MAX};
     int32_t sum = 0;
 
     fill_ids(s, from.ids.cpu.data(), s.positions);
@@ -278,8 +279,9 @@ static void fill_slabs(const sample &s, slabs &from)
     for (int i = 0; i < s.map_count; i++)
         ((int32_t *)from.map.cpu.data())[i] = (int32_t)draw(s.experts + 8) - 2;
     for (int e = 0; e <= s.experts; e++) {
-        ((int32_t *)from.expert_counts.cpu.data())[e] =
-            s.by == ROUTE_BY_PREFIX ? sum : (int32_t)draw(s.rows_per_expert + 3) - 1;
+        ((int32_t *)from.expert_counts.cpu.data())[e] = s.by != ROUTE_BY_PREFIX ? (int32_t)draw(s.rows_per_expert + 3) - 1
+                                                        : draw(8) != 0         ? sum
+                                                                               : wrong[draw(5)]; // a peer may write anything
         if (draw(2)) sum += (int32_t)draw(2 + 2 * s.cap / s.experts);
     }
     *(int32_t *)from.valid.cpu.data() = (int32_t)draw(s.cap + 3) - 1;
@@ -358,6 +360,7 @@ static int try_expand(const sample &s, slabs &from, routed &routes)
         args.slabs_count = s.slabs;
         args.rows_cap = s.cap;
         args.rows_per_expert = per_expert;
+        args.masked = per_expert > 0;
         args.hidden = s.hidden;
         args.top_k = s.top_k;
         CHECK(device ? kernels_cuda.expand(&args, NULL) : kernels_cpu.expand(&args, stream_of_cpu()));

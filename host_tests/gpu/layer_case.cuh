@@ -205,7 +205,7 @@ static void make_last_stages(stages &s, const layer_case &c, const weight_view &
     s.combine.rows_cap = c.tokens;
     s.combine.hidden = c.hidden;
     s.combine.top_k = c.top_k;
-    s.combine.routed = 1;
+    s.combine.routed = c.experts > 0;
     s.combine.spends = 1;
     s.combine.scale = 1.5f;
 }

@@ -287,6 +287,9 @@ static const layer_case cases[] = {
     {40, 264, 136, 8, 2, ORDER_GATE_UP, ACTIVATION_SILU, 0, 1, 0, 1, FORMAT_F16},
     {40, 264, 136, 8, 2, ORDER_PLAIN, ACTIVATION_RELU2, 0, 1, 0, 2, FORMAT_F16},
     {40, 264, 136, 8, 2, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 3, FORMAT_F16},
+    {9, 128, 64, 0, 2, ORDER_GATE_UP, ACTIVATION_SILU, 2, 0, 0, 0, FORMAT_BF16}, // a rank that owns no expert
+    {9, 128, 64, 0, 1, ORDER_GATE_UP, ACTIVATION_SILU, 2, 0, 0, 0, FORMAT_BF16},
+    {90, 256, 128, 0, 2, ORDER_GATE_UP, ACTIVATION_SILU, 2, 0, 0, 0, FORMAT_FP8_BLOCK128},
 };
 
 int main(int argc, char **argv)

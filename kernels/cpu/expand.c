@@ -37,7 +37,7 @@ static int64_t expanded_row(const struct expand_args *args, int64_t pair)
     int32_t expert;
     int64_t row;
 
-    if (args->rows_per_expert == 0) return pair;
+    if (!args->masked) return pair;
     expert = expert_of(args, pair);
     row = pair - args->expert_offset[expert];
     return row < args->rows_per_expert ? expert * (int64_t)args->rows_per_expert + row : -1;
@@ -78,12 +78,12 @@ static void write_counts(const struct expand_args *args)
     for (int32_t expert = 0; expert < args->experts; expert++) {
         int64_t rows = args->expert_offset[expert + 1] - (int64_t)args->expert_offset[expert];
 
-        if (args->rows_per_expert > 0)
+        if (args->masked)
             args->counts[expert] = (int32_t)min64(rows, args->rows_per_expert);
         else
             args->counts[expert] = args->expert_offset[expert];
     }
-    if (args->rows_per_expert == 0) args->counts[args->experts] = (int32_t)pairs_of(args);
+    if (!args->masked) args->counts[args->experts] = (int32_t)pairs_of(args);
 }
 
 int32_t expand_cpu(const struct expand_args *args, void *stream)

@@ -14,11 +14,12 @@ int32_t record_cpu(const struct record_args *args, void *stream)
         const void *row = (const unsigned char *)args->ids + token * args->id_stride_bytes;
         int32_t *to = args->out + token * args->out_stride;
 
-        for (int32_t k = 0; k < args->top_k; k++)
-            to[k] = token < valid
-                        ? (int32_t)id_mapped(args->expert_map, args->map_count,
-                                             id_read(row, k, args->id_bytes), 0, args->experts)
-                        : -1;
+        for (int32_t k = 0; k < args->top_k; k++) {
+            int64_t id = id_mapped(args->expert_map, args->map_count,
+                                   id_read(row, k, args->id_bytes), 0, args->experts);
+
+            to[k] = token < valid && id >= 0 ? (int32_t)id + args->expert_first : -1;
+        }
     }
     return 0;
 }

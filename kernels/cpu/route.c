@@ -138,7 +138,8 @@ static void route_by_expert(const struct route_args *args, int64_t pairs_max)
 
         expert_rows(args, expert, &first, &last);
         // Prefix sums that fall back would give a row two experts.
-        for (int64_t row = first > next ? first : next; row < last && pairs < pairs_max; row++) {
+        if (first > next) next = first;
+        for (int64_t row = next; row < last && pairs < pairs_max; row++) {
             args->pair_row[pairs] = (int32_t)row;
             args->pair_weight[pairs] =
                 weights == NULL ? 1.0f

@@ -24,7 +24,7 @@ struct args {
     float *weights;
     int32_t *counts, *row_index;
     int64_t row_stride_bytes, positions;
-    int32_t experts, slabs_count, rows_cap, rows_per_expert, row_pieces; // row_pieces: of 16 bytes
+    int32_t experts, slabs_count, rows_cap, rows_per_expert, masked, row_pieces; // row_pieces: of 16 bytes
 };
 
 // Where a pair's row goes, -1 when its expert is full.
@@ -32,7 +32,7 @@ __device__ int64_t expanded_row(const args &a, int32_t pair)
 {
     int32_t expert, row;
 
-    if (a.rows_per_expert == 0) return pair;
+    if (!a.masked) return pair;
     expert = last_at_most(a.expert_offset, a.experts, pair);
     row = pair - a.expert_offset[expert];
     return row < a.rows_per_expert ? expert * static_cast<int64_t>(a.rows_per_expert) + row : -1;
@@ -53,7 +53,7 @@ __device__ void copy_pair(const args &a, int32_t pair)
 
 __device__ int32_t count_of(const args &a, int32_t expert)
 {
-    if (a.rows_per_expert == 0) return a.expert_offset[expert];
+    if (!a.masked) return a.expert_offset[expert];
     return min(a.expert_offset[expert + 1] - a.expert_offset[expert], a.rows_per_expert);
 }
 
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kThreads) expand_kernel(const __grid_constant_
 
         a.row_index[i] = pair < 0 || pair >= pairs ? -1 : static_cast<int32_t>(expanded_row(a, pair));
     }
-    for (int64_t e = thread; e < a.experts + (a.rows_per_expert == 0); e += threads)
+    for (int64_t e = thread; e < a.experts + !a.masked; e += threads)
         a.counts[e] = count_of(a, static_cast<int32_t>(e));
 }
 
@@ -106,6 +106,7 @@ extern "C" int32_t expand_cuda(const struct expand_args *from, void *stream)
     to.slabs_count = from->slabs_count;
     to.rows_cap = from->rows_cap;
     to.rows_per_expert = from->rows_per_expert;
+    to.masked = from->masked;
     to.row_pieces = from->hidden / 8;
     return launch(expand_kernel, {grid_for(to.positions, kThreads / 32), kThreads, 0, LAUNCH_AFTER}, stream, to);
 }

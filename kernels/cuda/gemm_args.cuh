@@ -235,7 +235,7 @@ cudaError_t take_ids(counted_ids &to, const route_args *from, int64_t pairs_max)
     if (from->by != ROUTE_BY_IDS || from->slabs_count != 1) return cudaErrorInvalidValue;
     slab = &from->slabs[0];
     positions = static_cast<int64_t>(slab->cap) * from->top_k;
-    if (slab->cap > from->rows_cap || positions > GEMMS_IDS_MAX || positions > pairs_max) return cudaErrorInvalidValue;
+    if (slab->cap > from->rows_cap || positions > GEMMS_IDS_MAX || positions > pairs_max || slab->ids == nullptr) return cudaErrorInvalidValue;
     to.ids = static_cast<const unsigned char *>(slab->ids);
     to.rows_valid[0] = slab->count;
     to.rows_valid[1] = from->valid_slab == 0 ? from->tokens_valid : nullptr;

@@ -19,8 +19,9 @@ __global__ void __launch_bounds__(kThreads) record_kernel(const __grid_constant_
         int64_t token = i / a.top_k, k = i % a.top_k;
         const void *row = static_cast<const unsigned char *>(a.ids) + token * a.id_stride_bytes;
 
-        a.out[token * a.out_stride + k] =
-            token < valid ? id_mapped(a.expert_map, a.map_count, id_read(row, k, a.id_bytes), 0, a.experts) : -1;
+        int32_t id = id_mapped(a.expert_map, a.map_count, id_read(row, k, a.id_bytes), 0, a.experts);
+
+        a.out[token * a.out_stride + k] = token < valid && id >= 0 ? id + a.expert_first : -1;
     }
 }
 

@@ -33,14 +33,15 @@ constexpr int64_t kShareMin = kThreads; // of many blocks: a position a thread, 
 // The rows are in order of their experts already, one pair a row.
 __device__ void route_by_expert(const args &a, int32_t *warps)
 {
-    int32_t rows = rows_valid(a, 0), done = 0;
+    int32_t rows = rows_valid(a, 0), done = 0, largest = 0; // of the prefix sums so far: where they fall back, a row would have two experts
 
     for (int32_t base = 0; base < a.experts; base += blockDim.x) {
         int32_t e = base + threadIdx.x, first = 0, count = 0, total, pair;
 
-        if (e < a.experts && a.by == ROUTE_BY_PREFIX) {
-            first = max(a.expert_counts[e], 0);
-            count = min(a.expert_counts[e + 1], rows) - first;
+        if (a.by == ROUTE_BY_PREFIX) {
+            first = largest = max(largest, e < a.experts ? a.expert_counts[e] : 0);
+            first = block_max(first, warps, &largest);
+            count = e < a.experts ? max(min(a.expert_counts[e + 1], rows), 0) - first : 0;
         } else if (e < a.experts) {
             first = e * a.rows_per_expert;
             count = min(min(max(a.expert_counts[e], 0), a.rows_per_expert), rows - first);
@@ -256,7 +257,7 @@ unsigned place_scratch(const route_args *from, args *to)
     int64_t positions = positions_of(from), blocks = divided_up(positions, kShareMin), bytes;
     int32_t *next = static_cast<int32_t *>(from->scratch);
 
-    if (from->by != ROUTE_BY_IDS || positions <= kClusterMax || next == nullptr) return 1;
+    if (from->by != ROUTE_BY_IDS || positions <= kClusterMax || next == nullptr || from->experts == 0) return 1;
     blocks = blocks < kBlocksMax ? blocks : kBlocksMax;
     to->share_min = static_cast<uint32_t>(kShareMin);
     to->share_max = divided_up(positions, blocks) > kShareMin ? divided_up(positions, blocks) : kShareMin;

@@ -5,6 +5,20 @@
 
 #include <cuda_runtime.h>
 
+// Of the lanes up to this one.
+__device__ __forceinline__ int32_t max_until(int32_t own)
+{
+    int32_t lane = threadIdx.x % 32, most = own;
+
+#pragma unroll
+    for (int32_t step = 1; step < 32; step *= 2) {
+        int32_t before = __shfl_up_sync(~0u, most, step);
+
+        if (lane >= step) most = max(most, before);
+    }
+    return most;
+}
+
 // Of the lanes before this one.
 __device__ __forceinline__ int32_t sum_before(int32_t own)
 {
