@@ -446,9 +446,9 @@ typedef struct moxie_dispatcher_api {
     int32_t (*combine_recv)(moxie_dispatcher *, const moxie_batch *, moxie_error *);
     // The sticky failure of past work, or MOXIE_OK; never blocks. [any, eager; caller; 0.1]
     int32_t (*poll_error)(moxie_dispatcher *, moxie_error *);
-    // Goes on without the ranks whose byte in active[ep_size] is 0; clears the failure. Every
-    // survivor passes the same mask; dead ranks' experts contribute zero; a rank left out gets
-    // MOXIE_E_PEER on waking, and returns only by create. [serial, collective, eager; caller; 0.1]
+    // On drained streams: goes on without the ranks whose byte in active[ep_size] is 0, clears the
+    // failure. Survivors pass the same mask; dead ranks' experts contribute zero; a rank left out
+    // gets MOXIE_E_PEER, and returns only by create. [serial, collective, eager; caller; 0.1]
     int32_t (*set_active_ranks)(moxie_dispatcher *, const uint8_t *active, moxie_error *);
     // NULL is a no-op. Waits for no peer. [init, eager; plugin; 0.1]
     void (*destroy)(moxie_dispatcher *);

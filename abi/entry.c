@@ -299,8 +299,8 @@ static int32_t slot_suspend(moxie_instance *instance, moxie_error *error)
     error = error_enter(error);
     TRY(enter_instance(instance, MOXIE_THREAD_INIT, error));
     st = fail_with(error, MOXIE_E_UNSUPPORTED,
-                   "the cpu device cannot give memory back and keep its addresses; close the "
-                   "instance instead");
+                   "no device of this build can give memory back and keep its addresses; close "
+                   "the instance instead");
 out:
     return st;
 }

@@ -79,6 +79,29 @@ START_TEST(a_gpu_has_limits_of_its_own)
 }
 END_TEST
 
+// Of all kinds of experts that a rank owns.
+START_TEST(every_physical_expert_counts)
+{
+    static const struct {
+        const char *key;
+        int64_t number, fine;
+    } rows[] = {{"num_redundant_experts", 990, 924}, {"num_fused_shared_experts", 925, 924}};
+    struct mock_host mock;
+
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        mock_host_init(&mock);
+        mock_set_str(&mock, "device", "sm_90");
+        mock_set_i64(&mock, "num_experts", 100);
+        mock_set_i64(&mock, rows[i].key, rows[i].fine);
+        assert_accepted(&mock);
+        mock_set_i64(&mock, rows[i].key, rows[i].number);
+        assert_refused(&mock, MOXIE_E_UNSUPPORTED, rows[i].key, "to 924 or less");
+        ck_assert_int_eq(assert_advice_works(&mock, rows[i].key), 1);
+        mock_host_fini(&mock);
+    }
+}
+END_TEST
+
 START_TEST(pushing_needs_ep_ranks)
 {
     struct mock_host mock;
@@ -196,6 +219,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, unknown_names);
     tcase_add_test(tests, a_gpu_is_judged_from_its_tables);
     tcase_add_test(tests, a_gpu_has_limits_of_its_own);
+    tcase_add_test(tests, every_physical_expert_counts);
     tcase_add_test(tests, pushing_needs_ep_ranks);
     tcase_add_test(tests, formats_without_a_kernel);
     tcase_add_test(tests, traits_must_meet);

@@ -213,6 +213,8 @@ START_TEST(the_valid_count_is_passed_on)
     s.step.tokens_valid = &valid;
     ACCEPTED(&s.said, check(&s, 0));
     ck_assert_ptr_eq(s.shape.tokens_valid, &valid);
+    s.step.tokens_valid = (const int32_t *)((uintptr_t)&valid + 2);
+    SAID(&s.said, MOXIE_E_INVALID, check(&s, 0), "step.tokens_valid", "multiple of 4");
     sample_fini(&s);
 }
 END_TEST

@@ -65,6 +65,39 @@ START_TEST(fine_ones_pass)
 }
 END_TEST
 
+// Exporters write any stride where there are not two entries.
+START_TEST(the_stride_of_one_entry_is_compact)
+{
+    struct sample s;
+
+    sample_init(&s);
+    s.tensor.strides = s.strides;
+    s.strides[0] = s.strides[1] = 1;
+    for (s.dims[0] = s.want.shape[0] = 0; s.dims[0] < 2; s.want.shape[0] = ++s.dims[0]) {
+        ACCEPTED(&s.said, check(&s));
+        ck_assert_int_eq(tensor_stride_bytes(&s.tensor, 0), 8 * 4);
+    }
+    s.strides[0] = 16;
+    ACCEPTED(&s.said, check(&s));
+    ck_assert_int_eq(tensor_stride_bytes(&s.tensor, 0), 16 * 4);
+}
+END_TEST
+
+START_TEST(elements_of_a_gpu_are_aligned)
+{
+    struct sample s;
+
+    sample_init(&s);
+    s.tensor = tensor_make(s.data, 2, s.dims, NULL, 1u << MOXIE_FORMAT_BF16);
+    s.tensor.byte_offset = 1;
+    ACCEPTED(&s.said, check(&s));
+    s.tensor.device.type = s.want.device = MOXIE_DEVICE_CUDA;
+    SAID(&s.said, MOXIE_E_INVALID, check(&s), "batch.x", "want a multiple of 2");
+    s.tensor.byte_offset = 2;
+    ACCEPTED(&s.said, check(&s));
+}
+END_TEST
+
 START_TEST(nothing_needs_no_data)
 {
     struct sample s;
@@ -387,6 +420,8 @@ END_TEST
 static void add(TCase *tests)
 {
     tcase_add_test(tests, fine_ones_pass);
+    tcase_add_test(tests, the_stride_of_one_entry_is_compact);
+    tcase_add_test(tests, elements_of_a_gpu_are_aligned);
     tcase_add_test(tests, nothing_needs_no_data);
     tcase_add_test(tests, wrong_ranks_are_refused);
     tcase_add_test(tests, wrong_extents_are_refused);

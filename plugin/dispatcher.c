@@ -10,12 +10,15 @@
 #include "plugin/tensor.h"
 
 #include <inttypes.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define DISPATCHER_MAGIC 0x4d4f584944495350u // "MOXIDISP"
+
+#define FAILURE_TEXT_BYTES 256
 
 #define DISPATCHER_BUFFERS                                                                         \
     (1u << BUFFER_SEND_SLOT | 1u << BUFFER_OWN_IDS | 1u << BUFFER_OWN_WEIGHTS |                    \
@@ -41,18 +44,20 @@ struct slot {
 struct moxie_dispatcher {
     uint64_t magic;
     moxie_instance *instance;
-    int32_t kind;  // enum dispatcher_kind
-    int32_t taken; // holds its buffers
+    int32_t kind;          // enum dispatcher_kind
+    int32_t taken;         // holds its buffers
+    uint64_t bytes_mapped; // of all windows, counted in the instance's stats
     struct exchange_group group;
     struct slot slots[MOXIE_SLOTS_MAX];
     // [MOXIE_SLOTS_MAX]. Apart: with them inside, free() gives a handle's pages back to the system,
     // and a host that uses a dead handle faults in dispatcher_is_live instead of being refused.
     struct exchange *exchanges;
-    // The sticky failure: texts first, then the code with release order, so that any thread may
-    // poll.
+    // The sticky failure. Any thread may poll: what is said of it is read and written under the
+    // lock.
     _Atomic int32_t failed;
     int32_t failed_rank;
-    char failed_text[256];
+    char failed_text[FAILURE_TEXT_BYTES];
+    pthread_mutex_t failure_lock;
 };
 
 static const struct limits *limits_of(const moxie_dispatcher *dispatcher)
@@ -63,6 +68,15 @@ static const struct limits *limits_of(const moxie_dispatcher *dispatcher)
 static int is_local(const moxie_dispatcher *dispatcher)
 {
     return dispatcher->kind == DISPATCHER_LOCAL;
+}
+
+// Its layers are over, whether they ended or not.
+static void leave_slots(const moxie_dispatcher *dispatcher)
+{
+    for (int32_t i = 0; i < MOXIE_SLOTS_MAX; i++) {
+        if (dispatcher->instance->slot_users[i] == dispatcher)
+            dispatcher->instance->slot_users[i] = NULL;
+    }
 }
 
 // ---- create and destroy ------------------------------------------------------------------------
@@ -109,8 +123,9 @@ static int32_t join_peers(moxie_dispatcher *dispatcher, moxie_error *error)
         group->expert_first[rank] = experts_first(limits->physical_experts, limits->ranks, rank);
     TRY(group->ops->create(&bootstrap, &group->transport, error));
     TRY(exchange_open(group, dispatcher->exchanges, limits->slots, error));
-    dispatcher->instance->stats.bytes_allocated +=
+    dispatcher->bytes_mapped =
         dispatcher->exchanges[0].window->bytes_mapped * (uint64_t)limits->slots;
+    dispatcher->instance->stats.bytes_allocated += dispatcher->bytes_mapped;
 out:
     return st;
 }
@@ -155,8 +170,10 @@ int32_t dispatcher_create(moxie_instance *instance, enum dispatcher_kind kind,
 
     *out = NULL;
     dispatcher = calloc(1, sizeof *dispatcher);
-    if (dispatcher != NULL)
+    if (dispatcher != NULL) {
+        (void)pthread_mutex_init(&dispatcher->failure_lock, NULL);
         dispatcher->exchanges = calloc(MOXIE_SLOTS_MAX, sizeof *dispatcher->exchanges);
+    }
     if (dispatcher == NULL || dispatcher->exchanges == NULL)
         TRY(agree(instance,
                   fail_with(error, MOXIE_E_MEMORY, "dispatcher: no memory for the handle"), error));
@@ -180,14 +197,13 @@ void dispatcher_destroy(moxie_dispatcher *dispatcher)
     dispatcher->magic = 0;
     group = &dispatcher->group;
     if (group->transport != NULL) {
-        if (dispatcher->exchanges[0].window != NULL)
-            dispatcher->instance->stats.bytes_allocated -=
-                dispatcher->exchanges[0].window->bytes_mapped *
-                (uint64_t)limits_of(dispatcher)->slots;
+        dispatcher->instance->stats.bytes_allocated -= dispatcher->bytes_mapped;
         exchange_close(group, dispatcher->exchanges, limits_of(dispatcher)->slots);
         group->ops->destroy(group->transport);
     }
+    if (dispatcher->instance != NULL) leave_slots(dispatcher);
     if (dispatcher->taken) instance_drop(dispatcher->instance, DISPATCHER_BUFFERS);
+    (void)pthread_mutex_destroy(&dispatcher->failure_lock);
     free(dispatcher->exchanges);
     free(dispatcher);
 }
@@ -204,12 +220,17 @@ moxie_instance *dispatcher_instance(const moxie_dispatcher *dispatcher)
 
 // ---- failure -----------------------------------------------------------------------------------
 
-static int32_t stuck(const moxie_dispatcher *dispatcher, moxie_error *error)
+static int32_t stuck(moxie_dispatcher *dispatcher, moxie_error *error)
 {
-    int32_t failed = atomic_load_explicit(&dispatcher->failed, memory_order_acquire);
+    int32_t failed;
 
-    if (failed == MOXIE_OK) return MOXIE_OK;
-    return fail_rank(error, failed, dispatcher->failed_rank, "%s", dispatcher->failed_text);
+    if (atomic_load(&dispatcher->failed) == MOXIE_OK) return MOXIE_OK;
+    (void)pthread_mutex_lock(&dispatcher->failure_lock);
+    failed = atomic_load(&dispatcher->failed);
+    if (failed != MOXIE_OK)
+        (void)fail_rank(error, failed, dispatcher->failed_rank, "%s", dispatcher->failed_text);
+    (void)pthread_mutex_unlock(&dispatcher->failure_lock);
+    return failed;
 }
 
 // Of a wait in stream order, which does not stick by itself.
@@ -219,7 +240,7 @@ static int32_t wait_failure(const moxie_dispatcher *dispatcher, moxie_error *err
     return dispatcher->group.flags->failure(&dispatcher->group, error);
 }
 
-int32_t dispatcher_poll_error(const moxie_dispatcher *dispatcher, moxie_error *error)
+int32_t dispatcher_poll_error(moxie_dispatcher *dispatcher, moxie_error *error)
 {
     int32_t st = stuck(dispatcher, error);
 
@@ -235,24 +256,29 @@ static void zero_y(const moxie_dispatcher *dispatcher, const moxie_batch *batch)
                                            y->shape[1] * tensor_element_bytes(y), batch->stream);
 }
 
-// Makes a failure that happened among the ranks stick; its text is in failed_text.
+// Where a step of the exchange writes its failure.
+static moxie_error error_in(char text[FAILURE_TEXT_BYTES])
+{
+    text[0] = 0;
+    return (moxie_error){.struct_size = sizeof(moxie_error),
+                         .rank = -1,
+                         .text_bytes = FAILURE_TEXT_BYTES,
+                         .text = text};
+}
+
+// Makes a failure that happened among the ranks stick.
 static void stick(moxie_dispatcher *dispatcher, int32_t code, const moxie_error *seen)
 {
     moxie_instance *instance = dispatcher->instance;
 
+    (void)pthread_mutex_lock(&dispatcher->failure_lock);
     dispatcher->failed_rank = seen->rank;
-    atomic_store_explicit(&dispatcher->failed, code, memory_order_release);
+    (void)snprintf(dispatcher->failed_text, FAILURE_TEXT_BYTES, "%s", seen->text);
+    atomic_store(&dispatcher->failed, code);
+    (void)pthread_mutex_unlock(&dispatcher->failure_lock);
     instance->stats.peer_failures++;
-    log_line(&instance->host, MOXIE_LOG_ERROR, "dispatcher", "%s", dispatcher->failed_text);
-}
-
-// Where an exchange step writes its failure before it sticks.
-static moxie_error sticky_error(moxie_dispatcher *dispatcher)
-{
-    return (moxie_error){.struct_size = sizeof(moxie_error),
-                         .rank = -1,
-                         .text_bytes = sizeof dispatcher->failed_text,
-                         .text = dispatcher->failed_text};
+    leave_slots(dispatcher);
+    log_line(&instance->host, MOXIE_LOG_ERROR, "dispatcher", "%s", seen->text);
 }
 
 // A step of the slot's round with the peers, where there are any. Failures among ranks stick, and
@@ -263,7 +289,8 @@ static int32_t take_step(moxie_dispatcher *dispatcher, int32_t slot,
                          moxie_error *error)
 {
     const struct exchange_round *round = &dispatcher->slots[slot].round;
-    moxie_error seen = sticky_error(dispatcher);
+    char text[FAILURE_TEXT_BYTES];
+    moxie_error seen = error_in(text);
     int32_t answer;
 
     if (is_local(dispatcher)) return MOXIE_OK;
@@ -277,11 +304,11 @@ static int32_t take_step(moxie_dispatcher *dispatcher, int32_t slot,
 // As dispatcher_poll_error; a wait that has failed in stream order sticks from here on.
 static int32_t notice(moxie_dispatcher *dispatcher, moxie_error *error)
 {
-    moxie_error seen = sticky_error(dispatcher);
-    int32_t st = stuck(dispatcher, error);
+    char text[FAILURE_TEXT_BYTES];
+    moxie_error seen = error_in(text);
+    int32_t st = MOXIE_OK;
 
-    if (st != MOXIE_OK) return st;
-    st = wait_failure(dispatcher, &seen);
+    if (atomic_load(&dispatcher->failed) == MOXIE_OK) st = wait_failure(dispatcher, &seen);
     if (st != MOXIE_OK) stick(dispatcher, st, &seen);
     return stuck(dispatcher, error);
 }
@@ -292,12 +319,10 @@ static int32_t check_failure(moxie_dispatcher *dispatcher, const moxie_batch *ba
                              moxie_error *error)
 {
     int32_t st = notice(dispatcher, error);
-    int64_t tokens = -1;
 
-    if (st == MOXIE_OK) return st;
-    if (batch->y.ndim == 2 && batch->y.shape != NULL) tokens = batch->y.shape[0];
-    if (tokens >= 0 && step_check_batch(dispatcher->instance, is_local(dispatcher), tokens, batch,
-                                        NULL) == MOXIE_OK)
+    if (st != MOXIE_OK && batch->y.ndim == 2 && batch->y.shape != NULL &&
+        step_check_batch(dispatcher->instance, is_local(dispatcher), batch->y.shape[0], batch,
+                         NULL) == MOXIE_OK)
         zero_y(dispatcher, batch);
     return st;
 }
@@ -326,12 +351,13 @@ int32_t dispatcher_set_active_ranks(moxie_dispatcher *dispatcher, const uint8_t 
     TRY(group->flags->regroup(group, dispatcher->exchanges, limits->slots, mask, error));
     for (int32_t i = 0; i < limits->slots; i++)
         dispatcher->slots[i].state = SLOT_IDLE;
-    atomic_store_explicit(&dispatcher->failed, MOXIE_OK, memory_order_release);
+    leave_slots(dispatcher);
+    atomic_store(&dispatcher->failed, MOXIE_OK);
 out:
     return st;
 }
 
-// ---- begin -------------------------------------------------------------------------------------
+// ---- a layer ------------------------------------------------------------------------------------
 
 static int32_t refuse_capacity(moxie_dispatcher *dispatcher, int32_t code)
 {
@@ -358,8 +384,6 @@ out:
     return refuse_capacity(dispatcher, st);
 }
 
-// ---- a layer -----------------------------------------------------------------------------------
-
 static int32_t check_batch(moxie_dispatcher *dispatcher, const moxie_batch *batch,
                            enum slot_state state, moxie_error *error)
 {
@@ -372,6 +396,12 @@ static int32_t check_batch(moxie_dispatcher *dispatcher, const moxie_batch *batc
     if (slot->state != (int32_t)state)
         TRY(fail_with(error, MOXIE_E_INVALID, "slot %d: called out of order; next is %s",
                       batch->slot, slot_next[slot->state]));
+    if (!is_local(dispatcher) && state == SLOT_BEGUN &&
+        dispatcher->instance->slot_users[batch->slot] != NULL)
+        TRY(fail_with(error, MOXIE_E_INVALID,
+                      "slot %d: another dispatcher of this instance is inside a layer there; end "
+                      "that one first, or use another slot (forwards_in_flight_max)",
+                      batch->slot));
     TRY(step_check_batch(dispatcher->instance, is_local(dispatcher), slot->shape.tokens, batch,
                          error));
 out:
@@ -420,6 +450,7 @@ static int32_t capture_round(moxie_dispatcher *dispatcher, const struct slot *sl
         .token_first = round->first,
         .stream = batch->stream,
         .layer = batch->layer,
+        .are_local = batch->id_space == MOXIE_IDS_LOCAL,
     };
 
     if (rows.ids != NULL)
@@ -460,39 +491,11 @@ int32_t dispatcher_send_round(moxie_dispatcher *dispatcher, const moxie_batch *b
     TRY(capture_round(dispatcher, slot, batch, error));
     TRY(take_step(dispatcher, batch->slot, exchange_dispatch_send, error));
     slot->state = SLOT_SENT;
+    if (!is_local(dispatcher)) dispatcher->instance->slot_users[batch->slot] = dispatcher;
     dispatcher->instance->stats.dispatches++;
     dispatcher->instance->stats.tokens += (uint64_t)slot->round.tokens;
 out:
     return st;
-}
-
-// The input itself is what was received, and y is where results go.
-static void describe_local(const struct slot *slot, struct exchange *exchange)
-{
-    const moxie_batch *batch = slot->round.batch;
-    const moxie_rows rows = {.struct_size = sizeof rows,
-                             .layout = MOXIE_LAYOUT_STANDARD,
-                             .id_space = batch->id_space,
-                             .slabs_count = 1,
-                             .slab_stride = sizeof(moxie_slab),
-                             .expert_map = batch->expert_map};
-
-    exchange->in_slabs[0] = (moxie_slab){.struct_size = sizeof(moxie_slab),
-                                         .rows = batch->x,
-                                         .ids = batch->ids,
-                                         .weights = batch->weights};
-    exchange->out_slabs[0] = (moxie_slab){.struct_size = sizeof(moxie_slab), .rows = batch->y};
-    exchange->in = rows;
-    exchange->in.slabs = exchange->in_slabs;
-    exchange->out = rows;
-    exchange->out.slabs = exchange->out_slabs;
-    if (slot->shape.tokens_valid != NULL) {
-        exchange->counts_dim = 1;
-        // Read by the kernels only; DLPack has no const.
-        exchange->in.counts = tensor_make((void *)(uintptr_t)slot->shape.tokens_valid, 1,
-                                          &exchange->counts_dim, NULL, TENSOR_INT32);
-        exchange->in.counts.device = batch->x.device;
-    }
 }
 
 int32_t dispatcher_receive_round(moxie_dispatcher *dispatcher, int32_t slot, const moxie_rows **in,
@@ -502,7 +505,8 @@ int32_t dispatcher_receive_round(moxie_dispatcher *dispatcher, int32_t slot, con
     int32_t st = MOXIE_OK;
 
     TRY(take_step(dispatcher, slot, exchange_dispatch_recv, error));
-    if (is_local(dispatcher)) describe_local(&dispatcher->slots[slot], exchange);
+    if (is_local(dispatcher))
+        exchange_describe_local(dispatcher->instance, exchange, &dispatcher->slots[slot].round);
     dispatcher->slots[slot].state = SLOT_RECEIVED;
     *in = &exchange->in;
     *out = &exchange->out;
@@ -526,6 +530,7 @@ int32_t dispatcher_finish_round(moxie_dispatcher *dispatcher, int32_t slot, moxi
 
     TRY(take_step(dispatcher, slot, exchange_combine_recv, error));
     dispatcher->slots[slot].state = SLOT_BEGUN;
+    dispatcher->instance->slot_users[slot] = NULL;
     dispatcher->instance->stats.combines++;
 out:
     return st;

@@ -17,7 +17,7 @@ int32_t dispatcher_combine_send(moxie_dispatcher *dispatcher, const moxie_batch 
                                 moxie_error *error);
 int32_t dispatcher_combine_recv(moxie_dispatcher *dispatcher, const moxie_batch *batch,
                                 moxie_error *error);
-int32_t dispatcher_poll_error(const moxie_dispatcher *dispatcher, moxie_error *error);
+int32_t dispatcher_poll_error(moxie_dispatcher *dispatcher, moxie_error *error);
 // `active` is [ep_size].
 int32_t dispatcher_set_active_ranks(moxie_dispatcher *dispatcher, const uint8_t *active,
                                     moxie_error *error);

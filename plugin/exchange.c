@@ -241,13 +241,14 @@ static void describe_peer(const struct exchange_group *group, struct exchange *s
                 dims->results, dims->result_strides);
 }
 
-// Windows are mapped for the device that the batch lies on.
-static void place(moxie_slab *slab, const moxie_device *device)
+// Windows are mapped for the device that the batch lies on; of an empty one, x does not say which.
+static void place(const struct exchange_group *group, moxie_slab *slab, moxie_device device)
 {
-    slab->rows.device = *device;
-    slab->scales.device = *device;
-    slab->ids.device = *device;
-    slab->weights.device = *device;
+    device.type = group->instance->device->tensor_device;
+    slab->rows.device = device;
+    slab->scales.device = device;
+    slab->ids.device = device;
+    slab->weights.device = device;
 }
 
 static moxie_rows describe_rows(const struct limits *limits, moxie_slab *slabs)
@@ -274,15 +275,64 @@ int32_t exchange_dispatch_recv(struct exchange_group *group, struct exchange *sl
             describe_own(group, slot, round);
         else
             describe_peer(group, slot, rank);
-        place(&slot->in_slabs[rank], &round->batch->x.device);
-        place(&slot->out_slabs[rank], &round->batch->x.device);
+        place(group, &slot->in_slabs[rank], round->batch->x.device);
+        place(group, &slot->out_slabs[rank], round->batch->x.device);
     }
     slot->counts_dim = limits->ranks;
     slot->in.counts = tensor_make(slot->counts, 1, &slot->counts_dim, NULL, TENSOR_INT32);
-    slot->in.counts.device = round->batch->x.device;
+    slot->in.counts.device = slot->in_slabs[0].rows.device;
     slot->out.counts = slot->in.counts;
 out:
     return st;
+}
+
+// ---- without peers ---------------------------------------------------------------------------
+
+// The same tensor, whose shape lives in the slot: the caller's holds for one call.
+static moxie_tensor lasting(moxie_tensor tensor, int64_t dims[2], int64_t strides[2])
+{
+    for (int32_t i = 0; i < tensor.ndim && i < 2; i++) {
+        dims[i] = tensor.shape[i];
+        strides[i] = tensor_stride_bytes(&tensor, i) / tensor_element_bytes(&tensor);
+    }
+    tensor.shape = dims;
+    tensor.strides = strides;
+    return tensor;
+}
+
+void exchange_describe_local(const moxie_instance *instance, struct exchange *slot,
+                             const struct exchange_round *round)
+{
+    const moxie_batch *batch = round->batch;
+    struct exchange_dims *dims = &slot->dims[0];
+    const moxie_rows rows = {.struct_size = sizeof rows,
+                             .layout = MOXIE_LAYOUT_STANDARD,
+                             .id_space = batch->id_space,
+                             .slabs_count = 1,
+                             .slab_stride = sizeof(moxie_slab)};
+
+    slot->in_slabs[0] =
+        (moxie_slab){.struct_size = sizeof(moxie_slab),
+                     .rows = lasting(batch->x, dims->rows, dims->row_strides),
+                     .ids = lasting(batch->ids, dims->ids, dims->id_strides),
+                     .weights = lasting(batch->weights, dims->weights, dims->weight_strides)};
+    slot->out_slabs[0] =
+        (moxie_slab){.struct_size = sizeof(moxie_slab),
+                     .rows = lasting(batch->y, dims->results, dims->result_strides)};
+    slot->in = rows;
+    if (batch->expert_map.data != NULL)
+        slot->in.expert_map = lasting(batch->expert_map, dims->map, dims->map_strides);
+    slot->in.slabs = slot->in_slabs;
+    slot->out = rows;
+    slot->out.slabs = slot->out_slabs;
+    if (round->tokens_valid != NULL) {
+        slot->counts_dim = 1;
+        // Read by the kernels only; DLPack has no const.
+        slot->in.counts = tensor_make((void *)(uintptr_t)round->tokens_valid, 1, &slot->counts_dim,
+                                      NULL, TENSOR_INT32);
+        slot->in.counts.device =
+            (moxie_device){instance->device->tensor_device, batch->x.device.id};
+    }
 }
 
 // ---- combine -----------------------------------------------------------------------------------

@@ -41,6 +41,7 @@ struct exchange_dims {
     int64_t ids[2], id_strides[2];
     int64_t weights[2], weight_strides[2];
     int64_t results[2], result_strides[2];
+    int64_t map[2], map_strides[2];
 };
 
 // One forward in flight.
@@ -116,6 +117,9 @@ int32_t exchange_dispatch_send(struct exchange_group *group, struct exchange *sl
 // slot->out.
 int32_t exchange_dispatch_recv(struct exchange_group *group, struct exchange *slot,
                                const struct exchange_round *round, moxie_error *error);
+// Without peers: the batch itself is what came, and y is where results go.
+void exchange_describe_local(const moxie_instance *instance, struct exchange *slot,
+                             const struct exchange_round *round);
 // Result rows are in the peers' windows; flags them.
 int32_t exchange_combine_send(struct exchange_group *group, struct exchange *slot,
                               const struct exchange_round *round, moxie_error *error);

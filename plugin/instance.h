@@ -46,6 +46,8 @@ struct moxie_instance {
     int32_t reserved;
     moxie_stats stats;           // without what kernels count
     struct report_link *reports; // and where they do
+    // Whose layer each slot is inside of: dispatchers with peers share a slot's buffers.
+    const moxie_dispatcher *slot_users[MOXIE_SLOTS_MAX];
     int64_t captured_shape[3], captured_strides[3];
     int64_t load_shape[2], load_strides[2];
 };

@@ -187,22 +187,42 @@ static void check_one_format(const struct config *config, const struct backend *
                   config_str(config, KEY_WEIGHT_FORMAT), config_name(key), word);
 }
 
+// Of the physical experts that a rank owns.
+static void check_experts(const struct config *config, const struct backend *runner,
+                          struct report *report)
+{
+    static const enum config_key keys[] = {KEY_NUM_EXPERTS, KEY_NUM_REDUNDANT_EXPERTS,
+                                           KEY_NUM_FUSED_SHARED_EXPERTS};
+    int64_t counts[3], sum = 0, most;
+    int32_t largest = 0;
+
+    if (runner->experts_max == 0 || !config_ok(config, KEY_EP_SIZE)) return;
+    for (int32_t i = 0; i < 3; i++) {
+        counts[i] = config_i64(config, keys[i]);
+        // Sums that overflow are refused for that.
+        if (!config_ok(config, keys[i]) || !size_add(sum, counts[i], &sum)) return;
+        if (counts[i] > counts[largest]) largest = i;
+    }
+    most = runner->experts_max * config_i64(config, KEY_EP_SIZE);
+    if (sum <= most) return;
+    most = most > sum - counts[largest] ? most - (sum - counts[largest]) : 1;
+    report_reason(report, MOXIE_E_UNSUPPORTED, keys[largest],
+                  "%s on %s takes %d experts a rank, and num_experts %" PRId64
+                  " + num_redundant_experts %" PRId64 " + num_fused_shared_experts %" PRId64
+                  " lie on %" PRId64 " ranks: set %s to %" PRId64 " or less",
+                  runner->name, runner->device, runner->experts_max, counts[0], counts[1],
+                  counts[2], config_i64(config, KEY_EP_SIZE), config_name(keys[largest]), most);
+}
+
 // What a runner's kernels cannot do beyond its formats.
 static void check_runner(const struct config *config, const struct backend *runner,
                          struct report *report)
 {
-    int64_t ranks = config_i64(config, KEY_EP_SIZE);
-    int64_t experts = config_i64(config, KEY_NUM_EXPERTS);
     int32_t operands;
 
     check_multiple(config, runner, KEY_HIDDEN_SIZE, report);
     check_multiple(config, runner, KEY_INTERMEDIATE_SIZE, report);
-    if (runner->experts_max > 0 && ceil_div(experts, ranks) > runner->experts_max)
-        report_reason(report, MOXIE_E_UNSUPPORTED, KEY_NUM_EXPERTS,
-                      "%s on %s takes %d experts a rank, and num_experts is %" PRId64
-                      " over %" PRId64 " ranks: set num_experts to %" PRId64 " or less",
-                      runner->name, runner->device, runner->experts_max, experts, ranks,
-                      runner->experts_max * ranks);
+    check_experts(config, runner, report);
     if ((BACKEND_BIT(config_word(config, KEY_WEIGHT_FORMAT)) & runner->weight_formats) == 0) return;
     operands = backend_operand_format(config_word(config, KEY_WEIGHT_FORMAT));
     // Rows that come in 16 bits are quantised on the way.

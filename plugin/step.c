@@ -3,6 +3,7 @@
 #include "plugin/step.h"
 
 #include "plugin/capture.h"
+#include "plugin/rows.h"
 #include "plugin/tensor.h"
 
 #include <inttypes.h>
@@ -107,6 +108,9 @@ int32_t step_check(const moxie_instance *instance, int local, const moxie_step *
                       step->padding));
     if (step->phase < MOXIE_PHASE_MIXED || step->phase > MOXIE_PHASE_IDLE)
         TRY(fail_with(error, MOXIE_E_INVALID, "step.phase: %d; want a MOXIE_PHASE_*", step->phase));
+    if ((uintptr_t)step->tokens_valid % sizeof(int32_t) != 0)
+        TRY(fail_with(error, MOXIE_E_INVALID, "step.tokens_valid: at %p; want a multiple of 4",
+                      (const void *)step->tokens_valid));
     if (step->capture_row < 0 || step->capture_row > (int64_t)1 << 40)
         TRY(fail_with(error, MOXIE_E_INVALID, "step.capture_row: %" PRId64, step->capture_row));
     TRY(check_tokens(instance, local, step, shape, error));
@@ -132,6 +136,9 @@ static int32_t check_tensors(const moxie_instance *instance, int64_t tokens,
     int32_t st = MOXIE_OK;
 
     TRY(tensor_check(&batch->x, &x, error));
+    if (device != MOXIE_DEVICE_CPU && tokens > 0)
+        TRY(rows_check_aligned("batch.x", tensor_data(&batch->x), tensor_stride_bytes(&batch->x, 0),
+                               error));
     TRY(tensor_check(&batch->ids, &ids, error));
     TRY(tensor_check(&batch->weights, &weights, error));
     TRY(tensor_check(&batch->y, &y, error));

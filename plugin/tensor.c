@@ -143,8 +143,8 @@ int32_t tensor_check(const moxie_tensor *tensor, const struct tensor_want *want,
     if (bytes > 0 && tensor->device.type != want->device)
         TRY(fail_with(error, MOXIE_E_INVALID, "%s: on device type %d; want %d", want->name,
                       tensor->device.type, want->device));
-    // Kernels read 16-bit numbers wherever they lie: checkpoints are mapped as they are.
-    if (bytes > 0 && tensor->dtype.bits >= 32 &&
+    // A CPU's kernels read 16-bit numbers wherever they lie: checkpoints are mapped as they are.
+    if (bytes > 0 && (tensor->dtype.bits >= 32 || want->device != MOXIE_DEVICE_CPU) &&
         (uintptr_t)tensor_data(tensor) % (uintptr_t)tensor_element_bytes(tensor) != 0)
         TRY(fail_with(error, MOXIE_E_INVALID, "%s: data at %p; want a multiple of %" PRId64,
                       want->name, (void *)tensor_data(tensor), tensor_element_bytes(tensor)));

@@ -265,7 +265,7 @@ int32_t dispatcher_combine_recv(moxie_dispatcher *dispatcher, const moxie_batch 
     return enter("dispatcher_combine_recv", error);
 }
 
-int32_t dispatcher_poll_error(const moxie_dispatcher *dispatcher, moxie_error *error)
+int32_t dispatcher_poll_error(moxie_dispatcher *dispatcher, moxie_error *error)
 {
     (void)dispatcher;
     return enter("dispatcher_poll_error", error);

@@ -1,0 +1,318 @@
+// plugin/dispatcher.c: what hosts may do with handles and memory around a layer: empty tensors that
+// say nothing, shapes that hold for one call, two dispatchers of one instance, polls of other
+// threads, and a create that fails.
+
+#include "plugin/dispatcher.h"
+
+#include "host_tests/crew.h"
+#include "host_tests/suite.h"
+#include "plugin/forward.h"
+#include "plugin/instance.h"
+#include "plugin/runner.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <string.h>
+
+static void expect(struct crew_member *member, int32_t answer, int32_t code, const char *text)
+{
+    ck_assert_msg(answer == code, "answer %d, want %d: %s", answer, code, member->rank.mock.text);
+    if (text != NULL)
+        ck_assert_msg(strstr(member->rank.mock.text, text) != NULL, "no \"%s\" in: %s", text,
+                      member->rank.mock.text);
+}
+
+// ---- an idle rank ------------------------------------------------------------------------------
+
+// An empty tensor of a host that fills in its shape alone.
+static void say_nothing(moxie_tensor *tensor)
+{
+    tensor->data = NULL;
+    tensor->device = (moxie_device){0, 0};
+}
+
+static void idle_scenario(struct crew_member *member)
+{
+    moxie_batch *batch = &member->batch.batch;
+
+    if (member->tokens == 0) {
+        say_nothing(&batch->x);
+        say_nothing(&batch->ids);
+        say_nothing(&batch->weights);
+        say_nothing(&batch->y);
+    }
+    crew_forward(member);
+}
+
+START_TEST(an_idle_rank_says_nothing_of_its_tensors)
+{
+    struct crew crew = {.layer_name = "qwen3_moe_t1",
+                        .ranks = 3,
+                        .dispatcher = _i == 0 ? "alltoall" : "allgather",
+                        .scenario = idle_scenario};
+
+    crew_run(&crew);
+    ck_assert_int_eq(crew.parts[2], 0);
+    ck_assert_double_le(golden_error(crew.y, &crew.layer.want), 2e-6);
+    crew_fini(&crew);
+}
+END_TEST
+
+static void no_tokens_scenario(struct crew_member *member)
+{
+    const int32_t valid = 0;
+
+    member->tokens = member->step.tokens = 0;
+    member->step.tokens_valid = &valid;
+    for (int32_t i = 0; i < 4; i++)
+        member->batch.dims[i][0] = 0;
+    idle_scenario(member);
+}
+
+START_TEST(local_without_tokens_says_nothing_either)
+{
+    struct crew crew = {.layer_name = "qwen3_moe_t1",
+                        .ranks = 1,
+                        .dispatcher = "local",
+                        .scenario = no_tokens_scenario};
+
+    crew_run(&crew);
+    crew_fini(&crew);
+}
+END_TEST
+
+// ---- shapes ------------------------------------------------------------------------------------
+
+// The batch of each half has its shapes elsewhere, and those of the half before are gone.
+static void stack_scenario(struct crew_member *member)
+{
+    moxie_dispatcher *dispatcher = member->rank.dispatcher;
+    moxie_error *error = &member->rank.mock.error;
+    moxie_batch batch = member->batch.batch;
+    const moxie_call call = {.struct_size = sizeof call};
+    const moxie_rows *in, *out;
+    int64_t dims[5][2], map_dim = member->crew->layer.experts;
+    int32_t map[64];
+
+    for (int32_t id = 0; id < map_dim; id++)
+        map[id] = id;
+    batch.expert_map = batch.ids;
+    batch.expert_map.data = map;
+    batch.expert_map.ndim = 1;
+    memcpy(dims, member->batch.dims, sizeof member->batch.dims);
+    dims[4][0] = map_dim;
+    batch.x.shape = dims[0];
+    batch.ids.shape = dims[1];
+    batch.weights.shape = dims[2];
+    batch.y.shape = dims[3];
+    batch.expert_map.shape = dims[4];
+    crew_begin(member);
+    expect(member, dispatcher_dispatch_send(dispatcher, &batch, error), MOXIE_OK, NULL);
+    expect(member, dispatcher_dispatch_recv(dispatcher, &batch, &in, &out, error), MOXIE_OK, NULL);
+    memset(dims, 0x5a, sizeof dims);
+    memset(&batch, 0x5a, sizeof batch);
+    expect(member, runner_run(member->rank.runner, &call, in, out, error), MOXIE_OK, NULL);
+    expect(member, dispatcher_combine_send(dispatcher, &member->batch.batch, error), MOXIE_OK,
+           NULL);
+    expect(member, dispatcher_combine_recv(dispatcher, &member->batch.batch, error), MOXIE_OK,
+           NULL);
+}
+
+START_TEST(shapes_hold_for_one_call)
+{
+    struct crew crew = {.layer_name = "qwen3_moe_a",
+                        .ranks = 1 + 2 * _i,
+                        .dispatcher = _i == 0 ? "local" : "alltoall",
+                        .scenario = stack_scenario};
+
+    crew_run(&crew);
+    ck_assert_double_le(golden_error(crew.y, &crew.layer.want), 2e-6);
+    crew_fini(&crew);
+}
+END_TEST
+
+// ---- two dispatchers ---------------------------------------------------------------------------
+
+static void two_keys(struct crew_member *member)
+{
+    mock_set_i64(&member->rank.mock, "forwards_in_flight_max", 2);
+}
+
+static void two_scenario(struct crew_member *member)
+{
+    moxie_dispatcher *first = member->rank.dispatcher, *second = NULL;
+    moxie_error *error = &member->rank.mock.error;
+    moxie_batch *batch = &member->batch.batch;
+    const moxie_call call = {.struct_size = sizeof call};
+    const moxie_rows *in, *out;
+
+    expect(member, dispatcher_create(member->rank.instance, DISPATCHER_ALLTOALL, &second, error),
+           MOXIE_OK, NULL);
+    crew_begin(member);
+    expect(member, dispatcher_begin_forward(second, &member->step, error), MOXIE_OK, NULL);
+    expect(member, dispatcher_dispatch_send(first, batch, error), MOXIE_OK, NULL);
+    expect(member, dispatcher_dispatch_send(second, batch, error), MOXIE_E_INVALID,
+           "another dispatcher of this instance");
+    expect(member, forward_run(second, member->rank.runner, batch, error), MOXIE_E_INVALID,
+           "forwards_in_flight_max");
+    expect(member, dispatcher_dispatch_recv(first, batch, &in, &out, error), MOXIE_OK, NULL);
+    expect(member, runner_run(member->rank.runner, &call, in, out, error), MOXIE_OK, NULL);
+    expect(member, dispatcher_combine_send(first, batch, error), MOXIE_OK, NULL);
+    expect(member, dispatcher_combine_recv(first, batch, error), MOXIE_OK, NULL);
+    expect(member, forward_run(second, member->rank.runner, batch, error), MOXIE_OK, NULL);
+    // One that ends inside a layer leaves the slot to the other.
+    expect(member, dispatcher_dispatch_send(second, batch, error), MOXIE_OK, NULL);
+    dispatcher_destroy(second);
+    crew_forward(member);
+}
+
+START_TEST(two_dispatchers_take_a_slot_by_turns)
+{
+    struct crew crew = {.layer_name = "qwen3_moe_a",
+                        .ranks = 2,
+                        .dispatcher = "alltoall",
+                        .configure = two_keys,
+                        .scenario = two_scenario};
+
+    crew_run(&crew);
+    ck_assert_double_le(golden_error(crew.y, &crew.layer.want), 2e-6);
+    crew_fini(&crew);
+}
+END_TEST
+
+// ---- a create that fails -----------------------------------------------------------------------
+
+static _Thread_local int32_t gathers_left;
+static int32_t (*gather)(void *ctx, const void *mine, void *all, uint64_t bytes);
+
+static int32_t failing_gather(void *ctx, const void *mine, void *all, uint64_t bytes)
+{
+    return gathers_left-- > 0 ? gather(ctx, mine, all, bytes) : 1;
+}
+
+// Every rank's n-th all_gather fails, until one n is more than create asks for.
+static void failing_scenario(struct crew_member *member)
+{
+    moxie_instance *instance = member->rank.instance;
+    moxie_dispatcher *other = NULL;
+    moxie_stats before, after;
+    int32_t failures = 0;
+
+    instance_stats(instance, &before);
+    instance->host.all_gather = failing_gather;
+    for (gathers_left = 0; failures < 64; gathers_left = ++failures) {
+        if (dispatcher_create(instance, DISPATCHER_ALLTOALL, &other, &member->rank.mock.error) ==
+            MOXIE_OK)
+            break;
+        instance_stats(instance, &after);
+        ck_assert_uint_eq(after.bytes_allocated, before.bytes_allocated);
+    }
+    ck_assert_int_gt(failures, 4);
+    ck_assert_ptr_nonnull(other);
+    dispatcher_destroy(other);
+    instance_stats(instance, &after);
+    ck_assert_uint_eq(after.bytes_allocated, before.bytes_allocated);
+}
+
+static void failing_keys(struct crew_member *member)
+{
+    two_keys(member);
+    gather = member->rank.mock.host.all_gather;
+}
+
+START_TEST(a_create_that_fails_leaves_the_count_of_bytes)
+{
+    struct crew crew = {.layer_name = "qwen3_moe_t1",
+                        .ranks = 2,
+                        .dispatcher = "alltoall",
+                        .configure = failing_keys,
+                        .scenario = failing_scenario};
+
+    crew_run(&crew);
+    crew_fini(&crew);
+}
+END_TEST
+
+// ---- polls -------------------------------------------------------------------------------------
+
+struct poller {
+    moxie_dispatcher *dispatcher;
+    _Atomic int32_t stop;
+    _Atomic int32_t seen;
+};
+
+static void *poll_on(void *arg)
+{
+    struct poller *poller = arg;
+    char text[256];
+
+    while (!atomic_load(&poller->stop)) {
+        moxie_error error = {.struct_size = sizeof error, .text_bytes = sizeof text, .text = text};
+
+        if (dispatcher_poll_error(poller->dispatcher, &error) == MOXIE_OK) continue;
+        ck_assert_msg(strstr(text, "the same calls in the same order") != NULL, "%s", text);
+        atomic_fetch_add(&poller->seen, 1);
+    }
+    return NULL;
+}
+
+// Ranks that wait in different slots fail, twice, while another thread polls.
+static void polled_scenario(struct crew_member *member)
+{
+    struct poller poller = {.dispatcher = member->rank.dispatcher};
+    moxie_error *error = &member->rank.mock.error;
+    moxie_batch *batch = &member->batch.batch;
+    moxie_host *host = &member->rank.mock.host;
+    const uint8_t active[] = {1, 1};
+    pthread_t thread;
+
+    ck_assert_int_eq(pthread_create(&thread, NULL, poll_on, &poller), 0);
+    for (int32_t turn = 0; turn < 2; turn++) {
+        member->step.slot = batch->slot = member->index;
+        crew_begin(member);
+        expect(member, forward_run(member->rank.dispatcher, member->rank.runner, batch, error),
+               MOXIE_E_TIMEOUT, NULL);
+        while (atomic_load(&poller.seen) <= turn)
+            (void)sched_yield();
+        ck_assert_int_eq(host->barrier(host->ctx), 0);
+        expect(member, dispatcher_set_active_ranks(member->rank.dispatcher, active, error),
+               MOXIE_OK, NULL);
+    }
+    atomic_store(&poller.stop, 1);
+    ck_assert_int_eq(pthread_join(thread, NULL), 0);
+    member->step.slot = batch->slot = 0;
+    crew_forward(member);
+}
+
+static void polled_keys(struct crew_member *member)
+{
+    two_keys(member);
+    mock_set_i64(&member->rank.mock, "timeout_ms", 300);
+}
+
+START_TEST(another_thread_polls_while_failures_come_and_go)
+{
+    struct crew crew = {.layer_name = "mixtral_a",
+                        .ranks = 2,
+                        .dispatcher = "alltoall",
+                        .configure = polled_keys,
+                        .scenario = polled_scenario};
+
+    crew_run(&crew);
+    ck_assert_double_le(golden_error(crew.y, &crew.layer.want), 2e-6);
+    crew_fini(&crew);
+}
+END_TEST
+
+static void add(TCase *tests)
+{
+    tcase_add_loop_test(tests, an_idle_rank_says_nothing_of_its_tensors, 0, 2);
+    tcase_add_test(tests, local_without_tokens_says_nothing_either);
+    tcase_add_loop_test(tests, shapes_hold_for_one_call, 0, 2);
+    tcase_add_test(tests, two_dispatchers_take_a_slot_by_turns);
+    tcase_add_test(tests, a_create_that_fails_leaves_the_count_of_bytes);
+    tcase_add_test(tests, another_thread_polls_while_failures_come_and_go);
+}
+
+SUITE_MAIN("dispatcher_hosts", 120, add)
