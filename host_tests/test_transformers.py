@@ -35,6 +35,7 @@ if not has_transformers():
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch  # noqa: E402
+import torch.nn.utils.parametrize  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 from transformers.activations import ACT2FN  # noqa: E402
@@ -340,6 +341,24 @@ def toy_input(tokens=11, top_k=3, dtype=torch.bfloat16):
             torch.rand(tokens, top_k, device=DEVICE))
 
 
+class Added(torch.nn.Module):
+    """A weight computed at each access, as an adapter that is not merged does."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.more = torch.nn.Parameter(torch.randn_like(weight) * 0.3, requires_grad=False)
+
+    def forward(self, weight):
+        return weight + self.more
+
+
+def computed(module, *names):
+    for name in names:
+        added = Added(getattr(module, name))
+        torch.nn.utils.parametrize.register_parametrization(module, name, added)
+    return module
+
+
 class Forms(Case):
     def compare(self, module, given, zeroed=None):
         """moxie against batched_mm in f32 of the same numbers."""
@@ -376,6 +395,39 @@ class Forms(Case):
             weight = getattr(module, name)
             weight.data = weight.data.transpose(1, 2).contiguous().transpose(1, 2)
         self.compare(module, toy_input())
+
+    def test_weights_computed_at_each_access(self):
+        module = computed(toy(Options(), has_bias=True), "gate_up_proj", "down_proj",
+                          "gate_up_proj_bias", "down_proj_bias")
+        for _ in range(3):
+            self.compare(module, toy_input())
+        with torch.nn.utils.parametrize.cached():
+            module(*toy_input())
+            made, kept = adapter._layers[module], (module.gate_up_proj, module.down_proj)
+            module(*toy_input())
+        self.assertIs(adapter._layers[module], made)
+        adapter.weights_updated(module)  # of memory that was given back: nothing is read there
+        self.assertNotIn(module, adapter._layers)
+        del kept  # so that they cannot lie where they lay
+
+    def test_each_tensor_is_read_once(self):
+        module, read = toy(Options(), has_bias=True), []
+        module(*toy_input())
+        with mock.patch.object(type(module), "__getattr__", lambda self, name: read.append(name)
+                               or torch.nn.Module.__getattr__(self, name), create=True):
+            module(*toy_input())
+        self.assertEqual(sorted(name for name in read if "proj" in name),
+                         sorted(name for name, _ in module.named_parameters()))
+
+    def test_weights_of_other_strides(self):
+        """In the same place: a square projection, turned."""
+        module, (_, ids, weights) = toy(Options()), toy_input()
+        module.gate_up_proj.data = module.random(48, 48).bfloat16().to(DEVICE)
+        module.down_proj.data = module.random(48, 24).bfloat16().to(DEVICE)
+        given = torch.randn(11, 48, dtype=torch.bfloat16, device=DEVICE), ids, weights
+        self.compare(module, given)
+        module.gate_up_proj.data = module.gate_up_proj.data.transpose(1, 2)
+        self.compare(module, given)
 
     def test_weights_spread_over_processes(self):
         """What transformers' parallel loading leaves in a module: this process' part is inside."""
@@ -449,6 +501,15 @@ class Refusals(Case):
         self.assertTrue(torch.equal(out, wanted))
         with self.assertRaisesRegex(MoxieError, "no gradients"):
             out.sum().backward()
+
+    def test_training_of_any_part(self):
+        for name, _ in toy(Options(), has_bias=True).named_parameters():
+            with self.subTest(name):
+                module = toy(Options(), has_bias=True)
+                getattr(module, name).requires_grad_(True)
+                self.refused(module, toy_input(), abi.E_UNSUPPORTED, "gradients.*training mode")
+                with self.assertRaisesRegex(MoxieError, "no gradients"):
+                    module.eval()(*toy_input()).sum().backward()
 
     def test_activation(self):
         self.refused(toy(Options("mish")), toy_input(), abi.E_UNSUPPORTED,

@@ -146,41 +146,47 @@ def _local(each):
     return each.to_local() if type(each) not in PLAIN and hasattr(each, "to_local") else each
 
 
-def _projections(module):
-    """The merged gate and up (or up alone), and down."""
-    return (_local(module.gate_up_proj if module.has_gate else module.up_proj),
-            _local(module.down_proj))
+class Parts(NamedTuple):
+    """The tensors of a module, read once for each use and kept as long: where reading one computes
+    it (torch.nn.utils.parametrize), each reading makes another, which nobody else holds."""
+
+    w1: Any  # the merged gate and up, or up alone
+    w2: Any  # down
+    biases: tuple  # of both, or None twice
+    scales: tuple  # what fp8 weights are multiplied by; of others None twice
 
 
-def _biases(module):
-    if not module.has_bias:
-        return None, None
-    return (_local(module.gate_up_proj_bias if module.has_gate else module.up_proj_bias),
-            _local(module.down_proj_bias))
+def _parts(module):
+    first = "gate_up_proj" if module.has_gate else "up_proj"
+    w1, w2 = _local(getattr(module, first)), _local(module.down_proj)
+    biases = scales = None, None
+    if module.has_bias:
+        biases = _local(getattr(module, first + "_bias")), _local(module.down_proj_bias)
+    if w1.dtype == E4M3:
+        scales = tuple(_local(getattr(module, name + "_scale_inv", None))
+                       for name in (first, "down_proj"))
+    return Parts(w1, w2, biases, scales)
 
 
-def _scales(module):
-    """What fp8 weights are multiplied by; of others there is none."""
-    if _projections(module)[0].dtype != E4M3:
-        return None, None
-    first = "gate_up_proj_scale_inv" if module.has_gate else "up_proj_scale_inv"
-    return tuple(_local(getattr(module, name, None)) for name in (first, "down_proj_scale_inv"))
+def _tensors(parts):
+    """Those that there are."""
+    return [each for each in (parts.w1, parts.w2, *parts.biases, *parts.scales) if each is not None]
 
 
-def _check_module(module):
+def _check_module(module, parts):
     """Refuses what a description of the weights cannot say."""
     name = type(module).__name__
     if getattr(module, "has_post_expert_norm", False):  # younger than the interface
         raise _error(abi.E_UNSUPPORTED, f"{name}: normalises the output of each expert, which "
                      "Moxie does not; keep experts_implementation='grouped_mm' for this model")
-    for what, each in zip(("gate and up", "down"), _projections(module)):
+    for what, each in zip(("gate and up", "down"), parts[:2]):
         if type(each) not in PLAIN or each.dtype not in (*FLOATS, E4M3):
             raise _error(abi.E_UNSUPPORTED, f"{name}: the weights of {what} are a "
                          f"{type(each).__name__} of {each.dtype}; Moxie takes plain tensors of "
                          "float32, bfloat16, float16 or float8_e4m3fn here: load the model with "
                          "one of the first three as dtype, or dequantised")
-    if E4M3 in [each.dtype for each in _projections(module)]:
-        _check_fp8(module)
+    if E4M3 in (parts.w1.dtype, parts.w2.dtype):
+        _check_fp8(module, parts)
 
 
 def _describe(each):
@@ -201,10 +207,9 @@ def _matrix(weight, weight_format, order, transposed, bias, scales):
                   _describe(scales) if scales is not None else None)
 
 
-def _sizes(module):
+def _sizes(module, parts):
     """hidden_size, intermediate_size and num_experts, of what this process holds."""
-    w1, _ = _projections(module)
-    experts, rows, columns = w1.shape
+    experts, rows, columns = parts.w1.shape
     if module.is_transposed:
         rows, columns = columns, rows
     return {"hidden_size": columns, "intermediate_size": rows // (2 if module.has_gate else 1),
@@ -225,16 +230,16 @@ def _block_size(module):
     return tuple(block) if block is not None else None
 
 
-def _weight_format(module):
+def _weight_format(module, parts):
     """The configuration's name of what the weights are stored as."""
-    dtype = _projections(module)[0].dtype
+    dtype = parts.w1.dtype
     return FP8_FORMATS[_block_size(module)] if dtype == E4M3 else NUMBERS[dtype]
 
 
-def _scale_shapes(module):
+def _scale_shapes(module, parts):
     """What the scales of each projection look like: gate and up have blocks of their own, because
     the checkpoints have quantised them apart."""
-    sizes = _sizes(module)
+    sizes = _sizes(module, parts)
     experts, halves = sizes["num_experts"], 2 if module.has_gate else 1
     if _block_size(module) is None:
         return [experts, halves, 1], [experts, 1, 1]
@@ -247,9 +252,9 @@ def _fp8_error(module, text):
                   "quantization_config=FineGrainedFP8Config(dequantize=True)")
 
 
-def _check_fp8(module):
+def _check_fp8(module, parts):
     """Refuses fp8 that Moxie would read as other numbers than those that were quantised."""
-    (w1, w2), block = _projections(module), _block_size(module)
+    w1, w2, block = parts.w1, parts.w2, _block_size(module)
     if w1.dtype != w2.dtype:
         raise _fp8_error(module, f"gate and up are {w1.dtype} and down is {w2.dtype}; Moxie takes "
                          "one type for both")
@@ -259,13 +264,14 @@ def _check_fp8(module):
     if getattr(module, "activation_scheme", "dynamic") != "dynamic":
         raise _fp8_error(module, f"activation_scheme is {module.activation_scheme!r}; Moxie scales "
                          "activations by what they are ('dynamic')")
-    inner = _sizes(module)["intermediate_size"]
+    inner = _sizes(module, parts)["intermediate_size"]
     whole = getattr(module, "intermediate_dim", inner)
     if block is not None and whole != inner and inner % 128:
         raise _fp8_error(module, f"tensor parallelism leaves {inner} of {whole} intermediate units "
                          "here, which cuts through blocks of 128: use fewer ranks, or expert "
                          "parallelism; or")
-    for what, scales, shape in zip(("gate and up", "down"), _scales(module), _scale_shapes(module)):
+    for what, scales, shape in zip(("gate and up", "down"), parts.scales,
+                                   _scale_shapes(module, parts)):
         _check_scales(module, what, scales, shape)
 
 
@@ -279,10 +285,10 @@ def _check_scales(module, what, scales, shape):
                      "their own: quantise them apart")
 
 
-def _readable(module):
+def _readable(parts):
     """The scales as Moxie reads them: the module's own, or copies, which have to be kept."""
     return tuple(each.detach().float().contiguous() if each is not None else None
-                 for each in _scales(module))
+                 for each in parts.scales)
 
 
 def _shaped(scales, weight_format):
@@ -332,12 +338,12 @@ class Prepared(NamedTuple):
     scales: tuple  # of fp8 weights, as Moxie reads them: the module's own, or copies
 
 
-def _seen(module, number, device, top_k):
-    """All that a layer was made from, as cheap as a comparison of each forward has to be."""
-    w1, w2 = _projections(module)
-    return (w1.data_ptr(), w2.data_ptr(), w1.shape, w1.dtype, number, device, top_k,
-            *(each.data_ptr() for each in _biases(module) if each is not None),
-            *(each.data_ptr() for each in _scales(module) if each is not None))
+def _seen(parts, *given):
+    """All that a layer was made from, as cheap as a comparison of each forward has to be. `given`:
+    the input's number type, its device, and top_k."""
+    w1, w2 = parts.w1, parts.w2
+    return (given, w1.shape, w1.dtype, w1.stride(), w2.shape, w2.dtype, w2.stride(),
+            *[each.data_ptr() for each in _tensors(parts)])
 
 
 def _share(module, config, device):
@@ -352,7 +358,7 @@ def _share(module, config, device):
     raise _error(abi.E_INTERNAL, f"{type(module).__name__}: too many layers")
 
 
-def _prepare(module, number, device, top_k):
+def _prepare(module, parts, number, device, top_k):
     """Makes the layer of a module, for input of a number type and top_k."""
     _layers.pop(module, None)
     kind = _kind(device)
@@ -360,11 +366,11 @@ def _prepare(module, number, device, top_k):
         raise _error(abi.E_CAPTURING, f"{type(module).__name__}: this layer is not prepared, and "
                      "cannot be while a graph is captured: call moxie.transformers.prepare(model), "
                      "or the model once, before the capture")
-    _check_module(module)
+    _check_module(module, parts)
     order, activation = gates.recognise(module, device)
-    weight_format, scales = _weight_format(module), _readable(module)
-    config = {**kind.keys(), "num_layers": _layers_of(module.config), **_settings, **_sizes(module),
-              **activation, "top_k": top_k, "device": kind.key(device),
+    weight_format, scales = _weight_format(module, parts), _readable(parts)
+    config = {**kind.keys(), "num_layers": _layers_of(module.config), **_settings,
+              **_sizes(module, parts), **activation, "top_k": top_k, "device": kind.key(device),
               "weight_format": weight_format, "input_format": number, "output_format": number}
     config.pop("plugin")
     shared = _share(module, config, device)
@@ -373,8 +379,8 @@ def _prepare(module, number, device, top_k):
             _matrix(weight, weight_format, each_order, module.is_transposed, bias,
                     _shaped(each_scales, weight_format))
             for weight, each_order, bias, each_scales in zip(
-                _projections(module), (order, abi.ORDER_PLAIN), _biases(module), scales)))
-    prepared = Prepared(_seen(module, number, device, top_k), shared, layer, scales)
+                parts[:2], (order, abi.ORDER_PLAIN), parts.biases, scales)))
+    prepared = Prepared(_seen(parts, number, device, top_k), shared, layer, scales)
     _layers[module] = prepared
     return prepared
 
@@ -413,9 +419,9 @@ def prepare(model, top_k=None):
     """
     modules = _experts_modules(model)
     for module in modules:
-        _check_module(module)
-        w1, _ = _projections(module)
-        _prepare(module, _number_of(model, w1), w1.device,
+        parts = _parts(module)
+        _check_module(module, parts)
+        _prepare(module, parts, _number_of(model, parts.w1), parts.w1.device,
                  top_k if top_k is not None else _top_k_of(module.config))
     return len(modules)
 
@@ -423,12 +429,18 @@ def prepare(model, top_k=None):
 def weights_updated(model):
     """To be called after weights were changed in place. Weights that moved are noticed."""
     for module in _experts_modules(model):
-        if module in _layers:
-            with torch.no_grad():
-                for mine, theirs in zip(_layers[module].scales, _scales(module)):
-                    if mine is not None and mine.data_ptr() != theirs.data_ptr():
-                        mine.copy_(theirs)
-            _layers[module].layer.weights_updated()
+        prepared = _layers.get(module)
+        if prepared is None:
+            continue
+        parts = _parts(module)
+        if prepared.seen != _seen(parts, *prepared.seen[0]):
+            del _layers[module]  # it describes memory that may be somebody else's by now
+            continue
+        with torch.no_grad():
+            for mine, theirs in zip(prepared.scales, parts.scales):
+                if mine is not None and mine.data_ptr() != theirs.data_ptr():
+                    mine.copy_(theirs)
+        prepared.layer.weights_updated()
 
 
 def release(model):
@@ -476,27 +488,27 @@ def _rows(each):
 
 
 def _forward(module, x, ids, weights):
-    w1, _ = _projections(module)
-    graded = torch.is_grad_enabled() and (x.requires_grad or w1.requires_grad
-                                          or weights.requires_grad)
+    parts = _parts(module)
+    graded = torch.is_grad_enabled() and any(
+        each.requires_grad for each in (x, weights, *_tensors(parts)))
     if graded and module.training:
         raise _error(abi.E_UNSUPPORTED, f"{type(module).__name__}: Moxie computes no gradients, "
                      "and the model is in training mode: call model.eval(), or train with "
                      "model.set_experts_implementation('grouped_mm')")
-    _check_input(module, x, ids, weights, w1)
+    _check_input(module, x, ids, weights, parts.w1)
     x, ids, weights = _compact(x), _compact(ids), _compact(weights)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     number, top_k, kind = NUMBERS[x.dtype], ids.shape[1], _kind(x.device)
     prepared = _layers.get(module)
-    if prepared is None or prepared.seen != _seen(module, number, x.device, top_k):
-        prepared = _prepare(module, number, x.device, top_k)
+    if prepared is None or prepared.seen != _seen(parts, number, x.device, top_k):
+        prepared = _prepare(module, parts, number, x.device, top_k)
     with kind.current(x.device):
         stream = kind.stream(x.device)
         if stream is not None:
             prepared.shared.follow(stream, kind.capturing)
         prepared.layer.forward(x.shape[0], _rows(x), _rows(ids), _rows(weights), _rows(y),
                                stream.cuda_stream if stream is not None else None)
-    return InferenceOnly.apply(y, x, w1, weights) if graded else y
+    return InferenceOnly.apply(y, x, weights, *_tensors(parts)) if graded else y
 
 
 # A compiled model calls it as it is, between two graphs.
