@@ -535,6 +535,19 @@ class Refusals(Case):
                      "top_k_index is torch.int16")
         self.refused(toy(Options()), (x[None], ids, weights), abi.E_UNSUPPORTED, r"\[1, 11, 40\]")
 
+    def test_shapes(self):
+        module, (x, ids, weights) = toy(Options()), toy_input()
+        wanted = module(x, ids, weights)
+        for given, seen in (((x, ids[:, :2], weights), r"\[11, 40\], .*\[11, 2\] and .*\[11, 3\]"),
+                            ((x, ids, weights[:3]), r"\[11, 3\] and .*\[3, 3\]"),
+                            ((x[:4], ids, weights), r"\[4, 40\], .*\[11, 3\] and .*\[11, 3\]"),
+                            ((x[:, :32], ids, weights), r"\[11, 32\].*\[tokens, 40\]"),
+                            ((x.repeat(1, 2), ids, weights), r"\[11, 80\].*\[tokens, 40\]")):
+            self.refused(module, given, abi.E_INVALID, "Toy: hidden_states is .*" + seen)
+        self.refused(module, (x, weights, weights), abi.E_UNSUPPORTED, "top_k_index is torch.float")
+        self.refused(module, (ids, ids, weights), abi.E_UNSUPPORTED, "hidden_states is torch.int64")
+        self.assertTrue(torch.equal(module(x, ids, weights), wanted))
+
     def test_devices(self):
         x, ids, weights = toy_input()
         self.refused(toy(Options()), (x, ids.to("meta"), weights), abi.E_INVALID,

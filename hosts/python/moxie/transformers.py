@@ -76,6 +76,7 @@ def _kind(device):
 NUMBERS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16",
            torch.int32: "i32", torch.int64: "i64"}
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+INTEGERS = (torch.int32, torch.int64)
 E4M3 = torch.float8_e4m3fn
 STORED = {**NUMBERS, E4M3: "e4m3"}
 
@@ -471,11 +472,24 @@ def _check_input(module, x, ids, weights, w1):
         raise _error(abi.E_INVALID, f"{name}: the experts are on {w1.device}, hidden_states on "
                      f"{x.device}, top_k_index on {ids.device} and top_k_weights on "
                      f"{weights.device}; all must be on one device")
-    for what, each in (("hidden_states", x), ("top_k_index", ids), ("top_k_weights", weights)):
-        if each.dtype not in NUMBERS or each.dim() != 2:
+    for what, each, dtypes in (("hidden_states", x, FLOATS), ("top_k_index", ids, INTEGERS),
+                               ("top_k_weights", weights, FLOATS)):
+        if each.dtype not in dtypes or each.dim() != 2:
             raise _error(abi.E_UNSUPPORTED, f"{name}: {what} is {each.dtype} of shape "
                          f"{list(each.shape)}; Moxie takes two dimensions of float32, bfloat16 or "
                          "float16, and for top_k_index of int32 or int64")
+    if ids.shape != weights.shape or ids.shape[0] != x.shape[0]:
+        raise _error(abi.E_INVALID, f"{name}: hidden_states is {list(x.shape)}, top_k_index "
+                     f"{list(ids.shape)} and top_k_weights {list(weights.shape)}; Moxie takes "
+                     "[tokens, hidden_size], and twice [tokens, top_k]")
+
+
+def _check_hidden(module, x, prepared):
+    """Only addresses go further: a row that is too short would be read past its end."""
+    hidden = prepared.shared.experts.config["hidden_size"]
+    if x.shape[1] != hidden:
+        raise _error(abi.E_INVALID, f"{type(module).__name__}: hidden_states is {list(x.shape)}; "
+                     f"these experts take [tokens, {hidden}]")
 
 
 def _compact(each):
@@ -497,11 +511,12 @@ def _forward(module, x, ids, weights):
                      "model.set_experts_implementation('grouped_mm')")
     _check_input(module, x, ids, weights, parts.w1)
     x, ids, weights = _compact(x), _compact(ids), _compact(weights)
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     number, top_k, kind = NUMBERS[x.dtype], ids.shape[1], _kind(x.device)
     prepared = _layers.get(module)
     if prepared is None or prepared.seen != _seen(parts, number, x.device, top_k):
         prepared = _prepare(module, parts, number, x.device, top_k)
+    _check_hidden(module, x, prepared)
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     with kind.current(x.device):
         stream = kind.stream(x.device)
         if stream is not None:
