@@ -502,6 +502,16 @@ class Refusals(Case):
         with self.assertRaisesRegex(MoxieError, "no gradients"):
             out.sum().backward()
 
+    def test_result_with_gradients_is_changed_in_place(self):
+        """As models do to the sum of their experts, in eval and without no_grad."""
+        module, (x, ids, weights) = toy(Options()).eval(), toy_input()
+        wanted = module(x, ids, weights) + 1
+        out = module(x.requires_grad_(True), ids, weights)
+        out += 1
+        self.assertTrue(torch.equal(out, wanted))
+        with self.assertRaisesRegex(MoxieError, "no gradients"):
+            out.sum().backward()
+
     def test_training_of_any_part(self):
         for name, _ in toy(Options(), has_bias=True).named_parameters():
             with self.subTest(name):

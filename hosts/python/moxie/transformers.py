@@ -457,8 +457,8 @@ class InferenceOnly(torch.autograd.Function):
     """Lets a forward pass that nobody told to do without gradients through, but not back."""
 
     @staticmethod
-    def forward(ctx, y, *inputs):
-        return y.view_as(y)
+    def forward(ctx, result, *inputs):
+        return result()  # of an input torch would make a view, which += may not change
 
     @staticmethod
     def backward(ctx, *gradients):
@@ -523,7 +523,7 @@ def _forward(module, x, ids, weights):
             prepared.shared.follow(stream, kind.capturing)
         prepared.layer.forward(x.shape[0], _rows(x), _rows(ids), _rows(weights), _rows(y),
                                stream.cuda_stream if stream is not None else None)
-    return InferenceOnly.apply(y, x, weights, *_tensors(parts)) if graded else y
+    return InferenceOnly.apply(lambda: y, x, weights, *_tensors(parts)) if graded else y
 
 
 # A compiled model calls it as it is, between two graphs.
