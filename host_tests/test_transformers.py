@@ -12,6 +12,7 @@ import importlib.util
 import os
 import pathlib
 import sys
+import threading
 import unittest
 from unittest import mock
 
@@ -280,6 +281,62 @@ class Layers(Case):
         first.wait_stream.assert_not_called()
         second.wait_stream.assert_called_once_with(first)
         self.assertIs(shared.stream, second)
+
+    def test_threads_on_streams_take_turns(self):
+        """What one waits for has been enqueued: here the first thread is slow to."""
+        module, given, told, here = toy(Options()), toy_input(), [], threading.local()
+        module(*given)
+        experts, second = adapter._layers[module].shared.experts, threading.Event()
+
+        class Stream:
+            cuda_stream = None
+
+            def __init__(self, name):
+                self.name = name
+
+            def wait_stream(self, other):
+                told.append(f"{self.name} waits for {other.name}")
+
+        def forward(*arguments):
+            if here.stream.name == "first":
+                threads[1].start()
+                second.wait(0.2)
+            told.append(f"{here.stream.name} enqueues")
+            real(*arguments)
+
+        def work(name):
+            here.stream = Stream(name)
+            module(*given)
+            second.set()
+
+        real, kind = experts.forward, adapter.KINDS[DEVICE.type]
+        threads = [threading.Thread(target=work, args=(name,)) for name in ("first", "second")]
+        with mock.patch.object(experts, "forward", forward), mock.patch.dict(
+                adapter.KINDS, {DEVICE.type: kind._replace(stream=lambda device: here.stream)}):
+            threads[0].start()
+            for thread in threads:
+                thread.join()
+        self.assertEqual(told, ["first enqueues", "second waits for first", "second enqueues"])
+
+    def test_threads_make_a_layer_once(self):
+        module, given, out, both = toy(Options()), toy_input(), [], threading.Barrier(2)
+
+        def recognise(*arguments):
+            with contextlib.suppress(threading.BrokenBarrierError):
+                both.wait(0.2)
+            return real(*arguments)
+
+        def work():
+            out.append(module(*given))
+
+        real, threads = gates.recognise, [threading.Thread(target=work) for _ in range(2)]
+        with mock.patch.object(gates, "recognise", side_effect=recognise) as recognised:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        self.assertEqual(recognised.call_count, 1)
+        self.assertTrue(torch.equal(*out))
 
 
 class Toy(torch.nn.Module):

@@ -11,6 +11,7 @@ are of one size share one instance, and with it the memory between the two produ
 
 import contextlib
 import os
+import threading
 import weakref
 from typing import Any, Callable, NamedTuple
 
@@ -102,6 +103,7 @@ class Allocator:
 # ---- Settings ----------------------------------------------------------------------------------
 
 _settings = {"plugin": None, "forward_tokens_max": TOKENS_MAX}
+_lock = threading.RLock()  # around whatever changes these, or makes what they hold
 _libraries = {}  # path -> Library
 _shared = weakref.WeakValueDictionary()  # what must be equal -> Shared
 _layers = weakref.WeakKeyDictionary()  # experts module -> Prepared
@@ -116,8 +118,9 @@ def configure(plugin=None, forward_tokens_max=None, **keys):
     device_memory_budget_bytes. What was prepared before is prepared anew.
     """
     given = dict(keys, plugin=plugin, forward_tokens_max=forward_tokens_max)
-    _settings.update({key: value for key, value in given.items() if value is not None})
-    _layers.clear()
+    with _lock:
+        _settings.update({key: value for key, value in given.items() if value is not None})
+        _layers.clear()
 
 
 def _library():
@@ -308,10 +311,11 @@ def _layers_of(config):
 
 
 class Shared:
-    """The Experts of the layers that are alike, and the stream of their last call."""
+    """The Experts of the layers that are alike, and the stream of their last call. The lock makes
+    one of following that stream and enqueueing."""
 
     def __init__(self, config, device):
-        kind = _kind(device)
+        kind, self.lock = _kind(device), threading.Lock()
         with kind.current(device):
             self.experts = Experts(_library(), config, "transformers", Allocator(device),
                                    (kind.dlpack, device.index or 0))
@@ -386,6 +390,18 @@ def _prepare(module, parts, number, device, top_k):
     return prepared
 
 
+def _ready(module, parts, *given):
+    """What was prepared for a module; made where that is nothing, or for something else."""
+    seen = _seen(parts, *given)
+    prepared = _layers.get(module)
+    if prepared is None or prepared.seen != seen:
+        with _lock:
+            prepared = _layers.get(module)  # another thread may just have made it
+            if prepared is None or prepared.seen != seen:
+                prepared = _prepare(module, parts, *given)
+    return prepared
+
+
 def _experts_modules(model):
     """The modules of a model that choose their implementation by the interface."""
     return [each for each in model.modules()
@@ -416,38 +432,42 @@ def _number_of(model, w1):
 def prepare(model, top_k=None):
     """Makes every layer of a model ready, so that the first forward can already be captured.
 
-    Otherwise each is made at its first forward. Returns how many there are.
+    Otherwise each is made at its first forward. What is ready stays as it is, so that graphs that
+    were captured do too. Returns how many layers there are.
     """
     modules = _experts_modules(model)
     for module in modules:
         parts = _parts(module)
         _check_module(module, parts)
-        _prepare(module, parts, _number_of(model, parts.w1), parts.w1.device,
-                 top_k if top_k is not None else _top_k_of(module.config))
+        _ready(module, parts, _number_of(model, parts.w1), parts.w1.device,
+               top_k if top_k is not None else _top_k_of(module.config))
     return len(modules)
 
 
 def weights_updated(model):
     """To be called after weights were changed in place. Weights that moved are noticed."""
-    for module in _experts_modules(model):
-        prepared = _layers.get(module)
-        if prepared is None:
-            continue
-        parts = _parts(module)
-        if prepared.seen != _seen(parts, *prepared.seen[0]):
-            del _layers[module]  # it describes memory that may be somebody else's by now
-            continue
-        with torch.no_grad():
-            for mine, theirs in zip(prepared.scales, parts.scales):
-                if mine is not None and mine.data_ptr() != theirs.data_ptr():
-                    mine.copy_(theirs)
-        prepared.layer.weights_updated()
+    with _lock, torch.no_grad():
+        for module in _experts_modules(model):
+            if module in _layers:
+                _update(module, _layers[module], _parts(module))
+
+
+def _update(module, prepared, parts):
+    if prepared.seen != _seen(parts, *prepared.seen[0]):
+        del _layers[module]  # it describes memory that may be somebody else's by now
+        return
+    for mine, theirs in zip(prepared.scales, parts.scales):
+        if mine is not None and mine.data_ptr() != theirs.data_ptr():
+            mine.copy_(theirs)
+    prepared.layer.weights_updated()
 
 
 def release(model):
-    """Gives back what was made for a model; a later forward makes it again."""
-    for module in _experts_modules(model):
-        _layers.pop(module, None)
+    """Gives back what was made for a model, and with it what graphs that were captured use; a later
+    forward makes it again."""
+    with _lock:
+        for module in _experts_modules(model):
+            _layers.pop(module, None)
 
 
 # ---- Forward -----------------------------------------------------------------------------------
@@ -511,13 +531,11 @@ def _forward(module, x, ids, weights):
                      "model.set_experts_implementation('grouped_mm')")
     _check_input(module, x, ids, weights, parts.w1)
     x, ids, weights = _compact(x), _compact(ids), _compact(weights)
-    number, top_k, kind = NUMBERS[x.dtype], ids.shape[1], _kind(x.device)
-    prepared = _layers.get(module)
-    if prepared is None or prepared.seen != _seen(parts, number, x.device, top_k):
-        prepared = _prepare(module, parts, number, x.device, top_k)
+    kind = _kind(x.device)
+    prepared = _ready(module, parts, NUMBERS[x.dtype], x.device, ids.shape[1])
     _check_hidden(module, x, prepared)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    with kind.current(x.device):
+    with kind.current(x.device), prepared.shared.lock:
         stream = kind.stream(x.device)
         if stream is not None:
             prepared.shared.follow(stream, kind.capturing)
