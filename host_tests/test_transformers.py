@@ -220,6 +220,20 @@ class Layers(Case):
         logits(model, "moxie", prompt())
         self.assertEqual(made, [adapter._layers[m] for m in adapter._experts_modules(model)])
 
+    def test_what_is_ready_stays(self):
+        """Graphs that were captured use its buffers."""
+        model, released = model_of("mixtral", torch.bfloat16, num_hidden_layers=1), []
+        with mock.patch.object(adapter.Allocator, "release", lambda self, address: released.append(
+                id(self.held.pop(address)))):
+            logits(model, "moxie", prompt())
+            adapter.prepare(model)
+            adapter.configure()
+            adapter.configure(forward_tokens_max=TOKENS_MAX)
+            logits(model, "moxie", prompt())
+            self.assertEqual(released, [])
+            adapter.configure(forward_tokens_max=TOKENS_MAX - 1)
+            self.assertTrue(released)
+
     def test_batch_larger_than_one_call(self):
         model, ids = model_of("qwen3_moe", torch.bfloat16), prompt(tokens=15, batch=3)
         wanted = logits(model, "moxie", ids)
@@ -500,7 +514,7 @@ class Forms(Case):
         for name, parameter in list(module.named_parameters()):
             delattr(module, name)
             setattr(module, name, Spread(parameter.detach()))
-        adapter.configure()
+        adapter.release(module)
         self.assertTrue(torch.equal(module(*toy_input()), wanted))
 
     def test_ids_and_weights_of_any_type(self):

@@ -115,12 +115,15 @@ def configure(plugin=None, forward_tokens_max=None, **keys):
     plugin: the path of a libmoxie; without it MOXIE_PLUGIN of the environment, or libmoxie.so where
     the loader looks. forward_tokens_max: the most tokens of one call, which the memory is planned
     for; a larger batch goes in several. keys: any others of docs/configuration.md, such as
-    device_memory_budget_bytes. What was prepared before is prepared anew.
+    device_memory_budget_bytes. Where that changes a setting, what was prepared before is prepared
+    anew, and graphs that were captured are to be captured again.
     """
     given = dict(keys, plugin=plugin, forward_tokens_max=forward_tokens_max)
+    given = {key: value for key, value in given.items() if value is not None}
     with _lock:
-        _settings.update({key: value for key, value in given.items() if value is not None})
-        _layers.clear()
+        if not given.items() <= _settings.items():
+            _settings.update(given)
+            _layers.clear()
 
 
 def _library():
