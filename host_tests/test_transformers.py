@@ -601,6 +601,24 @@ class Refusals(Case):
         late = lambda self, merged: self.act_fn(merged[..., ::2]).clamp(max=0.5) * merged[..., 1::2]
         self.refused(toy(Options(), late), toy_input(), abi.E_UNSUPPORTED, "silu, gelu")
 
+    def test_clamps_of_another_name(self):
+        def clamped_to(gate_least, gate_most, up_most):
+            def act(self, merged):
+                gate, up = merged.chunk(2, dim=-1)
+                return (self.act_fn(gate.clamp(gate_least, gate_most))
+                        * up.clamp(-up_most, up_most))
+            return act
+
+        none = float("inf")
+        for size in (20.0, 1e4):
+            for limits in ((-none, size, size), (-none, size, none), (-none, none, size)):
+                self.refused(toy(Options(), clamped_to(*limits)), toy_input(), abi.E_UNSUPPORTED,
+                             "silu, gelu")
+        self.refused(toy(Options(), clamped_to(-20.0, none, none)), toy_input(),
+                     abi.E_UNSUPPORTED, "silu, gelu")
+        self.assertEqual(gates.recognise(toy(Options(), clamped_to(-none, none, none)), DEVICE)[1],
+                         {"activation": "silu"})
+
     def test_norm_after_each_expert(self):
         module = toy(Options())
         module.has_post_expert_norm = True
