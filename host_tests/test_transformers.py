@@ -669,6 +669,37 @@ class Refusals(Case):
         with mock.patch.dict(adapter._settings, timeout=7):
             self.refused(toy(Options()), toy_input(), abi.E_CONFIG, "libmoxie.* no key timeout;")
 
+    def test_keys_that_the_model_says(self):
+        before = dict(adapter._settings)
+        for key in adapter.DERIVED:
+            with self.assertRaisesRegex(MoxieError, f"{key} cannot be set here: it is") as caught:
+                adapter.configure(timeout_ms=7, **{key: 1})
+            self.assertEqual(caught.exception.code, abi.E_CONFIG)
+        self.assertEqual(adapter._settings, before)
+        x, ids, weights = toy_input()
+        self.refused(toy(Options()), (x, ids.repeat(1, 3), weights.repeat(1, 3)), abi.E_CONFIG,
+                     "(?s)  top_k: .*  top_k cannot be set here: it is the width of top_k_index")
+
+    def on_device(self, key):
+        kind = adapter.KINDS[DEVICE.type]
+        return mock.patch.dict(adapter.KINDS, {DEVICE.type: kind._replace(key=lambda device: key)})
+
+    def test_gpu_that_the_library_does_not_know(self):
+        with self.on_device("sm_80"):
+            self.refused(toy(Options()), toy_input(), abi.E_UNAVAILABLE, r"capability 8\.0.*"
+                         r"kernels for cpu and sm_90: .*\.to\('cpu'\).*grouped_mm")
+
+    @unittest.skipUnless(ON_CPU, "the GPU is that one")
+    def test_gpu_that_the_library_was_not_built_for(self):
+        x, ids, weights = toy_input()
+        with self.on_device("sm_90"):
+            self.refused(toy(Options()), (x.float(), ids, weights), abi.E_CONFIG,
+                         "(?s)input_format cannot be set here: it is the type of hidden_states: "
+                         "load the model with dtype=torch.bfloat16")
+            if "without sm_90" in str(adapter._library().probe()):
+                self.refused(toy(Options()), (x, ids, weights), abi.E_UNAVAILABLE,
+                             r"(?s)without sm_90 kernels.*device cannot .*\.to\('cpu'\)")
+
     def test_capture_of_what_is_not_prepared(self):
         kind = adapter.KINDS[DEVICE.type]
         module, given = toy(Options()), toy_input()

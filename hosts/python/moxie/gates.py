@@ -61,7 +61,7 @@ def _samples(device, limits):
     """Gates and ups of every sign and size, in no relation to each other, some past every limit:
     those that the module names, and those of any size that it has under other names.
 
-    Past 100 their signs are all four pairs. No large up is beside a small gate: of a gate just under
+    Past 100 their signs are all four pairs. No large up is beside a small gate: of one just under
     zero little is left, which functions that are the same in numbers round in several ways."""
     numbers = {"dtype": torch.float32, "device": device}
     place = torch.arange(96, **numbers)

@@ -169,10 +169,10 @@ class Instance:
 
     def refuse(self):
         """Raises MoxieError with every reason against the configuration, if there is one."""
-        reasons = [f"{key}: {message}" for _, key, message in self.reasons()]
+        reasons = {f"{key}: {message}": key for _, key, message in self.reasons()}
         if reasons:
             raise MoxieError(E_CONFIG, -1, "the configuration cannot work:\n  "
-                             + "\n  ".join(reasons))
+                             + "\n  ".join(reasons), dict.fromkeys(reasons.values()))
 
     def plan(self):
         """[(name, kind, bytes)] of every buffer; raises MoxieError for a refused configuration."""

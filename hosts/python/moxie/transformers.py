@@ -102,6 +102,29 @@ class Allocator:
 
 # ---- Settings ----------------------------------------------------------------------------------
 
+# The keys that a model has said already, and where it says them.
+_SHAPE = "it is a dimension of the weights"
+_INPUT = "it is the type of hidden_states: load the model with dtype=torch.bfloat16"
+_CODE = "it is what the code of the experts computes"
+DERIVED = {
+    "device": "it is where the experts are: move the model with .to('cpu'), or use "
+              "experts_implementation='grouped_mm'",
+    "weight_format": "it is what the experts are stored as: load the model with "
+                     "dtype=torch.bfloat16",
+    "input_format": _INPUT, "output_format": _INPUT,
+    "hidden_size": _SHAPE, "intermediate_size": _SHAPE, "num_experts": _SHAPE,
+    "top_k": "it is the width of top_k_index: prepare(model, top_k=...)",
+    "activation": _CODE, "activation_alpha": _CODE, "activation_beta": _CODE,
+    "activation_limit": _CODE,
+}
+
+
+def _derived(keys):
+    """A line for each of the keys that nobody can set here."""
+    return "".join(f"\n  {key} cannot be set here: {DERIVED[key]}" for key in keys
+                   if key in DERIVED)
+
+
 _settings = {"plugin": None, "forward_tokens_max": TOKENS_MAX}
 _lock = threading.RLock()  # around whatever changes these, or makes what they hold
 _libraries = {}  # path -> Library
@@ -120,6 +143,8 @@ def configure(plugin=None, forward_tokens_max=None, **keys):
     """
     given = dict(keys, plugin=plugin, forward_tokens_max=forward_tokens_max)
     given = {key: value for key, value in given.items() if value is not None}
+    if not DERIVED.keys().isdisjoint(given):
+        raise _error(abi.E_CONFIG, "configure: the model says it already" + _derived(given))
     with _lock:
         if not given.items() <= _settings.items():
             _settings.update(given)
@@ -313,16 +338,32 @@ def _layers_of(config):
 # ---- Preparing ---------------------------------------------------------------------------------
 
 
+def _check_device(key, device):
+    """Refuses a GPU that the library does not know; of one that it knows it says more itself."""
+    known = sorted({known for _, _, known, _, _ in _library().probe()})
+    if key not in known:
+        what = f"compute capability {key[3:-1]}.{key[-1]}" if key.startswith("sm_") else key
+        raise _error(abi.E_UNAVAILABLE, f"the experts are on {device}, of {what}, and "
+                     f"{_library().path} knows kernels for {' and '.join(known)}: move the model "
+                     "with .to('cpu'), or use experts_implementation='grouped_mm'")
+
+
 class Shared:
     """The Experts of the layers that are alike, and the stream of their last call. The lock makes
     one of following that stream and enqueueing."""
 
     def __init__(self, config, device):
-        kind, self.lock = _kind(device), threading.Lock()
-        with kind.current(device):
-            self.experts = Experts(_library(), config, "transformers", Allocator(device),
-                                   (kind.dlpack, device.index or 0))
-        self.stream = None
+        kind, self.lock, self.stream = _kind(device), threading.Lock(), None
+        _check_device(config["device"], device)
+        try:
+            with kind.current(device):
+                self.experts = Experts(_library(), config, "transformers", Allocator(device),
+                                       (kind.dlpack, device.index or 0))
+        except abi.MoxieError as error:
+            if not _derived(error.keys):
+                raise
+            raise abi.MoxieError(error.code, error.rank, error.text + _derived(error.keys),
+                                 error.keys) from error
         unknown = config.keys() - self.experts.instance.snapshot().keys()
         if unknown:
             raise _error(abi.E_CONFIG, f"configure: {_library().path} has no key "
