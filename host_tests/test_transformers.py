@@ -264,6 +264,17 @@ class Layers(Case):
         for mine, theirs in zip(*map(adapter._experts_modules, (model, other))):
             self.assertIsNot(adapter._layers[mine].shared, adapter._layers[theirs].shared)
 
+    def test_describe(self):
+        model = model_of("deepseek_v3", torch.bfloat16)
+        names = {f"model.layers.{number}.mlp.experts" for number in range(1, LAYERS)}
+        logits(model, "eager", prompt())
+        self.assertEqual(adapter.describe(model), dict.fromkeys(names, "eager"))
+        model.set_experts_implementation("moxie")
+        self.assertEqual(adapter.describe(model), dict.fromkeys(names, "moxie, not prepared yet"))
+        adapter.prepare(model)
+        self.assertEqual(adapter.describe(model), dict.fromkeys(
+            names, "moxie_cpu on cpu" if ON_CPU else "moxie_cuda on sm_90"))
+
     def test_models_share_nothing(self):
         modules = [toy(Options()) for _ in range(2)]
         for module in modules:

@@ -514,6 +514,25 @@ def release(model):
             _layers.pop(module, None)
 
 
+def describe(model):
+    """{name: what it runs on} of the modules whose implementation can be chosen: a runner of Moxie
+    and its device, "moxie, not prepared yet", or another implementation's name. Where it is empty,
+    or a module is missing, transformers does not let anyone choose."""
+    experts = set(_experts_modules(model))
+    return {name: _describe_module(module) for name, module in model.named_modules()
+            if module in experts}
+
+
+def _describe_module(module):
+    chosen, prepared = module.config._experts_implementation, _layers.get(module)
+    if chosen != "moxie":
+        return str(chosen)
+    if prepared is None:
+        return "moxie, not prepared yet"
+    keys = prepared.shared.experts.instance.snapshot()
+    return f"{keys['runner'][1]} on {keys['device'][1]}"
+
+
 # ---- Forward -----------------------------------------------------------------------------------
 
 
