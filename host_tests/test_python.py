@@ -97,6 +97,12 @@ class Refusals(unittest.TestCase):
         with self.assertRaises(OSError):
             load("/nowhere/libmoxie.so")
 
+    def test_no_plugin(self):
+        with self.assertRaisesRegex(abi.MoxieError, "libc.so.6 has no symbol .*no Moxie plugin") as (
+                caught):
+            load("libc.so.6")
+        self.assertEqual(caught.exception.code, abi.E_UNSUPPORTED)
+
     def test_null_host(self):
         library = load(os.environ["MOXIE_PLUGIN"])
         with self.assertRaises(abi.MoxieError) as caught:

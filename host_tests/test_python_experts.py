@@ -30,6 +30,9 @@ CONFIG = {
     "output_format": "f32",
     "cpu_threads": 2,
 }
+NO_GPU = ("moxie_cuda", "runner", "sm_90", "this library was built without sm_90 kernels")
+GPU_CONFIG = {"device": "sm_90", "hidden_size": 8, "intermediate_size": 8, "weight_format": "bf16",
+              "input_format": "bf16", "output_format": "bf16"}
 SWIGLUOAI = {"activation": "swigluoai", "activation_alpha": 1.5, "activation_limit": 0.5}
 
 
@@ -279,6 +282,14 @@ class Refusals(unittest.TestCase):
     def test_no_bound(self):
         self.assertIn("forward_tokens_max",
                       self.refused(abi.E_CAPACITY, {"forward_tokens_max": 0}).text)
+
+    def test_device_that_the_library_was_not_built_for(self):
+        reasons = [row[-1] for row in self.library.probe() if row[:3] == NO_GPU[:3]]
+        if reasons != [NO_GPU[-1]]:
+            self.skipTest("the library was built with GPU kernels")
+        error = self.refused(abi.E_UNAVAILABLE, GPU_CONFIG)
+        self.assertIn(f"runner moxie_cuda cannot run on sm_90: {NO_GPU[-1]}; load", error.text)
+        self.assertEqual(error.keys, ("device",))
 
     def test_allocator_that_fails(self):
         allocator = Allocator()

@@ -12,6 +12,7 @@ import importlib.util
 import os
 import pathlib
 import sys
+import threading
 import unittest
 from unittest import mock
 
@@ -35,6 +36,7 @@ if not has_transformers():
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch  # noqa: E402
+import torch.nn.utils.parametrize  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 from transformers.activations import ACT2FN  # noqa: E402
@@ -218,6 +220,20 @@ class Layers(Case):
         logits(model, "moxie", prompt())
         self.assertEqual(made, [adapter._layers[m] for m in adapter._experts_modules(model)])
 
+    def test_what_is_ready_stays(self):
+        """Graphs that were captured use its buffers."""
+        model, released = model_of("mixtral", torch.bfloat16, num_hidden_layers=1), []
+        with mock.patch.object(adapter.Allocator, "release", lambda self, address: released.append(
+                id(self.held.pop(address)))):
+            logits(model, "moxie", prompt())
+            adapter.prepare(model)
+            adapter.configure()
+            adapter.configure(forward_tokens_max=TOKENS_MAX)
+            logits(model, "moxie", prompt())
+            self.assertEqual(released, [])
+            adapter.configure(forward_tokens_max=TOKENS_MAX - 1)
+            self.assertTrue(released)
+
     def test_batch_larger_than_one_call(self):
         model, ids = model_of("qwen3_moe", torch.bfloat16), prompt(tokens=15, batch=3)
         wanted = logits(model, "moxie", ids)
@@ -247,6 +263,17 @@ class Layers(Case):
         self.assertTrue(torch.equal(logits(other, "moxie", ids), wanted))
         for mine, theirs in zip(*map(adapter._experts_modules, (model, other))):
             self.assertIsNot(adapter._layers[mine].shared, adapter._layers[theirs].shared)
+
+    def test_describe(self):
+        model = model_of("deepseek_v3", torch.bfloat16)
+        names = {f"model.layers.{number}.mlp.experts" for number in range(1, LAYERS)}
+        logits(model, "eager", prompt())
+        self.assertEqual(adapter.describe(model), dict.fromkeys(names, "eager"))
+        model.set_experts_implementation("moxie")
+        self.assertEqual(adapter.describe(model), dict.fromkeys(names, "moxie, not prepared yet"))
+        adapter.prepare(model)
+        self.assertEqual(adapter.describe(model), dict.fromkeys(
+            names, "moxie_cpu on cpu" if ON_CPU else "moxie_cuda on sm_90"))
 
     def test_models_share_nothing(self):
         modules = [toy(Options()) for _ in range(2)]
@@ -279,6 +306,62 @@ class Layers(Case):
         first.wait_stream.assert_not_called()
         second.wait_stream.assert_called_once_with(first)
         self.assertIs(shared.stream, second)
+
+    def test_threads_on_streams_take_turns(self):
+        """What one waits for has been enqueued: here the first thread is slow to."""
+        module, given, told, here = toy(Options()), toy_input(), [], threading.local()
+        module(*given)
+        experts, second = adapter._layers[module].shared.experts, threading.Event()
+
+        class Stream:
+            cuda_stream = None
+
+            def __init__(self, name):
+                self.name = name
+
+            def wait_stream(self, other):
+                told.append(f"{self.name} waits for {other.name}")
+
+        def forward(*arguments):
+            if here.stream.name == "first":
+                threads[1].start()
+                second.wait(0.2)
+            told.append(f"{here.stream.name} enqueues")
+            real(*arguments)
+
+        def work(name):
+            here.stream = Stream(name)
+            module(*given)
+            second.set()
+
+        real, kind = experts.forward, adapter.KINDS[DEVICE.type]
+        threads = [threading.Thread(target=work, args=(name,)) for name in ("first", "second")]
+        with mock.patch.object(experts, "forward", forward), mock.patch.dict(
+                adapter.KINDS, {DEVICE.type: kind._replace(stream=lambda device: here.stream)}):
+            threads[0].start()
+            for thread in threads:
+                thread.join()
+        self.assertEqual(told, ["first enqueues", "second waits for first", "second enqueues"])
+
+    def test_threads_make_a_layer_once(self):
+        module, given, out, both = toy(Options()), toy_input(), [], threading.Barrier(2)
+
+        def recognise(*arguments):
+            with contextlib.suppress(threading.BrokenBarrierError):
+                both.wait(0.2)
+            return real(*arguments)
+
+        def work():
+            out.append(module(*given))
+
+        real, threads = gates.recognise, [threading.Thread(target=work) for _ in range(2)]
+        with mock.patch.object(gates, "recognise", side_effect=recognise) as recognised:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        self.assertEqual(recognised.call_count, 1)
+        self.assertTrue(torch.equal(*out))
 
 
 class Toy(torch.nn.Module):
@@ -340,6 +423,24 @@ def toy_input(tokens=11, top_k=3, dtype=torch.bfloat16):
             torch.rand(tokens, top_k, device=DEVICE))
 
 
+class Added(torch.nn.Module):
+    """A weight computed at each access, as an adapter that is not merged does."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.more = torch.nn.Parameter(torch.randn_like(weight) * 0.3, requires_grad=False)
+
+    def forward(self, weight):
+        return weight + self.more
+
+
+def computed(module, *names):
+    for name in names:
+        added = Added(getattr(module, name))
+        torch.nn.utils.parametrize.register_parametrization(module, name, added)
+    return module
+
+
 class Forms(Case):
     def compare(self, module, given, zeroed=None):
         """moxie against batched_mm in f32 of the same numbers."""
@@ -377,6 +478,39 @@ class Forms(Case):
             weight.data = weight.data.transpose(1, 2).contiguous().transpose(1, 2)
         self.compare(module, toy_input())
 
+    def test_weights_computed_at_each_access(self):
+        module = computed(toy(Options(), has_bias=True), "gate_up_proj", "down_proj",
+                          "gate_up_proj_bias", "down_proj_bias")
+        for _ in range(3):
+            self.compare(module, toy_input())
+        with torch.nn.utils.parametrize.cached():
+            module(*toy_input())
+            made, kept = adapter._layers[module], (module.gate_up_proj, module.down_proj)
+            module(*toy_input())
+        self.assertIs(adapter._layers[module], made)
+        adapter.weights_updated(module)  # of memory that was given back: nothing is read there
+        self.assertNotIn(module, adapter._layers)
+        del kept  # so that they cannot lie where they lay
+
+    def test_each_tensor_is_read_once(self):
+        module, read = toy(Options(), has_bias=True), []
+        module(*toy_input())
+        with mock.patch.object(type(module), "__getattr__", lambda self, name: read.append(name)
+                               or torch.nn.Module.__getattr__(self, name), create=True):
+            module(*toy_input())
+        self.assertEqual(sorted(name for name in read if "proj" in name),
+                         sorted(name for name, _ in module.named_parameters()))
+
+    def test_weights_of_other_strides(self):
+        """In the same place: a square projection, turned."""
+        module, (_, ids, weights) = toy(Options()), toy_input()
+        module.gate_up_proj.data = module.random(48, 48).bfloat16().to(DEVICE)
+        module.down_proj.data = module.random(48, 24).bfloat16().to(DEVICE)
+        given = torch.randn(11, 48, dtype=torch.bfloat16, device=DEVICE), ids, weights
+        self.compare(module, given)
+        module.gate_up_proj.data = module.gate_up_proj.data.transpose(1, 2)
+        self.compare(module, given)
+
     def test_weights_spread_over_processes(self):
         """What transformers' parallel loading leaves in a module: this process' part is inside."""
         class Spread:
@@ -391,7 +525,7 @@ class Forms(Case):
         for name, parameter in list(module.named_parameters()):
             delattr(module, name)
             setattr(module, name, Spread(parameter.detach()))
-        adapter.configure()
+        adapter.release(module)
         self.assertTrue(torch.equal(module(*toy_input()), wanted))
 
     def test_ids_and_weights_of_any_type(self):
@@ -450,6 +584,25 @@ class Refusals(Case):
         with self.assertRaisesRegex(MoxieError, "no gradients"):
             out.sum().backward()
 
+    def test_result_with_gradients_is_changed_in_place(self):
+        """As models do to the sum of their experts, in eval and without no_grad."""
+        module, (x, ids, weights) = toy(Options()).eval(), toy_input()
+        wanted = module(x, ids, weights) + 1
+        out = module(x.requires_grad_(True), ids, weights)
+        out += 1
+        self.assertTrue(torch.equal(out, wanted))
+        with self.assertRaisesRegex(MoxieError, "no gradients"):
+            out.sum().backward()
+
+    def test_training_of_any_part(self):
+        for name, _ in toy(Options(), has_bias=True).named_parameters():
+            with self.subTest(name):
+                module = toy(Options(), has_bias=True)
+                getattr(module, name).requires_grad_(True)
+                self.refused(module, toy_input(), abi.E_UNSUPPORTED, "gradients.*training mode")
+                with self.assertRaisesRegex(MoxieError, "no gradients"):
+                    module.eval()(*toy_input()).sum().backward()
+
     def test_activation(self):
         self.refused(toy(Options("mish")), toy_input(), abi.E_UNSUPPORTED,
                      "act_fn MishActivation.*silu, gelu, gelu_tanh, swigluoai.*relu2.*grouped_mm")
@@ -458,6 +611,24 @@ class Refusals(Case):
                      abi.E_UNSUPPORTED, "silu, gelu")
         late = lambda self, merged: self.act_fn(merged[..., ::2]).clamp(max=0.5) * merged[..., 1::2]
         self.refused(toy(Options(), late), toy_input(), abi.E_UNSUPPORTED, "silu, gelu")
+
+    def test_clamps_of_another_name(self):
+        def clamped_to(gate_least, gate_most, up_most):
+            def act(self, merged):
+                gate, up = merged.chunk(2, dim=-1)
+                return (self.act_fn(gate.clamp(gate_least, gate_most))
+                        * up.clamp(-up_most, up_most))
+            return act
+
+        none = float("inf")
+        for size in (20.0, 1e4):
+            for limits in ((-none, size, size), (-none, size, none), (-none, none, size)):
+                self.refused(toy(Options(), clamped_to(*limits)), toy_input(), abi.E_UNSUPPORTED,
+                             "silu, gelu")
+        self.refused(toy(Options(), clamped_to(-20.0, none, none)), toy_input(),
+                     abi.E_UNSUPPORTED, "silu, gelu")
+        self.assertEqual(gates.recognise(toy(Options(), clamped_to(-none, none, none)), DEVICE)[1],
+                         {"activation": "silu"})
 
     def test_norm_after_each_expert(self):
         module = toy(Options())
@@ -473,6 +644,19 @@ class Refusals(Case):
         self.refused(toy(Options()), (x, ids.to(torch.int16), weights), abi.E_UNSUPPORTED,
                      "top_k_index is torch.int16")
         self.refused(toy(Options()), (x[None], ids, weights), abi.E_UNSUPPORTED, r"\[1, 11, 40\]")
+
+    def test_shapes(self):
+        module, (x, ids, weights) = toy(Options()), toy_input()
+        wanted = module(x, ids, weights)
+        for given, seen in (((x, ids[:, :2], weights), r"\[11, 40\], .*\[11, 2\] and .*\[11, 3\]"),
+                            ((x, ids, weights[:3]), r"\[11, 3\] and .*\[3, 3\]"),
+                            ((x[:4], ids, weights), r"\[4, 40\], .*\[11, 3\] and .*\[11, 3\]"),
+                            ((x[:, :32], ids, weights), r"\[11, 32\].*\[tokens, 40\]"),
+                            ((x.repeat(1, 2), ids, weights), r"\[11, 80\].*\[tokens, 40\]")):
+            self.refused(module, given, abi.E_INVALID, "Toy: hidden_states is .*" + seen)
+        self.refused(module, (x, weights, weights), abi.E_UNSUPPORTED, "top_k_index is torch.float")
+        self.refused(module, (ids, ids, weights), abi.E_UNSUPPORTED, "hidden_states is torch.int64")
+        self.assertTrue(torch.equal(module(x, ids, weights), wanted))
 
     def test_devices(self):
         x, ids, weights = toy_input()
@@ -495,6 +679,37 @@ class Refusals(Case):
     def test_key_that_is_none(self):
         with mock.patch.dict(adapter._settings, timeout=7):
             self.refused(toy(Options()), toy_input(), abi.E_CONFIG, "libmoxie.* no key timeout;")
+
+    def test_keys_that_the_model_says(self):
+        before = dict(adapter._settings)
+        for key in adapter.DERIVED:
+            with self.assertRaisesRegex(MoxieError, f"{key} cannot be set here: it is") as caught:
+                adapter.configure(timeout_ms=7, **{key: 1})
+            self.assertEqual(caught.exception.code, abi.E_CONFIG)
+        self.assertEqual(adapter._settings, before)
+        x, ids, weights = toy_input()
+        self.refused(toy(Options()), (x, ids.repeat(1, 3), weights.repeat(1, 3)), abi.E_CONFIG,
+                     "(?s)  top_k: .*  top_k cannot be set here: it is the width of top_k_index")
+
+    def on_device(self, key):
+        kind = adapter.KINDS[DEVICE.type]
+        return mock.patch.dict(adapter.KINDS, {DEVICE.type: kind._replace(key=lambda device: key)})
+
+    def test_gpu_that_the_library_does_not_know(self):
+        with self.on_device("sm_80"):
+            self.refused(toy(Options()), toy_input(), abi.E_UNAVAILABLE, r"capability 8\.0.*"
+                         r"kernels for cpu and sm_90: .*\.to\('cpu'\).*grouped_mm")
+
+    @unittest.skipUnless(ON_CPU, "the GPU is that one")
+    def test_gpu_that_the_library_was_not_built_for(self):
+        x, ids, weights = toy_input()
+        with self.on_device("sm_90"):
+            self.refused(toy(Options()), (x.float(), ids, weights), abi.E_CONFIG,
+                         "(?s)input_format cannot be set here: it is the type of hidden_states: "
+                         "load the model with dtype=torch.bfloat16")
+            if "without sm_90" in str(adapter._library().probe()):
+                self.refused(toy(Options()), (x, ids, weights), abi.E_UNAVAILABLE,
+                             r"(?s)without sm_90 kernels.*device cannot .*\.to\('cpu'\)")
 
     def test_capture_of_what_is_not_prepared(self):
         kind = adapter.KINDS[DEVICE.type]

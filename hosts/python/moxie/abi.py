@@ -269,11 +269,12 @@ VERSION = f"{VERSION_MAJOR}.{VERSION_MINOR}.{VERSION_PATCH}"
 
 
 class MoxieError(Exception):
-    """A call that failed: its code, the rank to blame or -1, and the library's text."""
+    """A call that failed: its code, the rank to blame or -1, the library's text, and the keys of
+    the configuration that it speaks of, where they are known."""
 
-    def __init__(self, code, rank, text):
+    def __init__(self, code, rank, text, keys=()):
         super().__init__(f"{text} (code {code})")
-        self.code, self.rank, self.text = code, rank, text
+        self.code, self.rank, self.text, self.keys = code, rank, text, tuple(keys)
 
 
 def check(call, *arguments):

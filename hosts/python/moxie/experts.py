@@ -14,9 +14,10 @@ import weakref
 from typing import NamedTuple
 
 from moxie.abi import (
-    DEVICE_CPU, DTYPE_BFLOAT, DTYPE_FLOAT, DTYPE_FLOAT8_E4M3FN, DTYPE_INT, E_CAPACITY, FORMAT_BF16,
-    FORMAT_F16, FORMAT_F32, FORMAT_FP8_BLOCK128, FORMAT_FP8_CHANNEL, FORMAT_FP8_TENSOR, IDS_GLOBAL,
-    OK, Batch, Device, Dtype, Error, Matrix, MoxieError, Step, Tensor, Weights)
+    DEVICE_CPU, DTYPE_BFLOAT, DTYPE_FLOAT, DTYPE_FLOAT8_E4M3FN, DTYPE_INT, E_CAPACITY,
+    E_UNAVAILABLE, FORMAT_BF16, FORMAT_F16, FORMAT_F32, FORMAT_FP8_BLOCK128, FORMAT_FP8_CHANNEL,
+    FORMAT_FP8_TENSOR, IDS_GLOBAL, OK, Batch, Device, Dtype, Error, Matrix, MoxieError, Step,
+    Tensor, Weights)
 
 FORMATS = {"f32": FORMAT_F32, "bf16": FORMAT_BF16, "f16": FORMAT_F16,
            "fp8_tensor": FORMAT_FP8_TENSOR, "fp8_channel": FORMAT_FP8_CHANNEL,
@@ -92,7 +93,7 @@ class Experts:
         self.dispatcher = ctypes.c_void_p()
         try:
             self.instance.refuse()
-            self._choose()
+            self._choose(library)
             self.instance.check(self.moves.create, self.instance.handle,
                                 ctypes.byref(self.dispatcher))
         except BaseException:
@@ -103,9 +104,13 @@ class Experts:
                                      self.dispatcher, self.dead)
         finalizer.atexit = False
 
-    def _choose(self):
+    def _choose(self, library):
         """The tables of the runner and dispatcher that the library resolved `auto` to."""
         chosen = {key: value for key, (_, value, _) in self.instance.snapshot().items()}
+        for kind, table in (("runner", self.instance.runners),
+                            ("dispatcher", self.instance.dispatchers)):
+            if chosen[kind] not in table:
+                raise _not_here(library, kind, chosen[kind], chosen["device"])
         self.runs = self.instance.runners[chosen["runner"]].api.contents
         self.moves = self.instance.dispatchers[chosen["dispatcher"]].api.contents
         self.free = list(range(int(chosen["num_layers"])))
@@ -198,6 +203,14 @@ class Experts:
                            ctypes.byref(self.batch))
             if self.dead:
                 self._drain()
+
+
+def _not_here(library, kind, name, device):
+    """The error of a backend that the library knows and did not register."""
+    reason = next((reason for *key, _, reason in library.probe() if key == [name, kind, device]),
+                  "it is not registered")
+    return MoxieError(E_UNAVAILABLE, -1, f"{kind} {name} cannot run on {device}: {reason}; load a "
+                      "library that was built where nvcc is, or use another device", ("device",))
 
 
 def _close(instance, moves, runs, dispatcher, dead):

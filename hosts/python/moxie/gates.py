@@ -6,6 +6,7 @@ compared with what Moxie would make of them, for every order of columns and ever
 """
 
 import itertools
+import math
 
 import torch
 from torch.nn import functional
@@ -28,6 +29,7 @@ ORDERS = {
 # Where modules keep the constants of a clamped gate. A name that is missed means a refusal, never a
 # wrong result.
 ALPHAS, LIMITS = ("alpha", "swiglu_alpha"), ("limit", "swiglu_limit")
+FAR = 1e4  # no clamp is farther out
 
 
 def _constants(module, names, more):
@@ -56,12 +58,20 @@ def _candidates(module, gate, up):
 
 
 def _samples(device, limits):
-    """Gates and ups of every sign and size, in no relation to each other, some past every limit."""
-    place = torch.arange(96, dtype=torch.float32, device=device)
-    reach = 2 * max([6.0, *(each for each in limits if each < 1e4)])
-    gate = torch.sin(place * 0.7) * torch.linspace(0.1, reach, 96, device=device)
-    up = torch.cos(place * 1.3) * torch.linspace(reach, 0.1, 96, device=device)
-    return gate.view(3, 32), up.view(3, 32)
+    """Gates and ups of every sign and size, in no relation to each other, some past every limit:
+    those that the module names, and those of any size that it has under other names.
+
+    Past 100 their signs are all four pairs. No large up is beside a small gate: of one just under
+    zero little is left, which functions that are the same in numbers round in several ways."""
+    numbers = {"dtype": torch.float32, "device": device}
+    place = torch.arange(96, **numbers)
+    reach = 2 * max([6.0, *(each for each in limits if each < FAR)])
+    gate = torch.sin(place * 0.7) * torch.linspace(0.1, reach, 96, **numbers)
+    up = torch.cos(place * 1.3) * torch.linspace(reach, 0.1, 96, **numbers)
+    far = torch.logspace(2, math.log10(2 * FAR), 8, **numbers)
+    gate = torch.cat((gate, far, -far, far, -far))
+    up = torch.cat((up, far.flip(0), far.flip(0), -far.flip(0), -far.flip(0)))
+    return gate.view(4, 32), up.view(4, 32)
 
 
 def _same(seen, wanted):

@@ -9,8 +9,9 @@ import ctypes
 import os
 
 from moxie.abi import (
-    ABI_VERSION, CONFIG_ABSENT, CONFIG_FOUND, CONFIG_WRONG_TYPE, E_CONFIG, E_VERSION, OK, VERSION,
-    ConfigEntry, Host, MoxieError, Probe, Request, check, entries, layout_mismatches, type_of)
+    ABI_VERSION, CONFIG_ABSENT, CONFIG_FOUND, CONFIG_WRONG_TYPE, E_CONFIG, E_UNSUPPORTED, E_VERSION,
+    OK, VERSION, ConfigEntry, Host, MoxieError, Probe, Request, check, entries, layout_mismatches,
+    type_of)
 
 LOG_NAMES = ("debug", "info", "warning", "error", "host misbehaving", "plugin misbehaving")
 
@@ -21,7 +22,10 @@ class Library:
     def __init__(self, path, host_build):
         self.path = path
         self.dll = ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
-        entry = self.dll.moxie_get_api_v1
+        entry = getattr(self.dll, "moxie_get_api_v1", None)
+        if entry is None:
+            raise MoxieError(E_UNSUPPORTED, -1, f"{path} has no symbol moxie_get_api_v1: it is no "
+                             "Moxie plugin; check the path")
         entry.argtypes = [type_of("*request"), type_of("**api"), type_of("*error")]
         entry.restype = ctypes.c_int32
         api = type_of("*api")()
@@ -165,10 +169,10 @@ class Instance:
 
     def refuse(self):
         """Raises MoxieError with every reason against the configuration, if there is one."""
-        reasons = [f"{key}: {message}" for _, key, message in self.reasons()]
+        reasons = {f"{key}: {message}": key for _, key, message in self.reasons()}
         if reasons:
             raise MoxieError(E_CONFIG, -1, "the configuration cannot work:\n  "
-                             + "\n  ".join(reasons))
+                             + "\n  ".join(reasons), dict.fromkeys(reasons.values()))
 
     def plan(self):
         """[(name, kind, bytes)] of every buffer; raises MoxieError for a refused configuration."""

@@ -11,6 +11,7 @@ are of one size share one instance, and with it the memory between the two produ
 
 import contextlib
 import os
+import threading
 import weakref
 from typing import Any, Callable, NamedTuple
 
@@ -76,6 +77,7 @@ def _kind(device):
 NUMBERS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16",
            torch.int32: "i32", torch.int64: "i64"}
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+INTEGERS = (torch.int32, torch.int64)
 E4M3 = torch.float8_e4m3fn
 STORED = {**NUMBERS, E4M3: "e4m3"}
 
@@ -100,7 +102,31 @@ class Allocator:
 
 # ---- Settings ----------------------------------------------------------------------------------
 
+# The keys that a model has said already, and where it says them.
+_SHAPE = "it is a dimension of the weights"
+_INPUT = "it is the type of hidden_states: load the model with dtype=torch.bfloat16"
+_CODE = "it is what the code of the experts computes"
+DERIVED = {
+    "device": "it is where the experts are: move the model with .to('cpu'), or use "
+              "experts_implementation='grouped_mm'",
+    "weight_format": "it is what the experts are stored as: load the model with "
+                     "dtype=torch.bfloat16",
+    "input_format": _INPUT, "output_format": _INPUT,
+    "hidden_size": _SHAPE, "intermediate_size": _SHAPE, "num_experts": _SHAPE,
+    "top_k": "it is the width of top_k_index: prepare(model, top_k=...)",
+    "activation": _CODE, "activation_alpha": _CODE, "activation_beta": _CODE,
+    "activation_limit": _CODE,
+}
+
+
+def _derived(keys):
+    """A line for each of the keys that nobody can set here."""
+    return "".join(f"\n  {key} cannot be set here: {DERIVED[key]}" for key in keys
+                   if key in DERIVED)
+
+
 _settings = {"plugin": None, "forward_tokens_max": TOKENS_MAX}
+_lock = threading.RLock()  # around whatever changes these, or makes what they hold
 _libraries = {}  # path -> Library
 _shared = weakref.WeakValueDictionary()  # what must be equal -> Shared
 _layers = weakref.WeakKeyDictionary()  # experts module -> Prepared
@@ -112,11 +138,17 @@ def configure(plugin=None, forward_tokens_max=None, **keys):
     plugin: the path of a libmoxie; without it MOXIE_PLUGIN of the environment, or libmoxie.so where
     the loader looks. forward_tokens_max: the most tokens of one call, which the memory is planned
     for; a larger batch goes in several. keys: any others of docs/configuration.md, such as
-    device_memory_budget_bytes. What was prepared before is prepared anew.
+    device_memory_budget_bytes. Where that changes a setting, what was prepared before is prepared
+    anew, and graphs that were captured are to be captured again.
     """
     given = dict(keys, plugin=plugin, forward_tokens_max=forward_tokens_max)
-    _settings.update({key: value for key, value in given.items() if value is not None})
-    _layers.clear()
+    given = {key: value for key, value in given.items() if value is not None}
+    if not DERIVED.keys().isdisjoint(given):
+        raise _error(abi.E_CONFIG, "configure: the model says it already" + _derived(given))
+    with _lock:
+        if not given.items() <= _settings.items():
+            _settings.update(given)
+            _layers.clear()
 
 
 def _library():
@@ -146,41 +178,47 @@ def _local(each):
     return each.to_local() if type(each) not in PLAIN and hasattr(each, "to_local") else each
 
 
-def _projections(module):
-    """The merged gate and up (or up alone), and down."""
-    return (_local(module.gate_up_proj if module.has_gate else module.up_proj),
-            _local(module.down_proj))
+class Parts(NamedTuple):
+    """The tensors of a module, read once for each use and kept as long: where reading one computes
+    it (torch.nn.utils.parametrize), each reading makes another, which nobody else holds."""
+
+    w1: Any  # the merged gate and up, or up alone
+    w2: Any  # down
+    biases: tuple  # of both, or None twice
+    scales: tuple  # what fp8 weights are multiplied by; of others None twice
 
 
-def _biases(module):
-    if not module.has_bias:
-        return None, None
-    return (_local(module.gate_up_proj_bias if module.has_gate else module.up_proj_bias),
-            _local(module.down_proj_bias))
+def _parts(module):
+    first = "gate_up_proj" if module.has_gate else "up_proj"
+    w1, w2 = _local(getattr(module, first)), _local(module.down_proj)
+    biases = scales = None, None
+    if module.has_bias:
+        biases = _local(getattr(module, first + "_bias")), _local(module.down_proj_bias)
+    if w1.dtype == E4M3:
+        scales = tuple(_local(getattr(module, name + "_scale_inv", None))
+                       for name in (first, "down_proj"))
+    return Parts(w1, w2, biases, scales)
 
 
-def _scales(module):
-    """What fp8 weights are multiplied by; of others there is none."""
-    if _projections(module)[0].dtype != E4M3:
-        return None, None
-    first = "gate_up_proj_scale_inv" if module.has_gate else "up_proj_scale_inv"
-    return tuple(_local(getattr(module, name, None)) for name in (first, "down_proj_scale_inv"))
+def _tensors(parts):
+    """Those that there are."""
+    return [each for each in (parts.w1, parts.w2, *parts.biases, *parts.scales) if each is not None]
 
 
-def _check_module(module):
+def _check_module(module, parts):
     """Refuses what a description of the weights cannot say."""
     name = type(module).__name__
     if getattr(module, "has_post_expert_norm", False):  # younger than the interface
         raise _error(abi.E_UNSUPPORTED, f"{name}: normalises the output of each expert, which "
                      "Moxie does not; keep experts_implementation='grouped_mm' for this model")
-    for what, each in zip(("gate and up", "down"), _projections(module)):
+    for what, each in zip(("gate and up", "down"), parts[:2]):
         if type(each) not in PLAIN or each.dtype not in (*FLOATS, E4M3):
             raise _error(abi.E_UNSUPPORTED, f"{name}: the weights of {what} are a "
                          f"{type(each).__name__} of {each.dtype}; Moxie takes plain tensors of "
                          "float32, bfloat16, float16 or float8_e4m3fn here: load the model with "
                          "one of the first three as dtype, or dequantised")
-    if E4M3 in [each.dtype for each in _projections(module)]:
-        _check_fp8(module)
+    if E4M3 in (parts.w1.dtype, parts.w2.dtype):
+        _check_fp8(module, parts)
 
 
 def _describe(each):
@@ -201,10 +239,9 @@ def _matrix(weight, weight_format, order, transposed, bias, scales):
                   _describe(scales) if scales is not None else None)
 
 
-def _sizes(module):
+def _sizes(module, parts):
     """hidden_size, intermediate_size and num_experts, of what this process holds."""
-    w1, _ = _projections(module)
-    experts, rows, columns = w1.shape
+    experts, rows, columns = parts.w1.shape
     if module.is_transposed:
         rows, columns = columns, rows
     return {"hidden_size": columns, "intermediate_size": rows // (2 if module.has_gate else 1),
@@ -225,16 +262,16 @@ def _block_size(module):
     return tuple(block) if block is not None else None
 
 
-def _weight_format(module):
+def _weight_format(module, parts):
     """The configuration's name of what the weights are stored as."""
-    dtype = _projections(module)[0].dtype
+    dtype = parts.w1.dtype
     return FP8_FORMATS[_block_size(module)] if dtype == E4M3 else NUMBERS[dtype]
 
 
-def _scale_shapes(module):
+def _scale_shapes(module, parts):
     """What the scales of each projection look like: gate and up have blocks of their own, because
     the checkpoints have quantised them apart."""
-    sizes = _sizes(module)
+    sizes = _sizes(module, parts)
     experts, halves = sizes["num_experts"], 2 if module.has_gate else 1
     if _block_size(module) is None:
         return [experts, halves, 1], [experts, 1, 1]
@@ -247,9 +284,9 @@ def _fp8_error(module, text):
                   "quantization_config=FineGrainedFP8Config(dequantize=True)")
 
 
-def _check_fp8(module):
+def _check_fp8(module, parts):
     """Refuses fp8 that Moxie would read as other numbers than those that were quantised."""
-    (w1, w2), block = _projections(module), _block_size(module)
+    w1, w2, block = parts.w1, parts.w2, _block_size(module)
     if w1.dtype != w2.dtype:
         raise _fp8_error(module, f"gate and up are {w1.dtype} and down is {w2.dtype}; Moxie takes "
                          "one type for both")
@@ -259,13 +296,14 @@ def _check_fp8(module):
     if getattr(module, "activation_scheme", "dynamic") != "dynamic":
         raise _fp8_error(module, f"activation_scheme is {module.activation_scheme!r}; Moxie scales "
                          "activations by what they are ('dynamic')")
-    inner = _sizes(module)["intermediate_size"]
+    inner = _sizes(module, parts)["intermediate_size"]
     whole = getattr(module, "intermediate_dim", inner)
     if block is not None and whole != inner and inner % 128:
         raise _fp8_error(module, f"tensor parallelism leaves {inner} of {whole} intermediate units "
                          "here, which cuts through blocks of 128: use fewer ranks, or expert "
                          "parallelism; or")
-    for what, scales, shape in zip(("gate and up", "down"), _scales(module), _scale_shapes(module)):
+    for what, scales, shape in zip(("gate and up", "down"), parts.scales,
+                                   _scale_shapes(module, parts)):
         _check_scales(module, what, scales, shape)
 
 
@@ -279,10 +317,10 @@ def _check_scales(module, what, scales, shape):
                      "their own: quantise them apart")
 
 
-def _readable(module):
+def _readable(parts):
     """The scales as Moxie reads them: the module's own, or copies, which have to be kept."""
     return tuple(each.detach().float().contiguous() if each is not None else None
-                 for each in _scales(module))
+                 for each in parts.scales)
 
 
 def _shaped(scales, weight_format):
@@ -300,15 +338,32 @@ def _layers_of(config):
 # ---- Preparing ---------------------------------------------------------------------------------
 
 
+def _check_device(key, device):
+    """Refuses a GPU that the library does not know; of one that it knows it says more itself."""
+    known = sorted({known for _, _, known, _, _ in _library().probe()})
+    if key not in known:
+        what = f"compute capability {key[3:-1]}.{key[-1]}" if key.startswith("sm_") else key
+        raise _error(abi.E_UNAVAILABLE, f"the experts are on {device}, of {what}, and "
+                     f"{_library().path} knows kernels for {' and '.join(known)}: move the model "
+                     "with .to('cpu'), or use experts_implementation='grouped_mm'")
+
+
 class Shared:
-    """The Experts of the layers that are alike, and the stream of their last call."""
+    """The Experts of the layers that are alike, and the stream of their last call. The lock makes
+    one of following that stream and enqueueing."""
 
     def __init__(self, config, device):
-        kind = _kind(device)
-        with kind.current(device):
-            self.experts = Experts(_library(), config, "transformers", Allocator(device),
-                                   (kind.dlpack, device.index or 0))
-        self.stream = None
+        kind, self.lock, self.stream = _kind(device), threading.Lock(), None
+        _check_device(config["device"], device)
+        try:
+            with kind.current(device):
+                self.experts = Experts(_library(), config, "transformers", Allocator(device),
+                                       (kind.dlpack, device.index or 0))
+        except abi.MoxieError as error:
+            if not _derived(error.keys):
+                raise
+            raise abi.MoxieError(error.code, error.rank, error.text + _derived(error.keys),
+                                 error.keys) from error
         unknown = config.keys() - self.experts.instance.snapshot().keys()
         if unknown:
             raise _error(abi.E_CONFIG, f"configure: {_library().path} has no key "
@@ -332,12 +387,12 @@ class Prepared(NamedTuple):
     scales: tuple  # of fp8 weights, as Moxie reads them: the module's own, or copies
 
 
-def _seen(module, number, device, top_k):
-    """All that a layer was made from, as cheap as a comparison of each forward has to be."""
-    w1, w2 = _projections(module)
-    return (w1.data_ptr(), w2.data_ptr(), w1.shape, w1.dtype, number, device, top_k,
-            *(each.data_ptr() for each in _biases(module) if each is not None),
-            *(each.data_ptr() for each in _scales(module) if each is not None))
+def _seen(parts, *given):
+    """All that a layer was made from, as cheap as a comparison of each forward has to be. `given`:
+    the input's number type, its device, and top_k."""
+    w1, w2 = parts.w1, parts.w2
+    return (given, w1.shape, w1.dtype, w1.stride(), w2.shape, w2.dtype, w2.stride(),
+            *[each.data_ptr() for each in _tensors(parts)])
 
 
 def _share(module, config, device):
@@ -352,7 +407,7 @@ def _share(module, config, device):
     raise _error(abi.E_INTERNAL, f"{type(module).__name__}: too many layers")
 
 
-def _prepare(module, number, device, top_k):
+def _prepare(module, parts, number, device, top_k):
     """Makes the layer of a module, for input of a number type and top_k."""
     _layers.pop(module, None)
     kind = _kind(device)
@@ -360,11 +415,11 @@ def _prepare(module, number, device, top_k):
         raise _error(abi.E_CAPTURING, f"{type(module).__name__}: this layer is not prepared, and "
                      "cannot be while a graph is captured: call moxie.transformers.prepare(model), "
                      "or the model once, before the capture")
-    _check_module(module)
+    _check_module(module, parts)
     order, activation = gates.recognise(module, device)
-    weight_format, scales = _weight_format(module), _readable(module)
-    config = {**kind.keys(), "num_layers": _layers_of(module.config), **_settings, **_sizes(module),
-              **activation, "top_k": top_k, "device": kind.key(device),
+    weight_format, scales = _weight_format(module, parts), _readable(parts)
+    config = {**kind.keys(), "num_layers": _layers_of(module.config), **_settings,
+              **_sizes(module, parts), **activation, "top_k": top_k, "device": kind.key(device),
               "weight_format": weight_format, "input_format": number, "output_format": number}
     config.pop("plugin")
     shared = _share(module, config, device)
@@ -373,9 +428,21 @@ def _prepare(module, number, device, top_k):
             _matrix(weight, weight_format, each_order, module.is_transposed, bias,
                     _shaped(each_scales, weight_format))
             for weight, each_order, bias, each_scales in zip(
-                _projections(module), (order, abi.ORDER_PLAIN), _biases(module), scales)))
-    prepared = Prepared(_seen(module, number, device, top_k), shared, layer, scales)
+                parts[:2], (order, abi.ORDER_PLAIN), parts.biases, scales)))
+    prepared = Prepared(_seen(parts, number, device, top_k), shared, layer, scales)
     _layers[module] = prepared
+    return prepared
+
+
+def _ready(module, parts, *given):
+    """What was prepared for a module; made where that is nothing, or for something else."""
+    seen = _seen(parts, *given)
+    prepared = _layers.get(module)
+    if prepared is None or prepared.seen != seen:
+        with _lock:
+            prepared = _layers.get(module)  # another thread may just have made it
+            if prepared is None or prepared.seen != seen:
+                prepared = _prepare(module, parts, *given)
     return prepared
 
 
@@ -409,32 +476,61 @@ def _number_of(model, w1):
 def prepare(model, top_k=None):
     """Makes every layer of a model ready, so that the first forward can already be captured.
 
-    Otherwise each is made at its first forward. Returns how many there are.
+    Otherwise each is made at its first forward. What is ready stays as it is, so that graphs that
+    were captured do too. Returns how many layers there are.
     """
     modules = _experts_modules(model)
     for module in modules:
-        _check_module(module)
-        w1, _ = _projections(module)
-        _prepare(module, _number_of(model, w1), w1.device,
-                 top_k if top_k is not None else _top_k_of(module.config))
+        parts = _parts(module)
+        _check_module(module, parts)
+        _ready(module, parts, _number_of(model, parts.w1), parts.w1.device,
+               top_k if top_k is not None else _top_k_of(module.config))
     return len(modules)
 
 
 def weights_updated(model):
     """To be called after weights were changed in place. Weights that moved are noticed."""
-    for module in _experts_modules(model):
-        if module in _layers:
-            with torch.no_grad():
-                for mine, theirs in zip(_layers[module].scales, _scales(module)):
-                    if mine is not None and mine.data_ptr() != theirs.data_ptr():
-                        mine.copy_(theirs)
-            _layers[module].layer.weights_updated()
+    with _lock, torch.no_grad():
+        for module in _experts_modules(model):
+            if module in _layers:
+                _update(module, _layers[module], _parts(module))
+
+
+def _update(module, prepared, parts):
+    if prepared.seen != _seen(parts, *prepared.seen[0]):
+        del _layers[module]  # it describes memory that may be somebody else's by now
+        return
+    for mine, theirs in zip(prepared.scales, parts.scales):
+        if mine is not None and mine.data_ptr() != theirs.data_ptr():
+            mine.copy_(theirs)
+    prepared.layer.weights_updated()
 
 
 def release(model):
-    """Gives back what was made for a model; a later forward makes it again."""
-    for module in _experts_modules(model):
-        _layers.pop(module, None)
+    """Gives back what was made for a model, and with it what graphs that were captured use; a later
+    forward makes it again."""
+    with _lock:
+        for module in _experts_modules(model):
+            _layers.pop(module, None)
+
+
+def describe(model):
+    """{name: what it runs on} of the modules whose implementation can be chosen: a runner of Moxie
+    and its device, "moxie, not prepared yet", or another implementation's name. Where it is empty,
+    or a module is missing, transformers does not let anyone choose."""
+    experts = set(_experts_modules(model))
+    return {name: _describe_module(module) for name, module in model.named_modules()
+            if module in experts}
+
+
+def _describe_module(module):
+    chosen, prepared = module.config._experts_implementation, _layers.get(module)
+    if chosen != "moxie":
+        return str(chosen)
+    if prepared is None:
+        return "moxie, not prepared yet"
+    keys = prepared.shared.experts.instance.snapshot()
+    return f"{keys['runner'][1]} on {keys['device'][1]}"
 
 
 # ---- Forward -----------------------------------------------------------------------------------
@@ -444,8 +540,8 @@ class InferenceOnly(torch.autograd.Function):
     """Lets a forward pass that nobody told to do without gradients through, but not back."""
 
     @staticmethod
-    def forward(ctx, y, *inputs):
-        return y.view_as(y)
+    def forward(ctx, result, *inputs):
+        return result()  # of an input torch would make a view, which += may not change
 
     @staticmethod
     def backward(ctx, *gradients):
@@ -459,11 +555,24 @@ def _check_input(module, x, ids, weights, w1):
         raise _error(abi.E_INVALID, f"{name}: the experts are on {w1.device}, hidden_states on "
                      f"{x.device}, top_k_index on {ids.device} and top_k_weights on "
                      f"{weights.device}; all must be on one device")
-    for what, each in (("hidden_states", x), ("top_k_index", ids), ("top_k_weights", weights)):
-        if each.dtype not in NUMBERS or each.dim() != 2:
+    for what, each, dtypes in (("hidden_states", x, FLOATS), ("top_k_index", ids, INTEGERS),
+                               ("top_k_weights", weights, FLOATS)):
+        if each.dtype not in dtypes or each.dim() != 2:
             raise _error(abi.E_UNSUPPORTED, f"{name}: {what} is {each.dtype} of shape "
                          f"{list(each.shape)}; Moxie takes two dimensions of float32, bfloat16 or "
                          "float16, and for top_k_index of int32 or int64")
+    if ids.shape != weights.shape or ids.shape[0] != x.shape[0]:
+        raise _error(abi.E_INVALID, f"{name}: hidden_states is {list(x.shape)}, top_k_index "
+                     f"{list(ids.shape)} and top_k_weights {list(weights.shape)}; Moxie takes "
+                     "[tokens, hidden_size], and twice [tokens, top_k]")
+
+
+def _check_hidden(module, x, prepared):
+    """Only addresses go further: a row that is too short would be read past its end."""
+    hidden = prepared.shared.experts.config["hidden_size"]
+    if x.shape[1] != hidden:
+        raise _error(abi.E_INVALID, f"{type(module).__name__}: hidden_states is {list(x.shape)}; "
+                     f"these experts take [tokens, {hidden}]")
 
 
 def _compact(each):
@@ -476,27 +585,26 @@ def _rows(each):
 
 
 def _forward(module, x, ids, weights):
-    w1, _ = _projections(module)
-    graded = torch.is_grad_enabled() and (x.requires_grad or w1.requires_grad
-                                          or weights.requires_grad)
+    parts = _parts(module)
+    graded = torch.is_grad_enabled() and any(
+        each.requires_grad for each in (x, weights, *_tensors(parts)))
     if graded and module.training:
         raise _error(abi.E_UNSUPPORTED, f"{type(module).__name__}: Moxie computes no gradients, "
                      "and the model is in training mode: call model.eval(), or train with "
                      "model.set_experts_implementation('grouped_mm')")
-    _check_input(module, x, ids, weights, w1)
+    _check_input(module, x, ids, weights, parts.w1)
     x, ids, weights = _compact(x), _compact(ids), _compact(weights)
+    kind = _kind(x.device)
+    prepared = _ready(module, parts, NUMBERS[x.dtype], x.device, ids.shape[1])
+    _check_hidden(module, x, prepared)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    number, top_k, kind = NUMBERS[x.dtype], ids.shape[1], _kind(x.device)
-    prepared = _layers.get(module)
-    if prepared is None or prepared.seen != _seen(module, number, x.device, top_k):
-        prepared = _prepare(module, number, x.device, top_k)
-    with kind.current(x.device):
+    with kind.current(x.device), prepared.shared.lock:
         stream = kind.stream(x.device)
         if stream is not None:
             prepared.shared.follow(stream, kind.capturing)
         prepared.layer.forward(x.shape[0], _rows(x), _rows(ids), _rows(weights), _rows(y),
                                stream.cuda_stream if stream is not None else None)
-    return InferenceOnly.apply(y, x, w1, weights) if graded else y
+    return InferenceOnly.apply(lambda: y, x, weights, *_tensors(parts)) if graded else y
 
 
 # A compiled model calls it as it is, between two graphs.
