@@ -311,7 +311,8 @@ class Layers(Case):
         """What one waits for has been enqueued: here the first thread is slow to."""
         module, given, told, here = toy(Options()), toy_input(), [], threading.local()
         module(*given)
-        experts, second = adapter._layers[module].shared.experts, threading.Event()
+        shared, second = adapter._layers[module].shared, threading.Event()
+        experts, shared.stream = shared.experts, None
 
         class Stream:
             cuda_stream = None
@@ -442,14 +443,14 @@ def computed(module, *names):
 
 
 class Forms(Case):
-    def compare(self, module, given, zeroed=None):
+    def compare(self, module, given, zeroed=None, bound=4e-3):
         """moxie against batched_mm in f32 of the same numbers."""
         exact = copy.deepcopy(module).float()
         exact.config = copy.copy(module.config)
         exact.config._experts_implementation = "batched_mm"
         x, ids, weights = given
         wanted = exact(x.float(), *(zeroed or (ids.long(), weights.float())))
-        self.assertLess(relative(module(x, ids, weights), wanted), 4e-3)
+        self.assertLess(relative(module(x, ids, weights), wanted), bound)
 
     def test_activations(self):
         named = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_python": "gelu",
@@ -481,8 +482,8 @@ class Forms(Case):
     def test_weights_computed_at_each_access(self):
         module = computed(toy(Options(), has_bias=True), "gate_up_proj", "down_proj",
                           "gate_up_proj_bias", "down_proj_bias")
-        for _ in range(3):
-            self.compare(module, toy_input())
+        for _ in range(3):  # their sum rounds to bf16, that of the reference does not
+            self.compare(module, toy_input(), bound=8e-3)
         with torch.nn.utils.parametrize.cached():
             module(*toy_input())
             made, kept = adapter._layers[module], (module.gate_up_proj, module.down_proj)
