@@ -18,8 +18,8 @@ struct gate_up_args {
                                   // `early` where route is given
     const int32_t *expert_offset; // [experts + 1]
     const int32_t *pair_row;      // [pairs] flat rows; NULL: a pair's row is its own number
-    const float *pair_weight;     // multiplies the input row before the product; NULL: not (router
-                                  // weight on input)
+    const float *pair_weight;     // multiplies the input row before the product, on CUDA the sums
+                                  // after it, before the bias; NULL: not (router weight on input)
     struct weight_view w1; // n = 2 * intermediate, or intermediate with ORDER_PLAIN; k = hidden
     void *mid; // out [pairs, intermediate] of mid_format, rows pitched to mid_stride_bytes. CUDA,
                // fp8: not written

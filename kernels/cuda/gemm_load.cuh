@@ -250,8 +250,8 @@ __device__ __forceinline__ void load_gathered(const gemm_args &args, gemm_smem<P
 }
 
 // Whether the loading warps take the steps of a tile whose rows come in boxes in turns, and pass the others': for few boxes that is sooner
-// done than if all go through every step. They meet before the next tile: a warp that has not waited for a stage's round before cannot
-// tell it from the one before that.
+// done than if all go through every step. A wait for a parity tells a round from the one before, not from the one before that: so a warp may
+// pass stages if it waits at least once a round, and all meet before the next tile.
 __device__ __forceinline__ bool in_turns(const tile &t)
 {
     return t.columns <= kFewBoxes;

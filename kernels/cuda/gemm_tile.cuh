@@ -77,7 +77,8 @@ struct result_place {
     float weight;
 };
 
-// Where a warp keeps them behind 16 rows of its own that outputs become, two behind each: no other warp writes there.
+// Where a warp keeps them: behind each of 16 rows of its own, which outputs become, numbers `index` and `index` + 16 in the last 16 bytes
+// of its pitch, where no other warp writes.
 __device__ __forceinline__ result_place &result_behind(unsigned char *rows, int32_t index)
 {
     return reinterpret_cast<result_place *>(rows + (index % 16 + 1) * kTurnPitch)[index / 16 - 2];

@@ -182,8 +182,9 @@ __device__ piece piece_of(const share &s)
     return {first, min(first + size, s.size)};
 }
 
-// Where the positions of a block's share wait to become pairs. Of many blocks it is memory that no other touches, so that those which
-// saw different counts spoil no more than their own pairs.
+// Where the experts of a block's positions wait between the two passes, to become pairs: in shared memory (one block or cluster), in
+// scratch (many blocks), or, where neither fits, in row_pair itself, which the second pass overwrites position by position. Of many
+// blocks it is memory that no other touches, so that those which saw different counts spoil no more than their own pairs.
 struct kept {
     int32_t *experts; // NULL: in row_pair, which one block that has too many for its shared memory has to itself
     float *weights;   // NULL: they are read when pairs are made
