@@ -70,7 +70,8 @@ def parse(arguments):
     parser.add_argument("--against", default="eager,grouped_mm",
                         help="other implementations, the first of which has the logits that count; "
                         "default: %(default)s")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda; default: %(default)s")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: the first "
+                        "of CUDA_VISIBLE_DEVICES; default: %(default)s")
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--batch", type=int, default=1, help="sequences; default: %(default)s")
     parser.add_argument("--prompt", type=int, default=512,

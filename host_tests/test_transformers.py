@@ -574,6 +574,13 @@ class Benchmark(Case):
             self.assertEqual(self.main(), (1, ""))
         self.assertIn("moxie: libc.so.6 is no libmoxie", self.said.getvalue())
 
+    def test_another_gpu_is_refused(self):
+        """Events, streams and synchronize() are of the current one."""
+        for name in ("cuda:1", "cpu:0"):
+            with self.assertRaises(SystemExit) as ended:
+                self.main("--device", name)
+            self.assertEqual(ended.exception.code, 2)
+
 
 if __name__ == "__main__":
     unittest.main()
