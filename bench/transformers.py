@@ -5,11 +5,13 @@
 
 First the logits of every contestant are compared with those of the first named in --against. Then
 prefill and decode are timed in rounds of A B B A, so that a machine that slows down slows all.
-Progress goes to stderr; exit code 3 says that logits differ by more than --tolerance.
+Progress goes to stderr. Exit code 1: Moxie cannot run here; 2: usage; 3: Moxie's logits differ by
+more than --tolerance, or are no numbers.
 """
 
 import argparse
 import json
+import math
 import os
 import pathlib
 import platform
@@ -26,6 +28,7 @@ import transformers  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM, StaticCache  # noqa: E402
 
 import moxie.transformers as adapter  # noqa: E402
+from moxie import MoxieError  # noqa: E402
 
 # The published sizes of each model; --layers cuts what does not fit.
 SHAPES = {
@@ -67,7 +70,8 @@ def parse(arguments):
     parser.add_argument("--against", default="eager,grouped_mm",
                         help="other implementations, the first of which has the logits that count; "
                         "default: %(default)s")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda; default: %(default)s")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: the first "
+                        "of CUDA_VISIBLE_DEVICES; default: %(default)s")
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--batch", type=int, default=1, help="sequences; default: %(default)s")
     parser.add_argument("--prompt", type=int, default=512,
@@ -198,17 +202,22 @@ class Contestant:
         return found
 
 
+def finite(number):
+    return number if math.isfinite(number) else None
+
+
 def compare(contestants, prompt):
-    """{name: relative difference of the whole, of the median token} from the first but Moxie."""
+    """{name: relative difference of the whole, of the median token} from the first but Moxie; None
+    where a logit is no number."""
     wanted = contestants[1].logits(prompt).float()
     found = {}
     for contestant in contestants:
         apart = contestant.logits(prompt).float() - wanted
-        tokens = apart.norm(dim=-1) / wanted.norm(dim=-1)
-        found[contestant.name] = {"whole": (apart.norm() / wanted.norm()).item(),
-                                  "median_token": tokens.median().item()}
-        say(f"logits of {contestant.name}: {found[contestant.name]['median_token']:.2e} from those "
-            f"of {contestants[1].name} (median token)")
+        whole = (apart.norm() / wanted.norm()).item()
+        median = (apart.norm(dim=-1) / wanted.norm(dim=-1)).median().item()
+        found[contestant.name] = {"whole": finite(whole), "median_token": finite(median)}
+        say(f"logits of {contestant.name}: {median:.2e} from those of {contestants[1].name} "
+            "(median token)")
     return found
 
 
@@ -244,10 +253,8 @@ def report(found):
               f"{'  graph' if each['graph'] else ''}")
 
 
-def main(arguments):
-    options = parse(arguments)
-    if options.threads:
-        torch.set_num_threads(options.threads)
+def measure(options):
+    """Everything, as the JSON has it."""
     adapter.configure(plugin=options.plugin, forward_tokens_max=options.forward_tokens_max)
     say("making the model")
     with torch.no_grad():
@@ -266,11 +273,24 @@ def main(arguments):
             for contestant in contestants + contestants[::-1]:
                 contestant.race(prompt)
     found["results"] = [contestant.result() for contestant in contestants]
+    return found
+
+
+def main(arguments):
+    options = parse(arguments)
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    try:
+        found = measure(options)
+    except MoxieError as error:
+        say(f"moxie: {error}")
+        return 1
     if options.json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(found, indent=1, allow_nan=False))
     else:
         report(found)
-    return 3 if found["logits"]["moxie"]["median_token"] > options.tolerance else 0
+    apart = found["logits"]["moxie"]["median_token"]
+    return 0 if apart is not None and apart <= options.tolerance else 3
 
 
 if __name__ == "__main__":

@@ -35,7 +35,8 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 import peers  # noqa: E402
 from measure import cells, device, numbers, race, report  # noqa: E402
 from measure.case import FORWARDS, Case, off_by  # noqa: E402
-from peers import deep_gemm, grouped_mm, moxie  # noqa: E402
+from moxie import MoxieError, abi  # noqa: E402
+from peers import deep_gemm, grouped_mm, moxie, triton  # noqa: E402
 
 torch.set_num_threads(1)  # torch's own wait for each other by spinning, on cores that others use
 TINY = cells.SHAPES["tiny"]
@@ -220,6 +221,37 @@ class Peers(Peer):
             self.assertIn("/nowhere", moxie.Moxie(options(), device.Cpu()).available())
         for system in peers.systems(options(), device.Cpu())[3:]:
             self.assertTrue(system.available(), system.name)
+
+    def chosen(self, names, *installed):
+        """What is chosen on a machine with a GPU and these engines: {name: why not}."""
+        given = MAIN["parse"](["--systems", names])
+        where = types.SimpleNamespace(kind="cuda")
+        engines = {name: lambda: None for name in triton.ENGINES}
+        found_spec = mock.patch("importlib.util.find_spec", lambda name: name in installed or None)
+        with found_spec, mock.patch.dict(triton.ENGINES, engines), \
+                contextlib.redirect_stderr(io.StringIO()):
+            return {each["name"]: each["absent"] for each in MAIN["choose"](given, where)[1]}
+
+    def test_names(self):
+        """A peer's own name and that of the engine that it finds; of an unknown one, all."""
+        name, both = "triton_fused_moe", ("vllm", "sglang")
+        self.assertEqual(self.chosen(name, *both), {name + "_vllm": None})
+        self.assertEqual(self.chosen(name + "_sglang", *both), {name + "_sglang": None})
+        self.assertEqual(self.chosen(f"{name}_sglang,{name}_vllm", "sglang"),
+                         {name + "_sglang": None})
+        self.assertIn("no vllm is installed", self.chosen(name + "_vllm", "sglang")[name])
+        self.assertEqual(list(self.chosen("torch_grouped_mm,moxie")), ["moxie", "torch_grouped_mm"])
+        said = io.StringIO()
+        with self.assertRaises(SystemExit), contextlib.redirect_stderr(said):
+            self.chosen("mxoie")
+        self.assertIn(f"mxoie is none of moxie, torch_grouped_mm, torch_grouped_mm_products, {name}"
+                      f", {name}_vllm, {name}_sglang, deep_gemm, deep_gemm_masked", said.getvalue())
+
+    def test_a_library_that_is_no_moxie(self):
+        refused = MoxieError(abi.E_VERSION, -1, "no libmoxie")
+        system = moxie.Moxie(options(plugin="libc.so.6"), device.Cpu())
+        with mock.patch.object(moxie, "load", side_effect=refused):
+            self.assertRegex(system.available(), "libc.so.6: no libmoxie.*--plugin")
 
     def test_errors_are_seen(self):
         system = grouped_mm.Products(options(), device.Cpu())
@@ -565,7 +597,8 @@ class Programs(Program):
         self.assertIn("Skipped: tiny", (self.folder / "r.md").read_text())
 
     def test_usage(self):
-        for arguments in (["--replays", "3"], ["--shape", "q31b"], ["--tokens", "0"]):
+        for arguments in (["--replays", "3"], ["--shape", "q31b"], ["--tokens", "0"],
+                          ["--systems", "moxie,mxoie"], ["--systems", ","]):
             with self.assertRaises(SystemExit) as ended, \
                     contextlib.redirect_stderr(io.StringIO()):
                 MAIN["parse"](arguments)

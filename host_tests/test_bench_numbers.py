@@ -290,6 +290,21 @@ class Reports(unittest.TestCase):
         self.assertEqual(found["wrong"], ["peer at q30b 16384 uniform"])
         self.assertIn("wrong", report.table(found))
 
+    def test_what_a_run_lacks(self):
+        found = run_of()
+        routing = found["cells"][0]["routings"][0]
+        self.assertIsNone(report.lack(found))
+        ours = routing["systems"].pop("moxie")
+        self.assertEqual(report.lack(found), "moxie did not run in every cell")
+        del found["systems"][0]
+        self.assertIsNone(report.lack(found))
+        routing["systems"].clear()
+        self.assertEqual(report.lack(found), "no system ran")
+        found.update(systems=[{"name": "moxie"}], cells=[])
+        self.assertEqual(report.lack(found), "moxie did not run in every cell")
+        found["cells"] = [{"routings": [{"systems": {"moxie": ours}}]}]
+        self.assertIsNone(report.lack(found))
+
     def test_form(self):
         good = self.judged()
         self.assertEqual(report.faults(good), [])

@@ -68,6 +68,29 @@ class Grid(unittest.TestCase):
         self.assertEqual({group.skew for group in grid.select()}, {0.0, 1.5, 2.0})
         self.assertEqual({group.op for group in grid.select(["both"])}, {"both"})
 
+    def groups(self, *arguments):
+        return MAIN["groups_of"](MAIN["parse"](["--moxie", "moxie", *arguments]))
+
+    def test_no_cell_is_measured_twice(self):
+        self.assertEqual(self.groups(), grid.select())
+        one, = self.groups("--quick", "--op", "layer", "--shape", "q30b", "--tokens", "64,8,64")
+        self.assertEqual(one, grid.Group("layer", "q30b", grid.FP8, (8, 64)))
+        for more in ([], ["--tokens", "64"]):
+            found = self.groups("--shape", "q30b", *more)
+            cells = [group._replace(tokens=tokens) for group in found for tokens in group.tokens]
+            self.assertEqual(len(cells), len(set(cells)))
+            self.assertEqual(len(found), len(grid.select()) - 1)  # both shapes of layers are one
+
+        self.assertEqual(self.groups("--op", "both,both"), grid.select(["both"]))
+        self.assertEqual(MAIN["parse"](["--moxie", "moxie", "--ranks", "4,2,4"]).ranks, [4, 2])
+
+    def test_usage(self):
+        for arguments in (["--tokens", "abc"], ["--tokens", "8,0"], ["--ranks", "1"]):
+            with self.assertRaises(SystemExit) as ended, \
+                    contextlib.redirect_stderr(io.StringIO()):
+                self.groups(*arguments)
+            self.assertEqual(ended.exception.code, 2)
+
 
 class Tables(unittest.TestCase):
     def found(self, median_us, drift=0.01, group=grid.EVEN[0]):
@@ -98,6 +121,13 @@ class Tables(unittest.TestCase):
         self.assertEqual(self.found(30.0)["rejected"], [])
         reason, = self.found(30.0, drift=0.05)["rejected"]
         self.assertIn("moved by 5.0%", reason)
+
+    def test_a_later_run_does_not_hide_a_device_that_changed(self):
+        for drifts in ((0.05, 0.04, 0.01), (0.01, 0.04, 0.05)):
+            cells = [cell for drift in drifts for cell in self.found(30.0, drift)["cells"]]
+            reason, = tables.rejections(cells)
+            self.assertIn("moved by 5.0%", reason)
+        self.assertIn("nan", tables.rejections(self.found(30.0, float("nan"))["cells"])[0])
 
     def test_curves(self):
         chart = tables.curves(self.found(40.0))["dispatch dsv3 fp8_block128"]

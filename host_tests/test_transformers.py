@@ -1,4 +1,5 @@
-"""hosts/python/moxie/transformers.py: whole models, their logits with moxie against eager.
+"""hosts/python/moxie/transformers.py: whole models, their logits with moxie against eager; and
+bench/transformers.py on a tiny one.
 
 Wants torch and transformers, of the interpreter that runs it or of build/torch (scripts/test makes
 that); without them it exits 77. MOXIE_TEST_DEVICE=cuda runs the same models on a GPU.
@@ -9,8 +10,11 @@ import copy
 import gc
 import importlib.metadata
 import importlib.util
+import io
+import json
 import os
 import pathlib
+import runpy
 import sys
 import threading
 import unittest
@@ -744,6 +748,54 @@ class Captured(Case):
             ids.copy_(given)
             graph.replay()
             self.assertLess(relative(out, want), 1e-2)
+
+
+BENCH = runpy.run_path(str(ROOT / "bench" / "transformers.py"), run_name="bench_transformers")
+
+
+class Benchmark(Case):
+    def main(self, *arguments):
+        """(exit code, standard output)."""
+        text = io.StringIO()
+        self.said = io.StringIO()
+        with contextlib.redirect_stdout(text), contextlib.redirect_stderr(self.said):
+            code = BENCH["main"](["--layers", "1", "--prompt", "2", "--steps", "1", "--rounds", "1",
+                                  "--against", "eager", "--device", DEVICE.type, *arguments])
+        return code, text.getvalue()
+
+    def test_a_run(self):
+        code, text = self.main()
+        self.assertEqual(code, 0)
+        self.assertRegex(text, r"(?m)^moxie .*\n^eager ")
+        self.assertEqual(self.main("--tolerance", "0")[0], 3)
+
+    def test_logits_that_are_no_numbers(self):
+        logits_of = BENCH["Contestant"].logits
+        for number in ("nan", "inf"):
+            def logits_with(contestant, ids):
+                found = logits_of(contestant, ids)
+                return found * float(number) if contestant.name == "moxie" else found
+
+            with mock.patch.object(BENCH["Contestant"], "logits", logits_with):
+                code, text = self.main("--json", "--tolerance", "inf")
+            found = json.loads(text, parse_constant=self.fail)
+            self.assertEqual((code, found["logits"]["moxie"]),
+                             (3, {"whole": None, "median_token": None}))
+            self.assertEqual(found["logits"]["eager"]["whole"], 0)
+
+    def test_a_library_that_is_none(self):
+        refused = MoxieError(abi.E_VERSION, -1, "libc.so.6 is no libmoxie")
+        with mock.patch.object(adapter, "load", side_effect=refused), \
+                mock.patch.dict(adapter._libraries, clear=True):
+            self.assertEqual(self.main(), (1, ""))
+        self.assertIn("moxie: libc.so.6 is no libmoxie", self.said.getvalue())
+
+    def test_another_gpu_is_refused(self):
+        """Events, streams and synchronize() are of the current one."""
+        for name in ("cuda:1", "cpu:0"):
+            with self.assertRaises(SystemExit) as ended:
+                self.main("--device", name)
+            self.assertEqual(ended.exception.code, 2)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from measure.case import FORWARDS, ROUTINGS, Case  # noqa: E402
 from measure.clocks import Clocks  # noqa: E402
 from measure.command import commit, counts, say, words  # noqa: E402
 from measure.device import DEVICES, anchors  # noqa: E402
-from peers import systems  # noqa: E402
+from peers import kinds, systems  # noqa: E402
 
 ROOM_SHARE = 0.6  # of the free memory, for weights; the rest is for rows and what systems keep
 
@@ -45,7 +45,9 @@ def add_choices(parser):
                         help="default: those of the table")
     parser.add_argument("--routing", type=words(ROUTINGS), help="default: all; graphs are captured "
                         "at uniform routing whatever they are replayed with")
-    parser.add_argument("--systems", help="names with commas between; default: all that there are")
+    names = [name for kind in kinds() for name in kind.names()]
+    parser.add_argument("--systems", type=words(names), help="names with commas between; default: "
+                        "all that there are")
     parser.add_argument("--quick", action="store_true",
                         help="four cells of q30b at uniform routing, unless told otherwise")
     parser.add_argument("--replays", type=int, default=numbers.REPLAYS_MIN,
@@ -83,10 +85,9 @@ def parse(arguments):
 
 def choose(options, device):
     """(systems that can be had, what the JSON says of all)."""
-    wanted = options.systems.split(",") if options.systems else None
     usable, described = [], []
     for system in systems(options, device):
-        if wanted is not None and system.name not in wanted:
+        if options.systems and not system.is_among(options.systems):
             continue
         absent = system.available()
         described.append({"name": system.name, "what": system.what, "absent": absent,
@@ -190,8 +191,9 @@ def main(arguments):
     print(report.table(found), end="")
     for text in ([f"rejected: {found['rejected']}"] if found["rejected"] else []) + found["wrong"]:
         say(text)
-    if report.lacks_subject(found):
-        say(f"{report.SUBJECT} did not run in every cell")
+    lack = report.lack(found)
+    if lack:
+        say(lack)
         return 1
     return 4 if found["rejected"] else 3 if found["wrong"] else 0
 

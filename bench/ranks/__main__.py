@@ -43,7 +43,8 @@ def parse(arguments):
     parser.add_argument("--dispatcher", help="default: that of the library")
     parser.add_argument("--quick", action="store_true", help="four cells")
     parser.add_argument("--shape", help="in the place of every shape, without bars")
-    parser.add_argument("--tokens", help="in the place of every list of tokens")
+    parser.add_argument("--tokens", type=counts("tokens", 1), default=[],
+                        help="in the place of every list of tokens")
     parser.add_argument("--replays", type=int, default=numbers.REPLAYS_MIN,
                         help="of each cell, at least; default: %(default)s")
     parser.add_argument("--seconds", type=float, default=2.0, help="of each cell")
@@ -71,13 +72,12 @@ def visible_gpus():
 
 
 def groups_of(options):
-    groups = grid.select(options.op, options.quick)
-    if options.shape:
-        groups = [group._replace(shape=options.shape) for group in groups]
-    if options.tokens:
-        tokens = tuple(int(word) for word in options.tokens.split(","))
-        groups = [group._replace(tokens=tokens) for group in groups]
-    return groups
+    """Those that differ in their tokens alone, as some do in one shape, are one."""
+    tokens = {}
+    for group in grid.select(options.op, options.quick):
+        same = group._replace(shape=options.shape or group.shape, tokens=())
+        tokens.setdefault(same, set()).update(options.tokens or group.tokens)
+    return [group._replace(tokens=tuple(sorted(each))) for group, each in tokens.items()]
 
 
 def command_of(group, ranks, options):

@@ -7,6 +7,7 @@ from measure import chart, numbers, report
 VERSION = 1
 SHARED = ("ranks", "weight_format", "row_format", "runner", "dispatcher", "device",
           "forwards_per_graph", "weight_sets", "row_bytes", "no_nccl")
+RUN = ("op", "shape", "rows", "ranks", "skew", "delay_us", "sms")  # what is one run's alike
 CELL = {
     "op": str, "shape": str, "rows": str, "ranks": int, "tokens": int, "skew": float,
     "delay_us": float, "sms": int, "bar_us": (float, None), "stretch_us": (float, None),
@@ -39,11 +40,14 @@ def cells_of(group, document, clocks):
 
 def rejections(cells, most=numbers.DRIFT_MAX):
     """Runs that do not count, because the device was not the same before and after."""
-    moved = {(cell["op"], cell["shape"], cell["rows"], cell["ranks"], cell["skew"],
-              cell["delay_us"], cell["sms"]): cell["drift"] for cell in cells}
+    moved = {}
+    for cell in cells:
+        if not cell["drift"] <= most:
+            run = tuple(cell[key] for key in RUN)
+            moved[run] = max(moved.get(run, cell["drift"]), cell["drift"])
     return [f"{op} {shape} {rows} over {ranks} GPUs{_apart(*how)}: the driver's rates moved by "
             f"{100 * drift:.1f}%"
-            for (op, shape, rows, ranks, *how), drift in moved.items() if not drift <= most]
+            for (op, shape, rows, ranks, *how), drift in moved.items()]
 
 
 def faults(found):

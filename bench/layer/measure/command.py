@@ -13,24 +13,24 @@ def say(text):
 
 
 def words(allowed):
-    """An argparse type: a list with commas between."""
+    """An argparse type: a list with commas between, each of it once."""
     def split(text):
         found = [word for word in text.split(",") if word]
         unknown = [word for word in found if word not in allowed]
         if unknown or not found:
             raise argparse.ArgumentTypeError(f"{', '.join(unknown) or 'nothing'} is none of "
                                              f"{', '.join(allowed)}")
-        return found
+        return list(dict.fromkeys(found))
     return split
 
 
 def counts(what, least):
-    """An argparse type: numbers with commas between."""
+    """An argparse type: numbers with commas between, each once."""
     def split(text):
         found = [int(word) for word in text.split(",")]
         if min(found) < least:
             raise argparse.ArgumentTypeError(f"{what} are at least {least}")
-        return found
+        return list(dict.fromkeys(found))
     split.__name__ = what  # as argparse names what is no number
     return split
 

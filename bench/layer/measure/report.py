@@ -25,11 +25,14 @@ def judge(found):
         for name, system in routing["systems"].items() if not system["right"]})
 
 
-def lacks_subject(found):
-    """Whether what bars are for was wanted, and did not run in every cell."""
+def lack(found):
+    """Why a run is none: what bars are for was wanted and did not run in every cell, or nothing ran
+    in any. None where it is one."""
     wanted = SUBJECT in (system["name"] for system in found["systems"])
-    ran = [SUBJECT in routing["systems"] for cell in found["cells"] for routing in cell["routings"]]
-    return wanted and not (ran and all(ran))
+    ran = [routing["systems"] for cell in found["cells"] for routing in cell["routings"]]
+    if wanted and not (ran and all(SUBJECT in each for each in ran)):
+        return f"{SUBJECT} did not run in every cell"
+    return None if any(ran) else "no system ran"
 
 
 def _judge_routing(cell, routing, anchors):

@@ -25,6 +25,14 @@ class System:
     def __init__(self, options, device):
         self.options, self.device, self.case = options, device, None
 
+    @classmethod
+    def names(cls):
+        """All that --systems may call it."""
+        return (cls.name,)
+
+    def is_among(self, names):
+        return self.name in names
+
     def available(self):
         return None
 
@@ -50,9 +58,12 @@ class System:
         self.case = None
 
 
-def systems(options, device):
+def kinds():
     """All that this program knows, the one that bars are for first."""
     from peers import deep_gemm, grouped_mm, moxie, triton
-    return [each(options, device) for each in (
-        moxie.Moxie, grouped_mm.Layer, grouped_mm.Products, triton.Triton, deep_gemm.Contiguous,
-        deep_gemm.Masked)]
+    return (moxie.Moxie, grouped_mm.Layer, grouped_mm.Products, triton.Triton,
+            deep_gemm.Contiguous, deep_gemm.Masked)
+
+
+def systems(options, device):
+    return [each(options, device) for each in kinds()]

@@ -71,6 +71,17 @@ ENGINES = {"vllm": from_vllm, "sglang": from_sglang}
 
 class Triton(System):
     name = "triton_fused_moe"
+    engines = tuple(ENGINES)  # that are looked for
+
+    @classmethod
+    def names(cls):
+        return (cls.name, *(f"{cls.name}_{engine}" for engine in ENGINES))
+
+    def is_among(self, names):
+        """Who names engines wants no other."""
+        if self.name not in names:
+            self.engines = [each for each in ENGINES if f"{self.name}_{each}" in names]
+        return bool(self.engines)
 
     def available(self):
         given = self.options.triton_fused_moe
@@ -99,16 +110,17 @@ class Triton(System):
 
     def _engine(self):
         reasons = []
-        for engine, find in ENGINES.items():
+        for engine in self.engines:
             if importlib.util.find_spec(engine) is None:
                 continue
             try:
-                self.fused_experts = find()
+                self.fused_experts = ENGINES[engine]()
                 self.name = f"{type(self).name}_{engine}"
                 return None
             except Exception as error:  # whatever an engine raises where it does not fit
                 reasons.append(f"{engine}: {type(error).__name__}: {error}")
-        return "; ".join(reasons) or "neither vllm nor sglang is installed; --triton-fused-moe PATH"
+        return "; ".join(reasons) or (f"no {' or '.join(self.engines)} is installed; "
+                                      "--triton-fused-moe PATH")
 
     def prepare(self, case):
         super().prepare(case)
