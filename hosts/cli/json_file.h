@@ -15,6 +15,7 @@ int json_file_read(const char *path, json_t **out, struct fault *fault);
 int json_file_read_optional(const char *path, json_t **out, struct fault *fault);
 
 // Writes one document and a newline to standard output, and releases it. NULL is out of memory.
+// Whether standard output took them is asked once, at the end of the program.
 int json_print(json_t *document, struct fault *fault);
 
 // A real, or null when JSON has no word for it (NaN, infinity).
