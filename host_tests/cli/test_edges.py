@@ -3,11 +3,17 @@
     MOXIE_COMMAND=build/dev/bin/moxie MOXIE_GOLDEN=host_tests/golden python3 test_edges.py [GROUP]
 """
 
+import json
 import os
+import resource
+import shutil
+import signal
+import stat
 import subprocess
 import unittest
 
-from case import COMMAND, TIMEOUT_S, Case, layer
+import safetensors_files as files
+from case import COMMAND, GOLDEN, MODELS, TIMEOUT_S, Case, layer, model_arguments
 
 MIXTRAL = ["--layer-file", layer("mixtral_a.safetensors")]
 
@@ -23,6 +29,69 @@ class Output(Case):
                                       timeout=TIMEOUT_S, check=False)
                 self.assertEqual(done.returncode, 1, done.stderr)
                 self.assertRegex(done.stderr, r"moxie[a-z ]*: [^\n]*output[^\n]*\n$")
+
+    def refuse(self, path, words):
+        """Exit code 1, before anything is measured."""
+        text, trouble = self.moxie("run", *MIXTRAL, "--output", path, code=1)
+        self.assertEqual(text, "")
+        self.assertIn(words, trouble)
+
+    def test_only_regular_files_are_replaced(self):
+        os.mkfifo(self.path("pipe"))
+        os.mkdir(self.path("folder"))
+        os.symlink(self.path("nothing"), self.path("dangling"))
+        os.symlink(self.path("pipe"), self.path("link"))
+        for name, words in (("pipe", "no regular file"), ("folder", "no regular file"), ("link", "no regular file"),
+                            ("dangling", "symbolic link"), ("absent/out", "No such file")):
+            self.refuse(self.path(name), words)
+        self.assertTrue(stat.S_ISFIFO(os.stat(self.path("pipe")).st_mode))
+        self.assertEqual(sorted(os.listdir(self.folder)), ["dangling", "folder", "link", "pipe"])
+
+    def test_a_link_stays_and_its_file_is_written(self):
+        self.write("file", "old")
+        os.chmod(self.path("file"), 0o640)
+        os.symlink("file", self.path("link"))
+        self.write("link.part", "mine")
+        self.moxie("run", *MIXTRAL, "--output", self.path("link"))
+        self.assertEqual(os.readlink(self.path("link")), "file")
+        self.assertEqual(list(files.read(self.path("file"))[0]), ["output"])
+        self.assertEqual(stat.S_IMODE(os.stat(self.path("file")).st_mode), 0o640)
+        self.assertEqual(sorted(os.listdir(self.folder)), ["file", "link", "link.part"])
+
+    def test_inputs_are_not_replaced(self):
+        shutil.copy(layer("mixtral_a.safetensors"), self.path("layer"))
+        os.link(self.path("layer"), self.path("same"))
+        for name in ("layer", "same"):
+            _, trouble = self.moxie("run", "--layer-file", self.path("layer"), "-o", self.path(name), code=1)
+            self.assertIn("are read", trouble)
+        folder, number = MODELS[0]
+        source = GOLDEN + "/models/" + folder
+        tensors, metadata = files.read(source + "/model.safetensors")
+        mine = {name for name in tensors if ".layers.%d." % number in name}
+        for shard, names in (("a.safetensors", mine), ("b.safetensors", set(tensors) - mine)):
+            files.write(self.path(shard), {name: tensors[name] for name in sorted(names)}, metadata)
+        self.write("model.safetensors.index.json", json.dumps(
+            {"weight_map": {name: "a.safetensors" if name in mine else "b.safetensors" for name in tensors}}))
+        shutil.copy(source + "/config.json", self.path("config.json"))
+        arguments = model_arguments(folder, number, self.folder)
+        shutil.copy(arguments[-1], self.path("input"))
+        arguments[-1] = self.path("input")
+        # The layer is in the first shard alone: the second would not be opened.
+        for name in ("a.safetensors", "b.safetensors", "input", "config.json", "model.safetensors.index.json"):
+            _, trouble = self.moxie("run", *arguments, "-o", self.path(name), code=1)
+            self.assertIn("are read", trouble)
+        self.moxie("run", *arguments, "-o", self.path("out"))
+
+    def test_a_result_that_cannot_be_kept_is_said(self):
+        def limit():
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))
+        done = subprocess.run([COMMAND, "run", *MIXTRAL, "-o", self.path("out"), "--json"], capture_output=True,
+                              text=True, timeout=TIMEOUT_S, check=False, preexec_fn=limit)
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertLess(json.loads(done.stdout)["relative_error"], 1e-5)
+        self.assertIn("File too large", done.stderr)
+        self.assertEqual(os.listdir(self.folder), [])
 
 
 if __name__ == "__main__":

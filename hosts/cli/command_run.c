@@ -8,6 +8,7 @@
 #include "hosts/cli/preflight.h"
 #include "hosts/cli/router.h"
 #include "hosts/cli/table.h"
+#include "hosts/cli/target.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -80,7 +81,9 @@ static const struct argp_option table_of_options[] = {
      1},
     {"layer-file", OPTION_LAYER_FILE, "FILE", 0,
      "one safetensors file that holds weights and inputs of one layer", 1},
-    {"output", 'o', "FILE", 0, "write the result: safetensors, tensor `output`, f32 [T, H]", 30},
+    {"output", 'o', "FILE", 0, "write the result: safetensors, tensor `output`, f32 [T, H]; a file that is there is replaced, "
+     "but none that is read and nothing that is no file",
+     30},
     {"tolerance", OPTION_TOLERANCE, "X", 0, "exit code 3 when the relative error exceeds X", 30},
     {0},
 };
@@ -261,8 +264,9 @@ static int finish(const struct run_options *options, const struct outcome *outco
     int st = EXIT_OK;
 
     TRY(compare(outcome, &distance, fault));
-    if (options->output != NULL) TRY(safetensors_write(options->output, &tensor, fault));
+    // What was measured is said also when it cannot be written.
     TRY(report(options, outcome, &distance, fault));
+    if (options->output != NULL) TRY(safetensors_write(options->output, &tensor, fault));
     if (options->tolerance >= 0 && !(distance.relative <= options->tolerance))
         st = fault_set(fault, EXIT_TOLERANCE, "relative error %.3e exceeds the tolerance %.3e",
                        distance.relative, options->tolerance);
@@ -293,6 +297,12 @@ static int check_source(const struct run_options *options, const struct source *
     if (options->tolerance >= 0 && source->inputs.routed_output == NULL)
         return fault_set(fault, EXIT_TROUBLE, "%s: no routed_output to hold --tolerance against",
                          source->inputs.file->path);
+    if (options->output != NULL && source_is_in(source, options->output))
+        return fault_set(fault, EXIT_TROUBLE,
+                         "%s is one of the files that are read; --output would replace it",
+                         options->output);
+    if (options->output != NULL && target_check(options->output, fault) != EXIT_OK)
+        return EXIT_TROUBLE;
     return source->inputs.topk_ids == NULL ? router_check(source, fault) : EXIT_OK;
 }
 
