@@ -739,7 +739,7 @@ class Ranks(Case):
         self.assert_gone(pids)
 
     def stop_and_wait(self, *indices):
-        process, pids = self.start("--timeout", "5")
+        process, pids = self.start("--timeout", "3")
         for index in indices:
             os.kill(pids[index], signal.SIGSTOP)
         _, trouble = process.communicate(timeout=TIMEOUT_S)

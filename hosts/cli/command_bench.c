@@ -273,7 +273,7 @@ static int run_ranks(struct bench_run *run, const struct plugin *plugin, json_t 
     const struct bench_options *options = run->options;
     const struct hub_options hub = {
         .ranks = (int)options->rank.ranks,
-        .silence_ms = options->rank.timeout_s * 1000,
+        .silence_ms = rank_silence_ms(&options->rank),
         .doing = "measuring",
     };
     const struct hub_handler handler = {run, take};

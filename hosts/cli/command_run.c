@@ -154,7 +154,7 @@ static int run_ranks(const struct run_options *options, const struct plugin *plu
     const struct source_paths *paths = &options->paths;
     const struct hub_options hub = {
         .ranks = (int)options->rank.ranks,
-        .silence_ms = options->rank.timeout_s * 1000,
+        .silence_ms = rank_silence_ms(&options->rank),
         .doing = "loading experts",
     };
     const struct hub_handler handler = {outcome, take};
