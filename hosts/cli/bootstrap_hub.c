@@ -408,15 +408,18 @@ static int stop(struct hub *hub, int st)
     return st;
 }
 
-// Interrupts come as readable bytes from here on, so that no child outlives this process.
+// Interrupts come as readable bytes from here on, so that no child outlives this process. One that
+// this process was started to ignore, as by nohup, stays ignored: blocked, it would be kept.
 static int listen_for_interrupts(struct hub *hub)
 {
+    static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
+    struct sigaction before;
     sigset_t interrupts;
 
     (void)sigemptyset(&interrupts);
-    (void)sigaddset(&interrupts, SIGINT);
-    (void)sigaddset(&interrupts, SIGTERM);
-    (void)sigaddset(&interrupts, SIGHUP);
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
+        if (sigaction(numbers[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
+            (void)sigaddset(&interrupts, numbers[i]);
     (void)sigprocmask(SIG_BLOCK, &interrupts, &hub->mask_before);
     hub->signals = signalfd(-1, &interrupts, SFD_CLOEXEC | SFD_NONBLOCK);
     if (hub->signals >= 0) return EXIT_OK;
