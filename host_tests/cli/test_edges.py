@@ -94,5 +94,48 @@ class Output(Case):
         self.assertEqual(os.listdir(self.folder), [])
 
 
+class Router(Case):
+    """A router that is not known is not guessed, and experts whose ids are given need none."""
+
+    def run_model(self, given, code, **keys):
+        folder, number = MODELS[0]
+        source = GOLDEN + "/models/" + folder
+        with open(source + "/config.json", encoding="utf-8") as file:
+            self.write("config.json", json.dumps({**json.load(file), **keys}))
+        if not os.path.exists(self.path("model.safetensors")):
+            os.symlink(source + "/model.safetensors", self.path("model.safetensors"))
+        arguments = model_arguments(folder, number, self.folder)
+        tensors, metadata = files.read(arguments[-1])
+        if not given:
+            del tensors["topk_ids"], tensors["topk_weights"]
+        files.write(self.path("input"), tensors, metadata)
+        return self.moxie("run", *arguments[:-1], self.path("input"), code=code)[1]
+
+    def test_what_is_not_known_is_refused(self):
+        for keys, words in (({"scoring_func": "sqrtsoftplus"}, ("scoring_func", '"sqrtsoftplus"', "softmax or sigmoid")),
+                            ({"scoring_func": 1}, ("scoring_func", "is 1,")),
+                            ({"model_type": "another", "scoring_func": "softmax"}, ("model_type", "another", "qwen3_moe")),
+                            ({"topk_method": "best"}, ("topk_method", '"best"', "none")),
+                            ({"norm_topk_prob": "false"}, ("norm_topk_prob", '"false"', "true or false")),
+                            ({"model_type": "deepseek_v2", "topk_method": "group_limited_greedy"},
+                             ("topk_method", "group_limited_greedy", "greedy")),
+                            ({"model_type": "deepseek_v2", "n_group": 2, "topk_group": 1}, ("n_group", "is 2", "1 with"))):
+            with self.subTest(keys=keys):
+                trouble = self.run_model(False, 2, **keys)
+                for word in words:
+                    self.assertIn(word, trouble)
+                self.run_model(True, 0, **keys)
+
+    def test_what_is_known_runs(self):
+        for keys in ({"scoring_func": "softmax", "topk_method": None}, {"norm_topk_prob": None, "n_group": 1},
+                     {"model_type": "deepseek_v2", "topk_method": "greedy"}):
+            self.run_model(False, 0, **keys)
+
+    def test_activations_are_words(self):
+        for value in (7, ["silu"], "swiglu"):
+            trouble = self.run_model(True, 2, hidden_act=value)
+            self.assertIn("hidden_act " + json.dumps(value), trouble)
+
+
 if __name__ == "__main__":
     unittest.main()

@@ -15,6 +15,7 @@
 struct family {
     const char *name;
     int32_t scoring;     // MOXIE_SCORING_*; 0: not known
+    const char *method;  // what topk_method may say; NULL: nothing
     int32_t renormalize; // where norm_topk_prob does not say
     double epsilon;
     int32_t weight_on_input;
@@ -27,7 +28,12 @@ static const struct family families[] = {
     {.name = "qwen2_moe", .scoring = MOXIE_SCORING_SOFTMAX},
     {.name = "qwen3_moe", .scoring = MOXIE_SCORING_SOFTMAX},
     {.name = "mixtral", .scoring = MOXIE_SCORING_SOFTMAX, .renormalize = 1},
-    {.name = "deepseek_v3", .scoring = MOXIE_SCORING_SIGMOID, .renormalize = 1, .epsilon = 1e-20},
+    {.name = "deepseek_v2", .scoring = MOXIE_SCORING_SOFTMAX, .method = "greedy"},
+    {.name = "deepseek_v3",
+     .scoring = MOXIE_SCORING_SIGMOID,
+     .method = "noaux_tc",
+     .renormalize = 1,
+     .epsilon = 1e-20},
     {.name = "gpt_oss",
      .scoring = MOXIE_SCORING_TOP_K_SOFTMAX,
      .fused_rows_in = 1,
@@ -40,6 +46,12 @@ static const struct family families[] = {
      .weight_on_input = 1,
      .fused_rows_in = 1},
 };
+
+const char *model_families(void)
+{
+    return "qwen2_moe, qwen3_moe, mixtral, deepseek_v2, deepseek_v3, gpt_oss, llama4 and "
+           "llama4_text";
+}
 
 // Experts can be loaded; ids and weights must be given.
 static const struct family unknown_family = {.name = ""};
@@ -126,33 +138,73 @@ static int config_count(const json_t *config, const char *key, int64_t *out, str
     return EXIT_OK;
 }
 
+// What a key says, as JSON, for a message. owner: caller
+static char *value_text(const json_t *value)
+{
+    return json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY | JSON_ENSURE_ASCII);
+}
+
 static int config_activation(struct model *model, const json_t *config, struct fault *fault)
 {
-    const char *name = json_string_value(json_object_get(config, "hidden_act"));
+    const json_t *value = json_object_get(config, "hidden_act");
+    const char *name = json_string_value(value);
+    char *seen = NULL;
 
     if (model->activation != NULL)
         return config_number(config, "swiglu_limit", &model->limit, fault);
-    model->activation = activation_word(name != NULL ? name : "silu");
-    if (model->activation == NULL)
-        return fault_set(fault, EXIT_REFUSED,
-                         "config.json: hidden_act %s has no kernel; silu, gelu, gelu_pytorch_tanh "
-                         "and relu2 have",
-                         name);
-    return EXIT_OK;
+    if (value == NULL || json_is_null(value)) name = "silu";
+    model->activation = name != NULL ? activation_word(name) : NULL;
+    if (model->activation != NULL) return EXIT_OK;
+    seen = value_text(value);
+    (void)fault_set(fault, EXIT_REFUSED,
+                    "config.json: hidden_act %s has no kernel; silu, gelu, gelu_pytorch_tanh and "
+                    "relu2 have",
+                    seen != NULL ? seen : "");
+    free(seen);
+    return EXIT_REFUSED;
+}
+
+// The value of a key that the router depends on, unless it is absent or `known` is 1. Experts whose
+// ids and weights are given run nevertheless.
+static void doubt(struct model *model, const json_t *config, const char *key, int known,
+                  const char *values)
+{
+    const json_t *value = json_object_get(config, key);
+    char *seen = NULL;
+
+    if (value == NULL || json_is_null(value) || known || model->unrouted[0] != '\0') return;
+    seen = value_text(value);
+    (void)snprintf(model->unrouted, sizeof model->unrouted,
+                   "config.json: %s is %.80s, and for the family %s only %s is known", key,
+                   seen != NULL ? seen : "", model->family, values);
+    free(seen);
 }
 
 static int config_router(struct model *model, const json_t *config, struct fault *fault)
 {
     const json_t *norm = json_object_get(config, "norm_topk_prob");
     const char *scoring = json_string_value(json_object_get(config, "scoring_func"));
+    const char *method = json_string_value(json_object_get(config, "topk_method"));
+    const char *known = family_find(model->family)->method;
+    int softmax = scoring != NULL && strcmp(scoring, "softmax") == 0;
+    int sigmoid = scoring != NULL && strcmp(scoring, "sigmoid") == 0;
     int st = EXIT_OK;
 
-    if (json_is_boolean(norm)) model->renormalize = json_is_true(norm);
-    if (scoring != NULL && strcmp(scoring, "softmax") == 0) model->scoring = MOXIE_SCORING_SOFTMAX;
-    if (scoring != NULL && strcmp(scoring, "sigmoid") == 0) model->scoring = MOXIE_SCORING_SIGMOID;
     TRY(config_count(config, "n_group", &model->groups, fault));
     TRY(config_count(config, "topk_group", &model->groups_top, fault));
     TRY(config_number(config, "routed_scaling_factor", &model->scaling, fault));
+    if (model->scoring == 0) goto out;
+    if (json_is_boolean(norm)) model->renormalize = json_is_true(norm);
+    if (softmax) model->scoring = MOXIE_SCORING_SOFTMAX;
+    if (sigmoid) model->scoring = MOXIE_SCORING_SIGMOID;
+    doubt(model, config, "norm_topk_prob", json_is_boolean(norm), "true or false");
+    doubt(model, config, "scoring_func", softmax || sigmoid, "softmax or sigmoid");
+    doubt(model, config, "topk_method",
+          method != NULL && known != NULL && strcmp(method, known) == 0,
+          known != NULL ? known : "none");
+    // Groups are chosen by their two best; models that score by softmax choose them by their best.
+    doubt(model, config, "n_group", model->groups <= 1 || model->scoring != MOXIE_SCORING_SOFTMAX,
+          "1 with softmax");
 out:
     return st;
 }
