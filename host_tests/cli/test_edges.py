@@ -137,5 +137,27 @@ class Router(Case):
             self.assertIn("hidden_act " + json.dumps(value), trouble)
 
 
+class Paths(Case):
+    """Of the library, as a user writes them."""
+
+    PLUGIN = os.path.abspath(os.environ["MOXIE_PLUGIN"])
+
+    def run_in(self, *arguments, env=None):
+        """(exit code, standard output, standard error), in the folder of the test."""
+        done = subprocess.run([os.path.abspath(COMMAND), *arguments], capture_output=True, timeout=TIMEOUT_S,
+                              check=False, cwd=self.folder, env=env)
+        return done.returncode, done.stdout.decode("utf-8"), done.stderr.decode("utf-8", "replace")
+
+    def test_a_path_that_is_not_utf_8(self):
+        os.symlink(self.PLUGIN, os.fsencode(self.folder) + b"/lib\xff\xc3\xa9.so")
+        for arguments, key in ((["info"], "library"), (["conform", "--rule", "entry"], "plugin")):
+            code, text, trouble = self.run_in(*arguments, "--json", "--plugin", b"./lib\xff\xc3\xa9.so")
+            self.assertEqual(code, 0, trouble)
+            self.assertEqual(json.loads(text)[key], "./lib\ufffd\u00e9.so")
+        code, text, trouble = self.run_in("conform", "--rule", "entry", "--json", "--plugin", self.write("no\udcff", "no"))
+        self.assertEqual(code, 2, trouble)
+        self.assertEqual(json.loads(text)["rules"][0]["verdict"], "fail")
+
+
 if __name__ == "__main__":
     unittest.main()

@@ -196,8 +196,9 @@ static int show(const struct conform_options *options, const char *plugin,
     int st = EXIT_OK;
 
     if (options->common.json) {
-        st = json_print(
-            json_pack("{s:b, s:s, s:O}", "ok", ok, "plugin", plugin, "rules", result->rows), fault);
+        st = json_print(json_pack("{s:b, s:o, s:O}", "ok", ok, "plugin", json_text(plugin), "rules",
+                                  result->rows),
+                        fault);
     } else {
         table_print(&result->table, 0);
         (void)printf("%s: %d rule%s hold%s, %d broken, %d skipped\n", plugin, counts[VERDICT_PASS],

@@ -108,11 +108,11 @@ static json_t *info_document(const struct plugin *plugin, const struct probes *p
                                               entry->score, "reason", entry->reason));
     }
     return json_pack(
-        "{s:s, s:{s:s, s:s, s:s, s:s}, s:{s:s, s:s, s:s}, s:o, s:o, s:{s:i, s:i, s:i}}", "library",
-        plugin->path, "build", "version", build->version, "source_id", build->source_id, "compiler",
-        build->compiler, "cuda", build->cuda, "abi", "min", least, "max", most, "agreed", agreed,
-        "devices", devices(probes), "backends", backends, "limits", "ranks", MOXIE_RANKS_MAX,
-        "top_k", MOXIE_TOP_K_MAX, "forwards_in_flight", MOXIE_SLOTS_MAX);
+        "{s:o, s:{s:s, s:s, s:s, s:s}, s:{s:s, s:s, s:s}, s:o, s:o, s:{s:i, s:i, s:i}}", "library",
+        json_text(plugin->path), "build", "version", build->version, "source_id", build->source_id,
+        "compiler", build->compiler, "cuda", build->cuda, "abi", "min", least, "max", most,
+        "agreed", agreed, "devices", devices(probes), "backends", backends, "limits", "ranks",
+        MOXIE_RANKS_MAX, "top_k", MOXIE_TOP_K_MAX, "forwards_in_flight", MOXIE_SLOTS_MAX);
 }
 
 static void print_info(const struct plugin *plugin, const struct probes *probes)

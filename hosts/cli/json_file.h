@@ -18,6 +18,9 @@ int json_file_read_optional(const char *path, json_t **out, struct fault *fault)
 // Whether standard output took them is asked once, at the end of the program.
 int json_print(json_t *document, struct fault *fault);
 
+// A string, with U+FFFD for every byte that is not UTF-8: paths are bytes. NULL when out of memory.
+json_t *json_text(const char *text);
+
 // A real, or null when JSON has no word for it (NaN, infinity).
 json_t *json_number(double value);
 
