@@ -158,6 +158,19 @@ class Paths(Case):
         self.assertEqual(code, 2, trouble)
         self.assertEqual(json.loads(text)["rules"][0]["verdict"], "fail")
 
+    def test_a_file_of_the_current_folder(self):
+        os.symlink(self.PLUGIN, self.path("libmine.so"))
+        env = {**os.environ, "MOXIE_PLUGIN": "libmine.so"}
+        for arguments, variables in ((["--plugin", "libmine.so"], None), ([], env)):
+            code, text, trouble = self.run_in("info", "--json", *arguments, env=variables)
+            self.assertEqual(code, 0, trouble)
+            self.assertEqual(json.loads(text)["library"], "./libmine.so")
+
+    def test_an_empty_path_is_no_path(self):
+        for command in ("info", "conform"):
+            _, trouble = self.moxie(command, "--plugin", "", code=1)
+            self.assertIn("--plugin: a path is wanted", trouble)
+
 
 if __name__ == "__main__":
     unittest.main()

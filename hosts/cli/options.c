@@ -54,6 +54,9 @@ static error_t parse_common(int key, char *text, struct argp_state *state)
 
     switch (key) {
     case OPTION_PLUGIN:
+        // Empty is what a variable of a script is that was never set, and not the library beside
+        // us.
+        if (text[0] == '\0') argp_error(state, "--plugin: a path is wanted");
         options->plugin = text;
         return 0;
     case OPTION_JSON:
