@@ -233,15 +233,15 @@ static int take_device(struct bench_run *run, json_t *result, struct fault *faul
     return EXIT_OK;
 }
 
+// Only keeps what came: while floors are computed, which can take longer than a rank may be silent,
+// nobody would be listening.
 static int take(void *ctx, int rank, enum message message, const void *payload, uint64_t bytes,
                 struct fault *fault)
 {
     struct bench_run *run = ctx;
     json_t *result = json_loadb(payload, bytes, 0, NULL);
-    const char *runner = NULL;
-    const char *dispatcher = NULL;
-    json_t *samples = NULL;
-    int index = -1;
+    const json_t *cell = json_object_get(result, "cell");
+    json_int_t index = json_is_integer(cell) ? json_integer_value(cell) : -1;
     int st = EXIT_OK;
 
     (void)message;
@@ -250,20 +250,32 @@ static int take(void *ctx, int rank, enum message message, const void *payload, 
         json_decref(result);
         return st;
     }
-    if (json_unpack(result, "{s:i, s:s, s:s, s:o}", "cell", &index, "runner", &runner, "dispatcher",
-                    &dispatcher, "samples", &samples) != 0 ||
-        index < 0 || index >= run->options->cells) {
-        st = fault_set(fault, EXIT_TROUBLE, "rank %d sent no result", rank);
-    } else {
-        (void)snprintf(run->runner, sizeof run->runner, "%s", runner);
-        (void)snprintf(run->dispatcher, sizeof run->dispatcher, "%s", dispatcher);
-        run->cells[index].relative_error =
-            json_number_value(json_object_get(result, "relative_error"));
-        st = bench_fill_cell(run, index, samples, fault);
-        if (st == EXIT_OK)
-            st = bench_fill_collectives(run, index, json_object_get(result, "nccl"), fault);
+    if (index < 0 || index >= run->options->cells || run->results[index] != NULL) {
+        json_decref(result);
+        return fault_set(fault, EXIT_TROUBLE, "rank %d sent no result", rank);
     }
-    json_decref(result);
+    run->results[index] = result;
+    return EXIT_OK;
+}
+
+static int fill_cell(struct bench_run *run, int index, struct fault *fault)
+{
+    json_t *result = run->results[index];
+    const char *runner = NULL;
+    const char *dispatcher = NULL;
+    json_t *samples = NULL;
+    int st = EXIT_OK;
+
+    if (result == NULL || json_unpack(result, "{s:s, s:s, s:o}", "runner", &runner, "dispatcher",
+                                      &dispatcher, "samples", &samples) != 0)
+        return fault_set(fault, EXIT_TROUBLE, "rank 0 sent no result of %lld tokens",
+                         (long long)run->options->tokens[index]);
+    (void)snprintf(run->runner, sizeof run->runner, "%s", runner);
+    (void)snprintf(run->dispatcher, sizeof run->dispatcher, "%s", dispatcher);
+    run->cells[index].relative_error = json_number_value(json_object_get(result, "relative_error"));
+    TRY(bench_fill_cell(run, index, samples, fault));
+    TRY(bench_fill_collectives(run, index, json_object_get(result, "nccl"), fault));
+out:
     return st;
 }
 
@@ -294,7 +306,10 @@ static int run_ranks(struct bench_run *run, const struct plugin *plugin, json_t 
     (void)json_object_set_new(job, "replays", json_integer(options->replays));
     (void)json_object_set_new(job, "skew", json_real(options->skew));
     (void)json_object_set_new(job, "delay_us", json_real(options->delay_us));
-    st = hub_run(&hub, job, &handler, fault);
+    TRY(hub_run(&hub, job, &handler, fault));
+    for (int i = 0; i < options->cells; i++)
+        TRY(fill_cell(run, i, fault));
+out:
     json_decref(job);
     return st;
 }
@@ -374,6 +389,8 @@ int command_bench(int argc, char **argv, struct fault *fault)
 out:
     st = instance_finish(&instance, st, fault);
     plugin_unload(&plugin);
+    for (int i = 0; i < options.cells; i++)
+        json_decref(run.results[i]);
     json_decref(config);
     return st;
 }
