@@ -93,6 +93,26 @@ class Output(Case):
         self.assertIn("File too large", done.stderr)
         self.assertEqual(os.listdir(self.folder), [])
 
+    def test_what_cannot_fit_is_refused(self):
+        """Few weights and many tokens: their rows are in memory, in the file they are a hole."""
+        tensors, metadata = files.read(layer("mixtral_a.safetensors"))
+        hidden = tensors["hidden_states"].shape[1]
+        kept = {name: tensors[name] for name in ("gate_up_proj", "down_proj", "router_weight")}
+        kept["hidden_states"] = files.Tensor("BF16", [1 << 29, hidden], b"")
+        files.write(self.path("layer"), kept, metadata)
+        with open(self.path("layer"), "rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length))
+            data = file.read()
+        header["hidden_states"]["data_offsets"] = [len(data), len(data) + (hidden << 30)]
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        with open(self.path("layer"), "wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text + data)
+            file.truncate(8 + len(text) + len(data) + (hidden << 30))
+        refused = self.moxie("run", "--layer-file", self.path("layer"), "--ranks", "2", code=2)[1]
+        self.assertRegex(refused, r"this needs [\d.]+ [GT]iB, and [\d.]+ [KMGT]iB are free")
+
 
 class Router(Case):
     """A router that is not known is not guessed, and experts whose ids are given need none."""

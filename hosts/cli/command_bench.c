@@ -189,31 +189,18 @@ static int check_weights(const struct bench_options *options, struct fault *faul
 }
 
 // Refuses before anything is allocated what this machine cannot hold.
-static int check_memory(const struct bench_options *options, const moxie_plan *plan,
+static int check_memory(const struct bench_options *options, const struct instance *instance,
                         struct fault *fault)
 {
-    uint64_t weights = bench_layer_bytes(&options->shape, options->format, options->shape.experts);
-    uint64_t available = machine_memory_available();
-    uint64_t ranks = (uint64_t)options->rank.ranks;
-    uint64_t rows = 0;
-    uint64_t planned = 0;
-    uint64_t needed = 0;
-    char needed_text[HUMAN_BYTES];
-    char available_text[HUMAN_BYTES];
+    const struct preflight_memory need = {
+        .weights = bench_layer_bytes(&options->shape, options->format, options->shape.experts),
+        // x and y in 16 bits, ids and weights.
+        .token = (uint64_t)(options->shape.hidden * 4 + options->shape.top_k * 8),
+        .ranks = (uint64_t)options->rank.ranks,
+        .advice = "take fewer experts, a smaller --weight-format or fewer tokens",
+    };
 
-    // x and y in 16 bits, ids and weights.
-    if (!bytes_mul((uint64_t)plan->bounds->forward_tokens,
-                   (uint64_t)(options->shape.hidden * 4 + options->shape.top_k * 8), &rows) ||
-        !bytes_add(plan->device_bytes, plan->symmetric_bytes, &planned) ||
-        !bytes_add(planned, plan->pinned_bytes, &planned) ||
-        !bytes_add(planned, plan->host_bytes, &planned) || !bytes_add(planned, rows, &planned) ||
-        !bytes_mul(planned, ranks, &planned) || !bytes_add(planned, weights, &needed))
-        needed = UINT64_MAX;
-    if (needed <= available) return EXIT_OK;
-    return fault_set(fault, EXIT_REFUSED,
-                     "this needs %s, and %s are free; take fewer experts, a smaller "
-                     "--weight-format or fewer tokens",
-                     human_bytes(needed, needed_text), human_bytes(available, available_text));
+    return preflight_check_memory(instance, &need, fault);
 }
 
 // What a rank on a device with graphs says once of it.
@@ -377,7 +364,7 @@ int command_bench(int argc, char **argv, struct fault *fault)
     run.row = wire_rows_of(&options.shape, options.row_format,
                            instance_config(&instance, "dispatch_format"));
     if (run.forwards == 1)
-        TRY(check_memory(&options, instance.plan, fault));
+        TRY(check_memory(&options, &instance, fault));
     else
         TRY(bench_check_possible(&options.shape, options.format, fault));
     TRY(find_anchors(&run, fault));

@@ -3,7 +3,6 @@
 #include "hosts/cli/bootstrap.h"
 #include "hosts/cli/commands.h"
 #include "hosts/cli/json_file.h"
-#include "hosts/cli/machine.h"
 #include "hosts/cli/numbers.h"
 #include "hosts/cli/preflight.h"
 #include "hosts/cli/router.h"
@@ -81,7 +80,9 @@ static const struct argp_option table_of_options[] = {
      1},
     {"layer-file", OPTION_LAYER_FILE, "FILE", 0,
      "one safetensors file that holds weights and inputs of one layer", 1},
-    {"output", 'o', "FILE", 0, "write the result: safetensors, tensor `output`, f32 [T, H]; a file that is there is replaced, "
+    {"output", 'o', "FILE", 0,
+     "write the result: safetensors, tensor `output`, f32 [T, H]; a file that is there is "
+     "replaced, "
      "but none that is read and nothing that is no file",
      30},
     {"tolerance", OPTION_TOLERANCE, "X", 0, "exit code 3 when the relative error exceeds X", 30},
@@ -274,20 +275,23 @@ out:
     return st;
 }
 
-// Ranks of one machine share its memory; a layer that does not fit is better refused than killed
-// half way.
-static int check_memory(const struct source *source, struct fault *fault)
+// Ranks of one machine share its memory.
+static int check_memory(const struct run_options *options, const struct source *source,
+                        const struct instance *instance, struct fault *fault)
 {
-    uint64_t available = machine_memory_available();
-    uint64_t needed = 0;
-    char needed_text[HUMAN_BYTES];
-    char available_text[HUMAN_BYTES];
+    const struct model *model = &source->model;
+    // x, y and what is sent of it, and y here; ids of 64 bits at most, and weights.
+    uint64_t numbers = format_element_bytes(source->inputs.format) + 3 * sizeof(float);
+    struct preflight_memory need = {
+        .token = (uint64_t)model->hidden * numbers + (uint64_t)model->top_k * 12,
+        .ranks = (uint64_t)options->rank.ranks,
+        .advice = "take fewer tokens, or another machine",
+    };
 
-    if (!bytes_add(weights_bytes(&source->layout.w1), weights_bytes(&source->layout.w2), &needed))
-        needed = UINT64_MAX;
-    if (needed <= available) return EXIT_OK;
-    return fault_set(fault, EXIT_REFUSED, "the experts of this layer take %s, and %s are free",
-                     human_bytes(needed, needed_text), human_bytes(available, available_text));
+    if (!bytes_add(weights_bytes(&source->layout.w1), weights_bytes(&source->layout.w2),
+                   &need.weights))
+        need.weights = UINT64_MAX;
+    return preflight_check_memory(instance, &need, fault);
 }
 
 // What can be refused before any rank is started.
@@ -338,7 +342,7 @@ int command_run(int argc, char **argv, struct fault *fault)
     if (config == NULL)
         TRY(fault_set(fault, EXIT_TROUBLE, "out of memory, or a name not in UTF-8"));
     TRY(preflight(&instance, &plugin, &options.rank, config, fault));
-    if (preflight_device(&instance)->direct) TRY(check_memory(&source, fault));
+    if (preflight_device(&instance)->direct) TRY(check_memory(&options, &source, &instance, fault));
     TRY(allocate_output(&outcome, fault));
     TRY(run_ranks(&options, &plugin, config, &outcome, fault));
     TRY(finish(&options, &outcome, fault));
