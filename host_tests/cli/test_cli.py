@@ -166,7 +166,7 @@ class Plan(Case):
 
     def test_shape(self):
         plan = self.document("plan", self.config(max_prefill_tokens=4096, dp_size=8, tp_size=8, ep_size=8))
-        self.assertEqual(list(plan), ["ok", "bounds", "buffers", "total_bytes"])
+        self.assertEqual(list(plan), ["ok", "bounds", "buffers", "total_bytes", "warnings"])
         self.assertIs(plan["ok"], True)
         self.assertEqual(sorted(plan["bounds"]), sorted(BOUNDS))
         self.assertGreater(len(plan["buffers"]), 0)
@@ -186,7 +186,7 @@ class Plan(Case):
                 "dp_size": 4, "tp_size": 4, "ep_size": 4, "dispatcher": "alltoall",
                 "max_dispatch_tokens_per_rank": 4096}
         refused = self.document("plan", self.config(**keys), code=2)
-        self.assertEqual(list(refused), ["ok", "reasons", "bounds"])
+        self.assertEqual(list(refused), ["ok", "reasons", "warnings", "bounds"])
         self.assertIs(refused["ok"], False)
         self.assertIn("16384", refused["reasons"][0]["message"])
         self.assertEqual(refused["bounds"]["allgather_rows"], 65536)
@@ -216,7 +216,7 @@ class Plan(Case):
 class Check(Case):
     def check(self, ok, **keys):
         verdict = self.document("check", self.config(**keys), code=0 if ok else 2)
-        self.assertEqual(list(verdict), ["ok", "reasons", "warnings"])
+        self.assertEqual(list(verdict), ["ok", "runner", "dispatcher", "reasons", "warnings"])
         self.assertIs(verdict["ok"], ok)
         self.assertEqual(bool(verdict["reasons"]), not ok)
         for reason in verdict["reasons"]:

@@ -192,5 +192,44 @@ class Paths(Case):
             self.assertIn("--plugin: a path is wanted", trouble)
 
 
+class Documents(Case):
+    """With --json every answer is a document, a refusal too."""
+
+    def test_every_refusal_is_a_document(self):
+        tensors, metadata = files.read(layer("mixtral_a.safetensors"))
+        del tensors["topk_ids"], tensors["topk_weights"]
+        files.write(self.path("another"), tensors, {**metadata, "family": "another"})
+        tiny = ["bench", "--shape", "64,32,8,2", "--tokens", "1"]
+        for arguments, words in ((["run", *MIXTRAL, "--ranks", "2", "--dispatcher", "local"], "sum over ranks"),
+                                 (["run", *MIXTRAL, "--runner", "nobody"], "nobody"),
+                                 (["run", "--layer-file", self.path("another")], "model_type"),
+                                 ([*tiny, "--op", "both"], "--op both"),
+                                 ([*tiny, "--skew", "9", "--ranks", "2"], "--skew 9"),
+                                 (["bench", "--shape", "100,100,8,1", "--tokens", "1", "--weight-format", "mxfp4"],
+                                  "mxfp4"),
+                                 (["bench", "--shape", "1048576,1048576,1024,8", "--tokens", "1"], "this needs"),
+                                 (["plan", self.config(top_k=1000)], "top_k")):
+            with self.subTest(arguments=arguments):
+                refused = self.document(*arguments, code=2)
+                self.assertEqual(list(refused)[:3], ["ok", "reasons", "warnings"])
+                self.assertIs(refused["ok"], False)
+                self.assertEqual(list(refused["reasons"][0]), ["code", "key", "message"])
+                self.assertIn(words, "".join(reason["message"] for reason in refused["reasons"]))
+
+    def test_documents_say_what_the_text_says(self):
+        self.assertEqual(self.document("run", *MIXTRAL)["weights"], "bf16")
+        verdict = self.document("check", self.config())
+        self.assertEqual((verdict["runner"], verdict["dispatcher"]), ("moxie_cpu", "local"))
+        self.assertIsNone(self.document("check", self.config(top_k=0), code=2)["runner"])
+        for keys, code in (({}, 0), ({"top_k": 1000}, 2)):
+            path = self.config(max_prefil_tokens=64, **keys)
+            warning, = self.document("plan", path, code=code)["warnings"]
+            self.assertIn("max_prefill_tokens", warning["message"])
+            self.assertIn("did you mean max_prefill_tokens", self.moxie("plan", path, code=code)[1])
+        bench = ["bench", "--shape", "64,32,8,2", "--tokens", "1", "--seconds", "0.01", "--row-format", "f16"]
+        self.assertIn("bf16 weights, f16 rows", self.moxie(*bench)[0])
+        self.assertEqual(self.document(*bench)["row_format"], "f16")
+
+
 if __name__ == "__main__":
     unittest.main()

@@ -229,9 +229,10 @@ static int report(const struct run_options *options, const struct outcome *outco
     double time_ms = median_ms(outcome->result);
 
     if (options->rank.common.json)
-        return json_print(json_pack("{s:I, s:i, s:s, s:s, s:o, s:o, s:o}", "tokens",
+        return json_print(json_pack("{s:I, s:i, s:s, s:s, s:s, s:o, s:o, s:o}", "tokens",
                                     (json_int_t)outcome->source->inputs.tokens, "ranks",
                                     outcome->ranks, "runner", runner, "dispatcher", dispatcher,
+                                    "weights", format_word(outcome->source->layout.w1.format),
                                     "relative_error", json_number(distance->relative),
                                     "max_abs_error", json_number(distance->max_abs), "time_ms",
                                     json_number(time_ms)),
@@ -347,6 +348,7 @@ int command_run(int argc, char **argv, struct fault *fault)
     TRY(run_ranks(&options, &plugin, config, &outcome, fault));
     TRY(finish(&options, &outcome, fault));
 out:
+    st = json_refusal(options.rank.common.json, st, fault);
     st = instance_finish(&instance, st, fault);
     plugin_unload(&plugin);
     json_decref(outcome.result);

@@ -102,6 +102,18 @@ int json_print(json_t *document, struct fault *fault)
     return EXIT_OK;
 }
 
+int json_refusal(int as_json, int st, struct fault *fault)
+{
+    int printed = EXIT_OK;
+
+    if (!as_json || st != EXIT_REFUSED || fault->text[0] == '\0') return st;
+    printed =
+        json_print(json_pack("{s:b, s:[{s:s, s:s, s:o}], s:[]}", "ok", 0, "reasons", "code",
+                             "REFUSED", "key", "", "message", json_text(fault->text), "warnings"),
+                   fault);
+    return printed != EXIT_OK ? printed : st;
+}
+
 // Bytes of the UTF-8 character that the text starts with; 0: it is none.
 static size_t character_bytes(const char *text, size_t length)
 {
