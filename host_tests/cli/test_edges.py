@@ -216,6 +216,15 @@ class Documents(Case):
                 self.assertEqual(list(refused["reasons"][0]), ["code", "key", "message"])
                 self.assertIn(words, "".join(reason["message"] for reason in refused["reasons"]))
 
+    def test_defaults_are_what_may_be_written(self):
+        """Not what they became on this machine."""
+        keys = {key["key"]: key["default"] for key in self.document("info", "--keys")["keys"]}
+        for key in ("runner", "dispatcher", "activation_format", "transport"):
+            self.assertEqual(keys[key], "auto")
+        self.assertEqual([keys[key] for key in ("activation", "weight_format", "device", "speculative_algorithm")],
+                         ["silu", "bf16", "cpu", "none"])
+        self.assertRegex(self.moxie("info", "--keys")[0], r"\nrunner +str +auto ")
+
     def test_documents_say_what_the_text_says(self):
         self.assertEqual(self.document("run", *MIXTRAL)["weights"], "bf16")
         verdict = self.document("check", self.config())
