@@ -24,8 +24,8 @@ struct preflight_memory {
     const char *advice; // what to do where that is too much
 };
 
-// Refuses what does not fit, which is better than being killed half way. For devices whose memory is
-// the machine's; after a preflight that answered EXIT_OK.
+// Refuses what does not fit, which is better than being killed half way. For devices whose memory
+// is the machine's; after a preflight that answered EXIT_OK.
 int preflight_check_memory(const struct instance *instance, const struct preflight_memory *need,
                            struct fault *fault);
 
