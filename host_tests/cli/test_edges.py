@@ -4,11 +4,14 @@
 """
 
 import json
+import math
 import os
+import random
 import resource
 import shutil
 import signal
 import stat
+import struct
 import subprocess
 import unittest
 
@@ -157,6 +160,62 @@ class Router(Case):
             self.assertIn("hidden_act " + json.dumps(value), trouble)
 
 
+class Ungated(Case):
+    """relu2 has no gate: y = down * relu(up * x)^2."""
+
+    HIDDEN, INTERMEDIATE, EXPERTS, TOKENS = 32, 16, 2, 5
+
+    def setUp(self):
+        super().setUp()
+        chance = random.Random(3)
+        self.ups, self.downs = ([[[chance.uniform(-1, 1) for _ in range(columns)] for _ in range(rows)]
+                                 for _ in range(self.EXPERTS)]
+                                for rows, columns in ((self.INTERMEDIATE, self.HIDDEN), (self.HIDDEN, self.INTERMEDIATE)))
+        rows = [[chance.uniform(-1, 1) for _ in range(self.HIDDEN)] for _ in range(self.TOKENS)]
+        ids = [token % self.EXPERTS for token in range(self.TOKENS)]
+        wanted = [self.apply(self.downs[expert], [max(value, 0) ** 2 for value in self.apply(self.ups[expert], row)])
+                  for row, expert in zip(rows, ids)]
+        self.inputs = {"hidden_states": self.tensor(rows), "routed_output": self.tensor(wanted),
+                       "topk_ids": files.Tensor("I32", [self.TOKENS, 1], struct.pack("<5i", *ids)),
+                       "topk_weights": files.Tensor("F32", [self.TOKENS, 1], struct.pack("<5f", *[1] * 5))}
+
+    @staticmethod
+    def apply(matrix, row):
+        return [sum(a * b for a, b in zip(line, row)) for line in matrix]
+
+    @staticmethod
+    def tensor(rows, *before):
+        flat = [value for row in rows for value in row]
+        return files.Tensor("F32", [*before, len(rows) // max(1, math.prod(before)), len(rows[0])],
+                            struct.pack("<%df" % len(flat), *flat))
+
+    def test_layer_file(self):
+        turned = [list(zip(*up)) for up in self.ups], [list(zip(*down)) for down in self.downs]
+        for name, (ups, downs) in (("[E,I,H]", (self.ups, self.downs)), ("[E,H,I]", turned)):
+            metadata = {"hidden_size": str(self.HIDDEN), "intermediate_size": str(self.INTERMEDIATE),
+                        "num_experts": str(self.EXPERTS), "top_k": "1", "activation": "relu2", "weight_layout": name}
+            tensors = {"up_proj": self.tensor(sum(ups, []), self.EXPERTS),
+                       "down_proj": self.tensor(sum(downs, []), self.EXPERTS)}
+            files.write(self.path("layer"), {**self.inputs, **tensors}, metadata)
+            self.run_layer("--layer-file", self.path("layer"), ranks=2)
+            files.write(self.path("layer"), {**self.inputs, **tensors}, {**metadata, "weight_layout": "[E,2I,H] gate then up"})
+            self.assertIn(name, self.moxie("run", "--layer-file", self.path("layer"), code=1)[1])
+
+    def test_model(self):
+        name = "model.layers.0.mlp.experts.%d.%s.weight"
+        files.write(self.path("input"), self.inputs)
+        files.write(self.path("model.safetensors"), {name % (expert, which): self.tensor(matrices[expert])
+                    for which, matrices in (("up_proj", self.ups), ("down_proj", self.downs))
+                    for expert in range(self.EXPERTS)})
+        config = {"hidden_size": self.HIDDEN, "moe_intermediate_size": self.INTERMEDIATE, "num_experts": self.EXPERTS,
+                  "num_experts_per_tok": 1, "hidden_act": "relu2"}
+        self.write("config.json", json.dumps(config))
+        arguments = ["--model", self.folder, "--layer", "0", "--input", self.path("input")]
+        self.run_layer(*arguments, ranks=2)
+        self.write("config.json", json.dumps({**config, "hidden_act": "silu"}))
+        self.assertIn("0.gate_proj.weight", self.moxie("run", *arguments, code=1)[1])
+
+
 class Paths(Case):
     """Of the library, as a user writes them."""
 
@@ -237,6 +296,7 @@ class Documents(Case):
             self.assertIn("did you mean max_prefill_tokens", self.moxie("plan", path, code=code)[1])
         bench = ["bench", "--shape", "64,32,8,2", "--tokens", "1", "--seconds", "0.01", "--row-format", "f16"]
         self.assertIn("bf16 weights, f16 rows", self.moxie(*bench)[0])
+        self.assertIn("1000 repetitions", " ".join(self.moxie("bench", "--help")[0].split()))
         self.assertEqual(self.document(*bench)["row_format"], "f16")
 
 

@@ -47,6 +47,11 @@ static const struct family families[] = {
      .fused_rows_in = 1},
 };
 
+int model_is_gated(const struct model *model)
+{
+    return strcmp(model->activation, "relu2") != 0;
+}
+
 const char *model_families(void)
 {
     return "qwen2_moe, qwen3_moe, mixtral, deepseek_v2, deepseek_v3, gpt_oss, llama4 and "
@@ -278,21 +283,30 @@ static int metadata_layout(struct model *model, const struct safetensors *file, 
 {
     static const struct {
         const char *text;
-        int rows_in, interleaved;
+        int gated, rows_in, interleaved;
     } layouts[] = {
-        {"[E,2I,H] gate then up", 0, 0},
-        {"[E,2I,H] gate and up interleaved", 0, 1},
-        {"[E,H,2I] gate then up", 1, 0},
-        {"[E,H,2I] gate and up interleaved", 1, 1},
+        {"[E,2I,H] gate then up", 1, 0, 0},
+        {"[E,2I,H] gate and up interleaved", 1, 0, 1},
+        {"[E,H,2I] gate then up", 1, 1, 0},
+        {"[E,H,2I] gate and up interleaved", 1, 1, 1},
+        {"[E,I,H]", 0, 0, 0},
+        {"[E,H,I]", 0, 1, 0},
     };
     const char *text = safetensors_metadata(file, "weight_layout");
+    int gated = model_is_gated(model);
 
     for (size_t i = 0; text != NULL && i < sizeof layouts / sizeof layouts[0]; i++)
-        if (strcmp(layouts[i].text, text) == 0) {
+        if (layouts[i].gated == gated && strcmp(layouts[i].text, text) == 0) {
             model->fused_rows_in = layouts[i].rows_in;
             model->fused_interleaved = layouts[i].interleaved;
             return EXIT_OK;
         }
+    if (!gated)
+        return fault_set(
+            fault, EXIT_TROUBLE,
+            "%s: metadata weight_layout is not one of \"%s\", \"%s\", which activation "
+            "%s has",
+            file->path, layouts[4].text, layouts[5].text, model->activation);
     return fault_set(fault, EXIT_TROUBLE,
                      "%s: metadata weight_layout is not one of \"%s\", \"%s\", \"%s\", \"%s\"",
                      file->path, layouts[0].text, layouts[1].text, layouts[2].text,
@@ -317,11 +331,11 @@ int model_from_layer_file(struct model *model, const struct safetensors *file, s
     TRY(metadata_size(file, "intermediate_size", &model->intermediate, fault));
     TRY(metadata_size(file, "num_experts", &model->experts, fault));
     TRY(metadata_size(file, "top_k", &model->top_k, fault));
-    TRY(metadata_layout(model, file, fault));
     model->activation = activation_word(activation != NULL ? activation : "silu");
     if (model->activation == NULL)
         TRY(fault_set(fault, EXIT_REFUSED, "%s: activation %s has no kernel", file->path,
                       activation));
+    TRY(metadata_layout(model, file, fault));
     TRY(metadata_number(file, "alpha", &model->alpha, fault));
     TRY(metadata_number(file, "limit", &model->limit, fault));
     TRY(metadata_number(file, "routed_scaling_factor", &model->scaling, fault));

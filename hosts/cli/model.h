@@ -21,6 +21,9 @@ struct model {
     int fused_interleaved; // and their gate and up rows alternate
 };
 
+// Whether its experts have a gate beside the up projection: all activations but relu2 do.
+int model_is_gated(const struct model *model);
+
 // The families whose router is known, in words.
 const char *model_families(void);
 
