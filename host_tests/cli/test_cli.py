@@ -271,24 +271,6 @@ class Check(Case):
                     self.moxie("plan", path, "--json", code=[0, 2])
 
 
-class Info(Case):
-    def test_document(self):
-        info = self.document("info")
-        for key in ("library", "build", "abi", "devices", "backends", "limits"):
-            self.assertIn(key, info)
-        names = {(backend["kind"], backend["name"]) for backend in info["backends"]}
-        self.assertLessEqual({("runner", "moxie_cpu"), ("dispatcher", "local"), ("dispatcher", "allgather"),
-                              ("dispatcher", "alltoall")}, names)
-        self.assertIn("cpu", info["devices"])
-
-    def test_human_output(self):
-        text, _ = self.moxie("info")
-        self.assertIn("moxie_cpu", text)
-        text, _ = self.moxie("info", "--keys")
-        self.assertRegex(text, r"hidden_size +i64 +required")
-        self.assertRegex(text, r"dispatch_rounds_max +i64 +1 ")
-
-
 class Bench(Case):
     TINY = ["bench", "--shape", "64,32,8,2", "--seconds", "0.02"]
 

@@ -1,4 +1,4 @@
-"""The command moxie where it meets what is around it: outputs, other files, signals, names, JSON of refusals.
+"""The command moxie where it meets what is around it: outputs, other files, checkpoints, names, documents.
 
     MOXIE_COMMAND=build/dev/bin/moxie MOXIE_GOLDEN=host_tests/golden python3 test_edges.py [GROUP]
 """
@@ -249,6 +249,24 @@ class Paths(Case):
         for command in ("info", "conform"):
             _, trouble = self.moxie(command, "--plugin", "", code=1)
             self.assertIn("--plugin: a path is wanted", trouble)
+
+
+class Info(Case):
+    def test_document(self):
+        info = self.document("info")
+        for key in ("library", "build", "abi", "devices", "backends", "limits"):
+            self.assertIn(key, info)
+        names = {(backend["kind"], backend["name"]) for backend in info["backends"]}
+        self.assertLessEqual({("runner", "moxie_cpu"), ("dispatcher", "local"), ("dispatcher", "allgather"),
+                              ("dispatcher", "alltoall")}, names)
+        self.assertIn("cpu", info["devices"])
+
+    def test_human_output(self):
+        text, _ = self.moxie("info")
+        self.assertIn("moxie_cpu", text)
+        text, _ = self.moxie("info", "--keys")
+        self.assertRegex(text, r"hidden_size +i64 +required")
+        self.assertRegex(text, r"dispatch_rounds_max +i64 +1 ")
 
 
 class Documents(Case):
