@@ -93,9 +93,10 @@ static const struct argp_child children[] = {{&rank_argp, 0, NULL, 0}, {0}};
 
 static const char doc[] =
     "Runs the experts of one layer: R processes share the experts, and each takes a contiguous "
-    "part of the tokens. Without topk_ids and topk_weights the model's router chooses. The result "
-    "is compared with routed_output where the file has it: relative_error is ||y - reference|| / "
-    "||reference||.\vPublished formats: Qwen3-MoE, Mixtral, DeepSeek-V3 (fp8), gpt-oss (mxfp4), "
+    "part of the tokens. Without topk_ids and topk_weights the model's router chooses, where it is "
+    "a known one. The result is compared with routed_output where the file has it: relative_error "
+    "is ||y - reference|| / ||reference||.\vPublished formats: Qwen3-MoE, Mixtral, DeepSeek-V3 "
+    "(fp8), gpt-oss (mxfp4), "
     "ModelOpt (nvfp4), Llama 4.";
 
 // The configuration that the ranks open with; ep_rank is theirs to set.

@@ -72,8 +72,11 @@ static error_t parse_common(int key, char *text, struct argp_state *state)
 
 static const struct argp_option common_table[] = {
     {"plugin", OPTION_PLUGIN, "PATH", 0,
-     "the library; else $MOXIE_PLUGIN, else libmoxie.so beside this program or in ../lib", 90},
-    {"json", OPTION_JSON, NULL, 0, "print one JSON document and nothing else", 90},
+     "the library, a path or a file here; else $MOXIE_PLUGIN, else libmoxie.so beside this program "
+     "or in ../lib",
+     90},
+    {"json", OPTION_JSON, NULL, 0, "print one JSON document and nothing else, of a refusal too",
+     90},
     {"verbose", 'v', NULL, 0, "print what the library logs, from INFO on, to standard error", 90},
     {0},
 };
