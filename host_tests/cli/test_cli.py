@@ -166,7 +166,7 @@ class Plan(Case):
 
     def test_shape(self):
         plan = self.document("plan", self.config(max_prefill_tokens=4096, dp_size=8, tp_size=8, ep_size=8))
-        self.assertEqual(list(plan), ["ok", "bounds", "buffers", "total_bytes"])
+        self.assertEqual(list(plan), ["ok", "bounds", "buffers", "total_bytes", "warnings"])
         self.assertIs(plan["ok"], True)
         self.assertEqual(sorted(plan["bounds"]), sorted(BOUNDS))
         self.assertGreater(len(plan["buffers"]), 0)
@@ -186,7 +186,7 @@ class Plan(Case):
                 "dp_size": 4, "tp_size": 4, "ep_size": 4, "dispatcher": "alltoall",
                 "max_dispatch_tokens_per_rank": 4096}
         refused = self.document("plan", self.config(**keys), code=2)
-        self.assertEqual(list(refused), ["ok", "reasons", "bounds"])
+        self.assertEqual(list(refused), ["ok", "reasons", "warnings", "bounds"])
         self.assertIs(refused["ok"], False)
         self.assertIn("16384", refused["reasons"][0]["message"])
         self.assertEqual(refused["bounds"]["allgather_rows"], 65536)
@@ -216,7 +216,7 @@ class Plan(Case):
 class Check(Case):
     def check(self, ok, **keys):
         verdict = self.document("check", self.config(**keys), code=0 if ok else 2)
-        self.assertEqual(list(verdict), ["ok", "reasons", "warnings"])
+        self.assertEqual(list(verdict), ["ok", "runner", "dispatcher", "reasons", "warnings"])
         self.assertIs(verdict["ok"], ok)
         self.assertEqual(bool(verdict["reasons"]), not ok)
         for reason in verdict["reasons"]:
@@ -269,24 +269,6 @@ class Check(Case):
                     path = self.config(**{key["key"]: value})
                     self.moxie("check", path, code=[0, 2])
                     self.moxie("plan", path, "--json", code=[0, 2])
-
-
-class Info(Case):
-    def test_document(self):
-        info = self.document("info")
-        for key in ("library", "build", "abi", "devices", "backends", "limits"):
-            self.assertIn(key, info)
-        names = {(backend["kind"], backend["name"]) for backend in info["backends"]}
-        self.assertLessEqual({("runner", "moxie_cpu"), ("dispatcher", "local"), ("dispatcher", "allgather"),
-                              ("dispatcher", "alltoall")}, names)
-        self.assertIn("cpu", info["devices"])
-
-    def test_human_output(self):
-        text, _ = self.moxie("info")
-        self.assertIn("moxie_cpu", text)
-        text, _ = self.moxie("info", "--keys")
-        self.assertRegex(text, r"hidden_size +i64 +required")
-        self.assertRegex(text, r"dispatch_rounds_max +i64 +1 ")
 
 
 class Bench(Case):
@@ -694,10 +676,10 @@ class Ranks(Case):
         with open("/proc/%d/task/%d/children" % (parent, parent), encoding="ascii") as file:
             return [int(pid) for pid in file.read().split()]
 
-    def start(self, *arguments):
+    def start(self, *arguments, preexec_fn=None):
         """A long bench whose three ranks are running."""
         process = subprocess.Popen([COMMAND, *self.LONG, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                   text=True)
+                                   text=True, preexec_fn=preexec_fn)
         self.addCleanup(process.stdout.close)
         self.addCleanup(process.stderr.close)
         self.addCleanup(process.kill)
@@ -732,6 +714,16 @@ class Ranks(Case):
             self.assertEqual(process.returncode, -number)
             self.assert_gone(pids)
 
+    def test_an_ignored_hangup_stays_ignored(self):
+        process, pids = self.start(preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+        process.send_signal(signal.SIGHUP)
+        time.sleep(0.3)
+        self.assertIsNone(process.poll())
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=TIMEOUT_S)
+        self.assertEqual(process.returncode, -signal.SIGTERM)
+        self.assert_gone(pids)
+
     def test_no_rank_outlives_the_command(self):
         process, pids = self.start()
         process.kill()
@@ -739,7 +731,9 @@ class Ranks(Case):
         self.assert_gone(pids)
 
     def stop_and_wait(self, *indices):
-        process, pids = self.start("--timeout", "5")
+        # Forwards that are short beside the timeout, under a sanitizer too: what a rank computes before it waits counts
+        # as its silence.
+        process, pids = self.start("--timeout", "3", "--tokens", "32,32,32,32,32")
         for index in indices:
             os.kill(pids[index], signal.SIGSTOP)
         _, trouble = process.communicate(timeout=TIMEOUT_S)
@@ -748,11 +742,11 @@ class Ranks(Case):
         return trouble
 
     def test_a_silent_rank_is_named(self):
-        """By its peers, or by the command that hears nothing from it."""
-        self.assertRegex(self.stop_and_wait(1), r"rank \d")
+        """By its peers, who waited for it, or by the command that hears nothing from it; no other rank is."""
+        self.assertRegex(self.stop_and_wait(1), r"(?m)^moxie bench: (rank [02]: [^\n]*\b[Rr]ank 1\b|rank 1 has been silent)")
 
     def test_silence_ends_the_run(self):
-        self.assertRegex(self.stop_and_wait(0, 1, 2), r"rank \d has been silent for \d s")
+        self.assertRegex(self.stop_and_wait(0, 1, 2), "ranks 0, 1 and 2 have been silent for 5 s")
 
     def test_fewer_tokens_than_ranks(self):
         for ranks in (2, 5, 16):

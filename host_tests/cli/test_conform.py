@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 
 COMMAND = os.environ["MOXIE_COMMAND"]
 # Of one rule; a rule takes milliseconds, and a fault that hangs takes all of it.
@@ -93,11 +94,14 @@ def usage(plugin):
     check(len(rules) == len({rule["name"] for rule in rules}) > 30, "names of rules")
     code, document = walk(plugin, "--rule", "probe")
     check(code == 0 and [list(rule) for rule in document["rules"]] == [KEYS], document)
-    code, document = walk("/nonexistent.so", "--rule", "entry")
-    check(code == 2 and "dlopen" in failures(document)["entry"], document)
-    code, document = walk("/nonexistent.so")
-    check(list(failures(document)) == ["entry"], failures(document))
-    for wrong in (["--rule", "nothing"], ["--deadline", "0"], ["argument"]):
+    with tempfile.NamedTemporaryFile(suffix=".so") as empty:
+        code, document = walk(empty.name, "--rule", "entry")
+        check(code == 2 and "dlopen" in failures(document)["entry"], document)
+        code, document = walk(empty.name)
+        check(list(failures(document)) == ["entry"], failures(document))
+    for wrong in (["--rule", "nothing"], ["--deadline", "0"], ["argument"], ["--plugin", "/nonexistent.so"],
+                  ["--plugin", "/nonexistent.so", "--json"], ["--plugin", "/nonexistent.so", "--rule", "entry"],
+                  ["--plugin", "/"], ["--plugin", ""]):
         done = subprocess.run([COMMAND, "conform", "--plugin", plugin, *wrong], capture_output=True)
         check(done.returncode == 1 and done.stdout == b"" and done.stderr != b"", wrong)
 

@@ -7,7 +7,7 @@
 #include "hosts/cli/weights.h"
 
 #define BENCH_CELLS_MAX       64
-#define BENCH_REPETITIONS_MAX 1000
+#define BENCH_REPETITIONS_MAX 1000 // --help of moxie bench says so
 #define BENCH_REPETITIONS_MIN 3
 #define BENCH_FORWARDS        8 // in one graph
 #define BENCH_REPLAYS         30

@@ -24,12 +24,13 @@ static json_t *cpu_document(const struct bench_run *run)
                       cell->floor_us, "floor_by", cell->bound_by_bytes ? "bytes" : "flops",
                       "share_of_floor", cell->share));
     }
-    return json_pack("{s:{s:I, s:I, s:I, s:I}, s:s, s:s, s:s, s:I, s:I, s:{s:f, s:f}, s:o}",
+    return json_pack("{s:{s:I, s:I, s:I, s:I}, s:s, s:s, s:s, s:s, s:I, s:I, s:{s:f, s:f}, s:o}",
                      "shape", "hidden_size", (json_int_t)shape->hidden, "intermediate_size",
                      (json_int_t)shape->intermediate, "num_experts", (json_int_t)shape->experts,
                      "top_k", (json_int_t)shape->top_k, "weight_format",
-                     format_word(options->format), "runner", run->runner, "dispatcher",
-                     run->dispatcher, "ranks", (json_int_t)options->rank.ranks, "threads_per_rank",
+                     format_word(options->format), "row_format", format_word(options->row_format),
+                     "runner", run->runner, "dispatcher", run->dispatcher, "ranks",
+                     (json_int_t)options->rank.ranks, "threads_per_rank",
                      (json_int_t)rank_threads(&options->rank), "anchors", "read_gb_per_s",
                      run->anchors.read_bytes_per_s / 1e9, "f32_gflops",
                      run->anchors.f32_flops_per_s / 1e9, "cells", cells);
@@ -54,9 +55,10 @@ static void print_cpu(const struct bench_run *run)
     const struct bench_options *options = run->options;
     struct table table;
 
-    (void)printf("%s: %s weights, %s, %s, %lld x %lld threads\n", options->shape_text,
-                 format_word(options->format), run->runner, run->dispatcher,
-                 (long long)options->rank.ranks, (long long)rank_threads(&options->rank));
+    (void)printf("%s: %s weights, %s rows, %s, %s, %lld x %lld threads\n", options->shape_text,
+                 format_word(options->format), format_word(options->row_format), run->runner,
+                 run->dispatcher, (long long)options->rank.ranks,
+                 (long long)rank_threads(&options->rank));
     (void)printf("this machine reads %.1f GB/s and computes %.1f GFLOP/s in f32\n\n",
                  run->anchors.read_bytes_per_s / 1e9, run->anchors.f32_flops_per_s / 1e9);
     table_init(&table, 8, 0xdfu, heading);

@@ -68,6 +68,7 @@ struct bench_run {
     struct anchors anchors;
     struct wire_rows row;
     struct bench_device device;
+    json_t *results[BENCH_CELLS_MAX]; // as rank 0 sent them
     struct cell cells[BENCH_CELLS_MAX];
     char runner[64], dispatcher[64];
 };

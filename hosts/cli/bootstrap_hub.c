@@ -17,7 +17,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define POLL_MS 100
+#define POLL_MS     100
+#define TOGETHER_MS 1000 // of ranks that fall silent together
 #define ENDING_MS                                                                                  \
     2000 // how long a child may take to end once it said it is done, or closed its socket
 
@@ -291,20 +292,52 @@ static int serve_gather(struct hub *hub)
     return answer_gather(hub);
 }
 
-static int check_silence(struct hub *hub)
+// The ranks that have been silent for `least_ms`, as "rank 1" or "ranks 0, 1 and 2"; NULL when
+// there is none. owner: caller
+static char *silent_ranks(const struct hub *hub, int64_t now_ns, int64_t least_ms)
 {
-    int64_t now_ns = clock_ns();
+    int silent[BOOTSTRAP_RANKS_MAX];
+    int count = 0;
+    char *text = NULL;
+    size_t length = 0;
+    FILE *stream = NULL;
 
     for (int rank = 0; rank < hub->options->ranks; rank++) {
         const struct child *child = &hub->children[rank];
-        int64_t silent_ms = (now_ns - child->heard_ns) / 1000000;
 
-        if (!child->done && !child->gathering && silent_ms > hub->options->silence_ms)
-            return fault_set(hub->fault, EXIT_TROUBLE,
-                             "rank %d has been silent for %lld s; --timeout SECONDS waits longer",
-                             rank, (long long)silent_ms / 1000);
+        if (child->done || child->gathering) continue;
+        if ((now_ns - child->heard_ns) / 1000000 > least_ms) silent[count++] = rank;
     }
-    return EXIT_OK;
+    if (count == 0) return NULL;
+    stream = open_memstream(&text, &length);
+    if (stream == NULL) return NULL;
+    for (int i = 0; i < count; i++)
+        (void)fprintf(stream, "%s%d",
+                      i > 0       ? i + 1 < count ? ", " : " and "
+                      : count > 1 ? "ranks "
+                                  : "rank ",
+                      silent[i]);
+    (void)fprintf(stream, count > 1 ? " have" : " has");
+    return fclose(stream) == 0 ? text : NULL;
+}
+
+// Ranks fall silent together when one of them holds the others up, so all that are about as silent
+// as the first to pass the deadline are named with it.
+static int check_silence(struct hub *hub)
+{
+    int64_t now_ns = clock_ns();
+    int64_t silence_ms = hub->options->silence_ms;
+    char *names = silent_ranks(hub, now_ns, silence_ms);
+    int st = EXIT_OK;
+
+    if (names == NULL) return EXIT_OK;
+    free(names);
+    names = silent_ranks(hub, now_ns, silence_ms > TOGETHER_MS ? silence_ms - TOGETHER_MS : 0);
+    st = fault_set(hub->fault, EXIT_TROUBLE,
+                   "%s been silent for %lld s; --timeout SECONDS waits longer",
+                   names != NULL ? names : "a rank has", (long long)silence_ms / 1000);
+    free(names);
+    return st;
 }
 
 static void show_progress(struct hub *hub)
@@ -375,15 +408,18 @@ static int stop(struct hub *hub, int st)
     return st;
 }
 
-// Interrupts come as readable bytes from here on, so that no child outlives this process.
+// Interrupts come as readable bytes from here on, so that no child outlives this process. One that
+// this process was started to ignore, as by nohup, stays ignored: blocked, it would be kept.
 static int listen_for_interrupts(struct hub *hub)
 {
+    static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
+    struct sigaction before;
     sigset_t interrupts;
 
     (void)sigemptyset(&interrupts);
-    (void)sigaddset(&interrupts, SIGINT);
-    (void)sigaddset(&interrupts, SIGTERM);
-    (void)sigaddset(&interrupts, SIGHUP);
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
+        if (sigaction(numbers[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
+            (void)sigaddset(&interrupts, numbers[i]);
     (void)sigprocmask(SIG_BLOCK, &interrupts, &hub->mask_before);
     hub->signals = signalfd(-1, &interrupts, SFD_CLOEXEC | SFD_NONBLOCK);
     if (hub->signals >= 0) return EXIT_OK;

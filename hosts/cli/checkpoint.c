@@ -184,3 +184,29 @@ int checkpoint_find(struct checkpoint *checkpoint, const char *name, struct loca
     return fault_set(fault, EXIT_TROUBLE, "%s: no tensor %s",
                      file != NULL ? file->path : checkpoint->folder, name);
 }
+
+static int is_file(const struct stat *file, const char *folder, const char *name)
+{
+    char *path = path_in(folder, name);
+    struct stat seen;
+    int same = path != NULL && stat(path, &seen) == 0 && seen.st_dev == file->st_dev &&
+               seen.st_ino == file->st_ino;
+
+    free(path);
+    return same;
+}
+
+int checkpoint_is_in(const struct checkpoint *checkpoint, const struct stat *file)
+{
+    const char *name = NULL;
+    json_t *number = NULL;
+
+    for (uint64_t i = 0; i < checkpoint->files_count; i++)
+        if (safetensors_is(&checkpoint->files[i], file)) return 1;
+    json_object_foreach(checkpoint->shards, name, number)
+    {
+        if (is_file(file, checkpoint->folder, name)) return 1;
+    }
+    return checkpoint->folder != NULL && (is_file(file, checkpoint->folder, "config.json") ||
+                                          is_file(file, checkpoint->folder, INDEX_FILE));
+}

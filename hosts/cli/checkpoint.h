@@ -6,6 +6,8 @@
 
 #include "hosts/cli/safetensors.h"
 
+#include <sys/stat.h>
+
 struct checkpoint {
     char *folder;     // NULL for a single file
     json_t *config;   // config.json, or NULL for a single file
@@ -32,5 +34,8 @@ int checkpoint_has(const struct checkpoint *checkpoint, const char *name);
 // Opens the shard if need be; a missing tensor is a fault.
 int checkpoint_find(struct checkpoint *checkpoint, const char *name, struct located *located,
                     struct fault *fault);
+
+// 1 when that file is one of the checkpoint, be it opened or not.
+int checkpoint_is_in(const struct checkpoint *checkpoint, const struct stat *file);
 
 #endif

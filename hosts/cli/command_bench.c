@@ -122,7 +122,8 @@ static const struct argp_option table_of_options[] = {
     {"tokens", OPTION_TOKENS, "LIST", 0, "tokens of each rank, like 1,16,256", 1},
     {"weight-format", OPTION_WEIGHT_FORMAT, "F", 0, "bf16 unless given", 1},
     {"row-format", OPTION_ROW_FORMAT, "F", 0, "of x and y: bf16 unless given, or f16", 1},
-    {"seconds", OPTION_SECONDS, "S", 0, "time for each number of tokens (default 2)", 1},
+    {"seconds", OPTION_SECONDS, "S", 0,
+     "time for each number of tokens (default 2), as far as 1000 repetitions go", 1},
     {"op", OPTION_OP, "WORD", 0,
      "what is timed over several GPUs: layer (default), dispatch, combine, or both without experts",
      2},
@@ -189,31 +190,18 @@ static int check_weights(const struct bench_options *options, struct fault *faul
 }
 
 // Refuses before anything is allocated what this machine cannot hold.
-static int check_memory(const struct bench_options *options, const moxie_plan *plan,
+static int check_memory(const struct bench_options *options, const struct instance *instance,
                         struct fault *fault)
 {
-    uint64_t weights = bench_layer_bytes(&options->shape, options->format, options->shape.experts);
-    uint64_t available = machine_memory_available();
-    uint64_t ranks = (uint64_t)options->rank.ranks;
-    uint64_t rows = 0;
-    uint64_t planned = 0;
-    uint64_t needed = 0;
-    char needed_text[HUMAN_BYTES];
-    char available_text[HUMAN_BYTES];
+    const struct preflight_memory need = {
+        .weights = bench_layer_bytes(&options->shape, options->format, options->shape.experts),
+        // x and y in 16 bits, ids and weights.
+        .token = (uint64_t)(options->shape.hidden * 4 + options->shape.top_k * 8),
+        .ranks = (uint64_t)options->rank.ranks,
+        .advice = "take fewer experts, a smaller --weight-format or fewer tokens",
+    };
 
-    // x and y in 16 bits, ids and weights.
-    if (!bytes_mul((uint64_t)plan->bounds->forward_tokens,
-                   (uint64_t)(options->shape.hidden * 4 + options->shape.top_k * 8), &rows) ||
-        !bytes_add(plan->device_bytes, plan->symmetric_bytes, &planned) ||
-        !bytes_add(planned, plan->pinned_bytes, &planned) ||
-        !bytes_add(planned, plan->host_bytes, &planned) || !bytes_add(planned, rows, &planned) ||
-        !bytes_mul(planned, ranks, &planned) || !bytes_add(planned, weights, &needed))
-        needed = UINT64_MAX;
-    if (needed <= available) return EXIT_OK;
-    return fault_set(fault, EXIT_REFUSED,
-                     "this needs %s, and %s are free; take fewer experts, a smaller "
-                     "--weight-format or fewer tokens",
-                     human_bytes(needed, needed_text), human_bytes(available, available_text));
+    return preflight_check_memory(instance, &need, fault);
 }
 
 // What a rank on a device with graphs says once of it.
@@ -233,15 +221,15 @@ static int take_device(struct bench_run *run, json_t *result, struct fault *faul
     return EXIT_OK;
 }
 
+// Only keeps what came: while floors are computed, which can take longer than a rank may be silent,
+// nobody would be listening.
 static int take(void *ctx, int rank, enum message message, const void *payload, uint64_t bytes,
                 struct fault *fault)
 {
     struct bench_run *run = ctx;
     json_t *result = json_loadb(payload, bytes, 0, NULL);
-    const char *runner = NULL;
-    const char *dispatcher = NULL;
-    json_t *samples = NULL;
-    int index = -1;
+    const json_t *cell = json_object_get(result, "cell");
+    json_int_t index = json_is_integer(cell) ? json_integer_value(cell) : -1;
     int st = EXIT_OK;
 
     (void)message;
@@ -250,20 +238,32 @@ static int take(void *ctx, int rank, enum message message, const void *payload, 
         json_decref(result);
         return st;
     }
-    if (json_unpack(result, "{s:i, s:s, s:s, s:o}", "cell", &index, "runner", &runner, "dispatcher",
-                    &dispatcher, "samples", &samples) != 0 ||
-        index < 0 || index >= run->options->cells) {
-        st = fault_set(fault, EXIT_TROUBLE, "rank %d sent no result", rank);
-    } else {
-        (void)snprintf(run->runner, sizeof run->runner, "%s", runner);
-        (void)snprintf(run->dispatcher, sizeof run->dispatcher, "%s", dispatcher);
-        run->cells[index].relative_error =
-            json_number_value(json_object_get(result, "relative_error"));
-        st = bench_fill_cell(run, index, samples, fault);
-        if (st == EXIT_OK)
-            st = bench_fill_collectives(run, index, json_object_get(result, "nccl"), fault);
+    if (index < 0 || index >= run->options->cells || run->results[index] != NULL) {
+        json_decref(result);
+        return fault_set(fault, EXIT_TROUBLE, "rank %d sent no result", rank);
     }
-    json_decref(result);
+    run->results[index] = result;
+    return EXIT_OK;
+}
+
+static int fill_cell(struct bench_run *run, int index, struct fault *fault)
+{
+    json_t *result = run->results[index];
+    const char *runner = NULL;
+    const char *dispatcher = NULL;
+    json_t *samples = NULL;
+    int st = EXIT_OK;
+
+    if (result == NULL || json_unpack(result, "{s:s, s:s, s:o}", "runner", &runner, "dispatcher",
+                                      &dispatcher, "samples", &samples) != 0)
+        return fault_set(fault, EXIT_TROUBLE, "rank 0 sent no result of %lld tokens",
+                         (long long)run->options->tokens[index]);
+    (void)snprintf(run->runner, sizeof run->runner, "%s", runner);
+    (void)snprintf(run->dispatcher, sizeof run->dispatcher, "%s", dispatcher);
+    run->cells[index].relative_error = json_number_value(json_object_get(result, "relative_error"));
+    TRY(bench_fill_cell(run, index, samples, fault));
+    TRY(bench_fill_collectives(run, index, json_object_get(result, "nccl"), fault));
+out:
     return st;
 }
 
@@ -273,7 +273,7 @@ static int run_ranks(struct bench_run *run, const struct plugin *plugin, json_t 
     const struct bench_options *options = run->options;
     const struct hub_options hub = {
         .ranks = (int)options->rank.ranks,
-        .silence_ms = options->rank.timeout_s * 1000,
+        .silence_ms = rank_silence_ms(&options->rank),
         .doing = "measuring",
     };
     const struct hub_handler handler = {run, take};
@@ -294,7 +294,10 @@ static int run_ranks(struct bench_run *run, const struct plugin *plugin, json_t 
     (void)json_object_set_new(job, "replays", json_integer(options->replays));
     (void)json_object_set_new(job, "skew", json_real(options->skew));
     (void)json_object_set_new(job, "delay_us", json_real(options->delay_us));
-    st = hub_run(&hub, job, &handler, fault);
+    TRY(hub_run(&hub, job, &handler, fault));
+    for (int i = 0; i < options->cells; i++)
+        TRY(fill_cell(run, i, fault));
+out:
     json_decref(job);
     return st;
 }
@@ -362,7 +365,7 @@ int command_bench(int argc, char **argv, struct fault *fault)
     run.row = wire_rows_of(&options.shape, options.row_format,
                            instance_config(&instance, "dispatch_format"));
     if (run.forwards == 1)
-        TRY(check_memory(&options, instance.plan, fault));
+        TRY(check_memory(&options, &instance, fault));
     else
         TRY(bench_check_possible(&options.shape, options.format, fault));
     TRY(find_anchors(&run, fault));
@@ -372,8 +375,11 @@ int command_bench(int argc, char **argv, struct fault *fault)
     else
         bench_print(&run);
 out:
+    st = json_refusal(options.rank.common.json, st, fault);
     st = instance_finish(&instance, st, fault);
     plugin_unload(&plugin);
+    for (int i = 0; i < options.cells; i++)
+        json_decref(run.results[i]);
     json_decref(config);
     return st;
 }

@@ -17,9 +17,11 @@ static int show(const struct instance *instance, int as_json, struct fault *faul
     int st = EXIT_OK;
 
     if (as_json) {
-        st = json_print(
-            json_pack("{s:b, s:o, s:o}", "ok", ok, "reasons", reasons, "warnings", warnings),
-            fault);
+        st = json_print(json_pack("{s:b, s:s?, s:s?, s:o, s:o}", "ok", ok, "runner",
+                                  ok ? instance_config(instance, "runner") : NULL, "dispatcher",
+                                  ok ? instance_config(instance, "dispatcher") : NULL, "reasons",
+                                  reasons, "warnings", warnings),
+                        fault);
         return st != EXIT_OK || ok ? st : EXIT_REFUSED;
     }
     if (ok)

@@ -196,8 +196,9 @@ static int show(const struct conform_options *options, const char *plugin,
     int st = EXIT_OK;
 
     if (options->common.json) {
-        st = json_print(
-            json_pack("{s:b, s:s, s:O}", "ok", ok, "plugin", plugin, "rules", result->rows), fault);
+        st = json_print(json_pack("{s:b, s:o, s:O}", "ok", ok, "plugin", json_text(plugin), "rules",
+                                  result->rows),
+                        fault);
     } else {
         table_print(&result->table, 0);
         (void)printf("%s: %d rule%s hold%s, %d broken, %d skipped\n", plugin, counts[VERDICT_PASS],
@@ -234,6 +235,7 @@ int command_conform(int argc, char **argv, struct fault *fault)
     (void)argp_parse(&argp, argc, argv, 0, NULL, &options);
     if (options.list) return list_rules(&options, fault);
     TRY(plugin_find(&plugin, options.common.plugin, fault));
+    TRY(plugin_check_file(&plugin, fault));
     if (options.print_plan) return print_plan(plugin.path, fault);
     result.rows = json_array();
     table_init(&result.table, 3, 0, heading);

@@ -108,11 +108,11 @@ static json_t *info_document(const struct plugin *plugin, const struct probes *p
                                               entry->score, "reason", entry->reason));
     }
     return json_pack(
-        "{s:s, s:{s:s, s:s, s:s, s:s}, s:{s:s, s:s, s:s}, s:o, s:o, s:{s:i, s:i, s:i}}", "library",
-        plugin->path, "build", "version", build->version, "source_id", build->source_id, "compiler",
-        build->compiler, "cuda", build->cuda, "abi", "min", least, "max", most, "agreed", agreed,
-        "devices", devices(probes), "backends", backends, "limits", "ranks", MOXIE_RANKS_MAX,
-        "top_k", MOXIE_TOP_K_MAX, "forwards_in_flight", MOXIE_SLOTS_MAX);
+        "{s:o, s:{s:s, s:s, s:s, s:s}, s:{s:s, s:s, s:s}, s:o, s:o, s:{s:i, s:i, s:i}}", "library",
+        json_text(plugin->path), "build", "version", build->version, "source_id", build->source_id,
+        "compiler", build->compiler, "cuda", build->cuda, "abi", "min", least, "max", most,
+        "agreed", agreed, "devices", devices(probes), "backends", backends, "limits", "ranks",
+        MOXIE_RANKS_MAX, "top_k", MOXIE_TOP_K_MAX, "forwards_in_flight", MOXIE_SLOTS_MAX);
 }
 
 static void print_info(const struct plugin *plugin, const struct probes *probes)
@@ -161,22 +161,51 @@ out:
     return st;
 }
 
-// What stands for an absent key; an empty configuration is refused for the lack of those that must
-// be set.
-static const char *default_of(const moxie_config_entry *entry, json_t *reasons)
+static int has_reason(json_t *reasons, const char *key)
 {
     size_t index = 0;
     json_t *reason = NULL;
 
     json_array_foreach(reasons, index, reason)
     {
-        if (strcmp(json_string_value(json_object_get(reason, "key")), entry->key) == 0)
-            return "required";
+        if (strcmp(json_string_value(json_object_get(reason, "key")), key) == 0) return 1;
     }
-    return entry->value;
+    return 0;
 }
 
-static json_t *keys_document(const struct instance *instance)
+// Whether the key takes `auto` and makes of it what it makes of nothing: the snapshot shows what
+// that became here, and on another machine it may become something else.
+static int is_auto(const struct plugin *plugin, const moxie_config_entry *entry)
+{
+    struct instance instance = {.api = NULL};
+    const struct instance_request request = {.plugin = plugin,
+                                             .config = json_pack("{s:s}", entry->key, "auto")};
+    struct fault fault;
+    json_t *reasons = NULL;
+    int same = 0;
+
+    if (request.config != NULL && strcmp(entry->type, "str") == 0 &&
+        instance_open(&instance, &request, &fault) == EXIT_OK) {
+        reasons = instance_reasons(&instance);
+        same = !has_reason(reasons, entry->key) &&
+               strcmp(instance_config(&instance, entry->key), entry->value) == 0;
+    }
+    (void)instance_finish(&instance, EXIT_OK, &fault);
+    json_decref(reasons);
+    json_decref(request.config);
+    return same;
+}
+
+// What stands for an absent key; an empty configuration is refused for the lack of those that must
+// be set.
+static const char *default_of(const struct plugin *plugin, const moxie_config_entry *entry,
+                              json_t *reasons)
+{
+    if (has_reason(reasons, entry->key)) return "required";
+    return is_auto(plugin, entry) ? "auto" : entry->value;
+}
+
+static json_t *keys_document(const struct plugin *plugin, const struct instance *instance)
 {
     moxie_config_entry entry = {.struct_size = sizeof entry};
     json_t *reasons = instance_reasons(instance);
@@ -185,12 +214,12 @@ static json_t *keys_document(const struct instance *instance)
     for (uint64_t i = 0; instance->api->config(instance->handle, i, &entry) == MOXIE_OK; i++)
         (void)json_array_append_new(
             keys, json_pack("{s:s, s:s, s:s, s:s}", "key", entry.key, "type", entry.type, "default",
-                            default_of(&entry, reasons), "help", entry.help));
+                            default_of(plugin, &entry, reasons), "help", entry.help));
     json_decref(reasons);
     return json_pack("{s:o}", "keys", keys);
 }
 
-static void print_keys(const struct instance *instance)
+static void print_keys(const struct plugin *plugin, const struct instance *instance)
 {
     static const char *const heading[] = {"key", "type", "default", "meaning"};
     moxie_config_entry entry = {.struct_size = sizeof entry};
@@ -201,7 +230,7 @@ static void print_keys(const struct instance *instance)
     for (uint64_t i = 0; instance->api->config(instance->handle, i, &entry) == MOXIE_OK; i++) {
         table_cell(&table, 0, "%s", entry.key);
         table_cell(&table, 1, "%s", entry.type);
-        table_cell(&table, 2, "%s", default_of(&entry, reasons));
+        table_cell(&table, 2, "%s", default_of(plugin, &entry, reasons));
         table_cell(&table, 3, "%s", entry.help);
     }
     table_print(&table, 0);
@@ -219,9 +248,9 @@ static int show_keys(struct plugin *plugin, int as_json, struct fault *fault)
     if (request.config == NULL) return fault_set(fault, EXIT_TROUBLE, "out of memory");
     TRY(instance_open(&instance, &request, fault));
     if (as_json)
-        st = json_print(keys_document(&instance), fault);
+        st = json_print(keys_document(plugin, &instance), fault);
     else
-        print_keys(&instance);
+        print_keys(plugin, &instance);
 out:
     st = instance_finish(&instance, st, fault);
     json_decref(request.config);
@@ -240,6 +269,7 @@ int command_info(int argc, char **argv, struct fault *fault)
     st = options.keys ? show_keys(&plugin, options.common.json, fault)
                       : show_info(&plugin, options.common.json, fault);
 out:
+    st = json_refusal(options.common.json, st, fault);
     plugin_unload(&plugin);
     return st;
 }

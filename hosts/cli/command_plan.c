@@ -44,11 +44,11 @@ static json_t *plan_document(const struct instance *instance)
                                "bytes_mapped", (json_int_t)buffer->bytes_mapped, "align",
                                (json_int_t)buffer->align, "why", buffer->why));
     }
-    return json_pack("{s:b, s:o, s:o, s:{s:I, s:I, s:I, s:I}}", "ok", 1, "bounds",
+    return json_pack("{s:b, s:o, s:o, s:{s:I, s:I, s:I, s:I}, s:o}", "ok", 1, "bounds",
                      instance_bounds(instance), "buffers", buffers, "total_bytes", "device",
                      (json_int_t)plan->device_bytes, "symmetric", (json_int_t)plan->symmetric_bytes,
-                     "pinned", (json_int_t)plan->pinned_bytes, "host",
-                     (json_int_t)plan->host_bytes);
+                     "pinned", (json_int_t)plan->pinned_bytes, "host", (json_int_t)plan->host_bytes,
+                     "warnings", instance_warnings(instance));
 }
 
 static void print_bounds(FILE *stream, const struct instance *instance)
@@ -98,11 +98,22 @@ static void print_plan(const struct instance *instance)
     (void)printf(", host %s\n", human_bytes(plan->host_bytes, bytes));
 }
 
-// A refusal: reasons, and what can be said nevertheless.
+static void print_warnings(const struct instance *instance)
+{
+    json_t *warnings = instance_warnings(instance);
+
+    warnings_print(stderr, "moxie plan:", warnings);
+    json_decref(warnings);
+}
+
+// A refusal: reasons, and what can be said nevertheless. A warning may be what explains it: a key
+// that must be set, under a name that is not quite its own.
 static int refuse(const struct instance *instance, int as_json, struct fault *fault)
 {
-    int st = instance_refuse(instance, as_json, 1, fault);
+    int st = EXIT_OK;
 
+    if (!as_json) print_warnings(instance);
+    st = instance_refuse(instance, as_json, 1, fault);
     if (!as_json && instance->plan != NULL && instance->plan->bounds != NULL) {
         (void)fprintf(stderr, "What can be computed nevertheless:\n");
         print_bounds(stderr, instance);
@@ -112,14 +123,10 @@ static int refuse(const struct instance *instance, int as_json, struct fault *fa
 
 static int show(const struct instance *instance, int as_json, struct fault *fault)
 {
-    json_t *warnings = NULL;
-
     if (instance->report->reasons_count > 0) return refuse(instance, as_json, fault);
     if (as_json) return json_print(plan_document(instance), fault);
     print_plan(instance);
-    warnings = instance_warnings(instance);
-    warnings_print(stderr, "moxie plan:", warnings);
-    json_decref(warnings);
+    print_warnings(instance);
     return EXIT_OK;
 }
 

@@ -3,11 +3,11 @@
 #include "hosts/cli/bootstrap.h"
 #include "hosts/cli/commands.h"
 #include "hosts/cli/json_file.h"
-#include "hosts/cli/machine.h"
 #include "hosts/cli/numbers.h"
 #include "hosts/cli/preflight.h"
 #include "hosts/cli/router.h"
 #include "hosts/cli/table.h"
+#include "hosts/cli/target.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -80,7 +80,11 @@ static const struct argp_option table_of_options[] = {
      1},
     {"layer-file", OPTION_LAYER_FILE, "FILE", 0,
      "one safetensors file that holds weights and inputs of one layer", 1},
-    {"output", 'o', "FILE", 0, "write the result: safetensors, tensor `output`, f32 [T, H]", 30},
+    {"output", 'o', "FILE", 0,
+     "write the result: safetensors, tensor `output`, f32 [T, H]; a file that is there is "
+     "replaced, "
+     "but none that is read and nothing that is no file",
+     30},
     {"tolerance", OPTION_TOLERANCE, "X", 0, "exit code 3 when the relative error exceeds X", 30},
     {0},
 };
@@ -89,9 +93,10 @@ static const struct argp_child children[] = {{&rank_argp, 0, NULL, 0}, {0}};
 
 static const char doc[] =
     "Runs the experts of one layer: R processes share the experts, and each takes a contiguous "
-    "part of the tokens. Without topk_ids and topk_weights the model's router chooses. The result "
-    "is compared with routed_output where the file has it: relative_error is ||y - reference|| / "
-    "||reference||.\vPublished formats: Qwen3-MoE, Mixtral, DeepSeek-V3 (fp8), gpt-oss (mxfp4), "
+    "part of the tokens. Without topk_ids and topk_weights the model's router chooses, where it is "
+    "a known one. The result is compared with routed_output where the file has it: relative_error "
+    "is ||y - reference|| / ||reference||.\vPublished formats: Qwen3-MoE, Mixtral, DeepSeek-V3 "
+    "(fp8), gpt-oss (mxfp4), "
     "ModelOpt (nvfp4), Llama 4.";
 
 // The configuration that the ranks open with; ep_rank is theirs to set.
@@ -151,7 +156,7 @@ static int run_ranks(const struct run_options *options, const struct plugin *plu
     const struct source_paths *paths = &options->paths;
     const struct hub_options hub = {
         .ranks = (int)options->rank.ranks,
-        .silence_ms = options->rank.timeout_s * 1000,
+        .silence_ms = rank_silence_ms(&options->rank),
         .doing = "loading experts",
     };
     const struct hub_handler handler = {outcome, take};
@@ -225,9 +230,10 @@ static int report(const struct run_options *options, const struct outcome *outco
     double time_ms = median_ms(outcome->result);
 
     if (options->rank.common.json)
-        return json_print(json_pack("{s:I, s:i, s:s, s:s, s:o, s:o, s:o}", "tokens",
+        return json_print(json_pack("{s:I, s:i, s:s, s:s, s:s, s:o, s:o, s:o}", "tokens",
                                     (json_int_t)outcome->source->inputs.tokens, "ranks",
                                     outcome->ranks, "runner", runner, "dispatcher", dispatcher,
+                                    "weights", format_word(outcome->source->layout.w1.format),
                                     "relative_error", json_number(distance->relative),
                                     "max_abs_error", json_number(distance->max_abs), "time_ms",
                                     json_number(time_ms)),
@@ -261,8 +267,9 @@ static int finish(const struct run_options *options, const struct outcome *outco
     int st = EXIT_OK;
 
     TRY(compare(outcome, &distance, fault));
-    if (options->output != NULL) TRY(safetensors_write(options->output, &tensor, fault));
+    // What was measured is said also when it cannot be written.
     TRY(report(options, outcome, &distance, fault));
+    if (options->output != NULL) TRY(safetensors_write(options->output, &tensor, fault));
     if (options->tolerance >= 0 && !(distance.relative <= options->tolerance))
         st = fault_set(fault, EXIT_TOLERANCE, "relative error %.3e exceeds the tolerance %.3e",
                        distance.relative, options->tolerance);
@@ -270,20 +277,23 @@ out:
     return st;
 }
 
-// Ranks of one machine share its memory; a layer that does not fit is better refused than killed
-// half way.
-static int check_memory(const struct source *source, struct fault *fault)
+// Ranks of one machine share its memory.
+static int check_memory(const struct run_options *options, const struct source *source,
+                        const struct instance *instance, struct fault *fault)
 {
-    uint64_t available = machine_memory_available();
-    uint64_t needed = 0;
-    char needed_text[HUMAN_BYTES];
-    char available_text[HUMAN_BYTES];
+    const struct model *model = &source->model;
+    // x, y and what is sent of it, and y here; ids of 64 bits at most, and weights.
+    uint64_t numbers = format_element_bytes(source->inputs.format) + 3 * sizeof(float);
+    struct preflight_memory need = {
+        .token = (uint64_t)model->hidden * numbers + (uint64_t)model->top_k * 12,
+        .ranks = (uint64_t)options->rank.ranks,
+        .advice = "take fewer tokens, or another machine",
+    };
 
-    if (!bytes_add(weights_bytes(&source->layout.w1), weights_bytes(&source->layout.w2), &needed))
-        needed = UINT64_MAX;
-    if (needed <= available) return EXIT_OK;
-    return fault_set(fault, EXIT_REFUSED, "the experts of this layer take %s, and %s are free",
-                     human_bytes(needed, needed_text), human_bytes(available, available_text));
+    if (!bytes_add(weights_bytes(&source->layout.w1), weights_bytes(&source->layout.w2),
+                   &need.weights))
+        need.weights = UINT64_MAX;
+    return preflight_check_memory(instance, &need, fault);
 }
 
 // What can be refused before any rank is started.
@@ -293,6 +303,12 @@ static int check_source(const struct run_options *options, const struct source *
     if (options->tolerance >= 0 && source->inputs.routed_output == NULL)
         return fault_set(fault, EXIT_TROUBLE, "%s: no routed_output to hold --tolerance against",
                          source->inputs.file->path);
+    if (options->output != NULL && source_is_in(source, options->output))
+        return fault_set(fault, EXIT_TROUBLE,
+                         "%s is one of the files that are read; --output would replace it",
+                         options->output);
+    if (options->output != NULL && target_check(options->output, fault) != EXIT_OK)
+        return EXIT_TROUBLE;
     return source->inputs.topk_ids == NULL ? router_check(source, fault) : EXIT_OK;
 }
 
@@ -328,11 +344,12 @@ int command_run(int argc, char **argv, struct fault *fault)
     if (config == NULL)
         TRY(fault_set(fault, EXIT_TROUBLE, "out of memory, or a name not in UTF-8"));
     TRY(preflight(&instance, &plugin, &options.rank, config, fault));
-    if (preflight_device(&instance)->direct) TRY(check_memory(&source, fault));
+    if (preflight_device(&instance)->direct) TRY(check_memory(&options, &source, &instance, fault));
     TRY(allocate_output(&outcome, fault));
     TRY(run_ranks(&options, &plugin, config, &outcome, fault));
     TRY(finish(&options, &outcome, fault));
 out:
+    st = json_refusal(options.rank.common.json, st, fault);
     st = instance_finish(&instance, st, fault);
     plugin_unload(&plugin);
     json_decref(outcome.result);

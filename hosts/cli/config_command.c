@@ -48,6 +48,7 @@ int config_command(int argc, char **argv, const struct config_command *command, 
     TRY(instance_open(&instance, &request, fault));
     st = command->show(&instance, options.common.json, fault);
 out:
+    st = json_refusal(options.common.json, st, fault);
     st = instance_finish(&instance, st, fault);
     plugin_unload(&plugin);
     json_decref(request.config);

@@ -2,6 +2,7 @@
 
 #include "hosts/cli/conform_walk.h"
 
+#include "hosts/cli/json_file.h"
 #include "hosts/cli/progress.h"
 
 #include <errno.h>
@@ -39,9 +40,9 @@ struct child {
 
 json_t *walk_row(const struct rule *rule, const struct check *check)
 {
-    return json_pack("{s:s, s:s, s:s, s:s}", "name", rule->name, "verdict",
-                     verdict_name(check->verdict), "where", check->where, "message",
-                     check->message);
+    return json_pack("{s:s, s:s, s:o, s:o}", "name", rule->name, "verdict",
+                     verdict_name(check->verdict), "where", json_text(check->where), "message",
+                     json_text(check->message));
 }
 
 static int spawn(const struct walk *walk, const struct rule *rule, struct child *child,

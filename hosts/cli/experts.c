@@ -188,7 +188,7 @@ static int take_expert(const struct loader *loader, int64_t expert, struct exper
         to[2] = destination_of(&experts->w2, local, 0);
     }
     TRY(take_projection(loader, &gate, &to[0]));
-    TRY(take_projection(loader, &up, &to[1]));
+    if (layout->up != NULL) TRY(take_projection(loader, &up, &to[1]));
     TRY(take_projection(loader, &down, &to[2]));
 out:
     return st;

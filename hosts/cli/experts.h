@@ -7,10 +7,11 @@
 //     (DeepSeek-V3) with .weight_scale and .weight_scale_2                          nvfp4
 //     (ModelOpt)
 //   <layer>.block_sparse_moe.experts.E.{w1,w3,w2}.weight              the same (Mixtral)
+//   <layer>.mlp.experts.E.{up_proj,down_proj}.weight                  the same, for relu2: no gate
 //   <layer>.mlp.experts.{gate_up_proj,down_proj}[_bias]               fused bf16, f16, f32
 //   (gpt-oss, Llama 4)
 //     with _blocks and _scales                                        mxfp4 (gpt-oss)
-// A layer file holds the fused names without a prefix.
+// A layer file holds the fused names without a prefix; up_proj instead of gate_up_proj for relu2.
 
 #ifndef MOXIE_HOSTS_CLI_EXPERTS_H
 #define MOXIE_HOSTS_CLI_EXPERTS_H
@@ -24,7 +25,8 @@
 // Where a layer's experts and router are.
 struct expert_layout {
     char prefix[TENSOR_NAME_BYTES]; // "model.layers.3.mlp.experts."
-    const char *gate, *up, *down;   // per expert: "gate_proj", ...; fused: gate is both
+    const char *gate, *up, *down;   // per expert: "gate_proj", ...; fused: gate is both. Without
+                                    // a gate it is the up projection, and up is NULL
     int fused;
     struct weights_shape w1, w2;             // all experts
     char router_weight[TENSOR_NAME_BYTES];   // "" where there is none

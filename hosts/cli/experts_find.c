@@ -8,14 +8,16 @@
 struct naming {
     const char *probe; // of expert 0's gate, or of the fused gate and up
     const char *gate, *up, *down;
-    int fused;
+    int fused, gated; // without a gate the up projection stands in its place
 };
 
 static const struct naming namings[] = {
-    {"0.gate_proj.weight", "gate_proj", "up_proj", "down_proj", 0},
-    {"0.w1.weight", "w1", "w3", "w2", 0},
-    {"gate_up_proj_blocks", "gate_up_proj", NULL, "down_proj", 1},
-    {"gate_up_proj", "gate_up_proj", NULL, "down_proj", 1},
+    {"0.gate_proj.weight", "gate_proj", "up_proj", "down_proj", 0, 1},
+    {"0.w1.weight", "w1", "w3", "w2", 0, 1},
+    {"gate_up_proj_blocks", "gate_up_proj", NULL, "down_proj", 1, 1},
+    {"gate_up_proj", "gate_up_proj", NULL, "down_proj", 1, 1},
+    {"0.up_proj.weight", "up_proj", NULL, "down_proj", 0, 0},
+    {"up_proj", "up_proj", NULL, "down_proj", 1, 0},
 };
 
 // What stands before and after the layer's number.
@@ -40,13 +42,14 @@ static int module_at(size_t index, int64_t layer, char module[TENSOR_NAME_BYTES]
     return 1;
 }
 
-static const struct naming *probe(const struct checkpoint *checkpoint, const char *prefix)
+static const struct naming *probe(const struct checkpoint *checkpoint, const char *prefix,
+                                  int gated)
 {
     char name[2 * TENSOR_NAME_BYTES];
 
     for (size_t i = 0; i < LENGTH(namings); i++) {
         (void)snprintf(name, sizeof name, "%s%s", prefix, namings[i].probe);
-        if (checkpoint_has(checkpoint, name)) return &namings[i];
+        if (namings[i].gated == gated && checkpoint_has(checkpoint, name)) return &namings[i];
     }
     return NULL;
 }
@@ -76,26 +79,27 @@ static void find_router(struct expert_layout *layout, const struct checkpoint *c
 }
 
 static int find_names(struct expert_layout *layout, const struct checkpoint *checkpoint,
-                      int64_t layer, struct fault *fault)
+                      int64_t layer, int gated, struct fault *fault)
 {
     const struct naming *naming = NULL;
     char module[TENSOR_NAME_BYTES] = "";
 
-    if (layer == LAYER_FILE) naming = probe(checkpoint, layout->prefix);
+    if (layer == LAYER_FILE) naming = probe(checkpoint, layout->prefix, gated);
     for (size_t i = 0; layer != LAYER_FILE && naming == NULL && module_at(i, layer, module); i++) {
         (void)snprintf(layout->prefix, sizeof layout->prefix, "%.*sexperts.",
                        TENSOR_NAME_BYTES - 16, module);
-        naming = probe(checkpoint, layout->prefix);
+        naming = probe(checkpoint, layout->prefix, gated);
     }
     if (naming == NULL && layer == LAYER_FILE)
-        return fault_set(fault, EXIT_TROUBLE, "%s: no tensor gate_up_proj; is this a layer file?",
-                         checkpoint->files[0].path);
+        return fault_set(fault, EXIT_TROUBLE, "%s: no tensor %s; is this a layer file?",
+                         checkpoint->files[0].path, gated ? "gate_up_proj" : "up_proj");
     if (naming == NULL)
         return fault_set(fault, EXIT_TROUBLE,
                          "%s: layer %lld holds no experts under a known name "
-                         "(model.layers.%lld.mlp.experts.0.gate_proj.weight and others); does it "
+                         "(model.layers.%lld.mlp.experts.0.%s.weight and others); does it "
                          "exist, and is it a mixture-of-experts layer?",
-                         checkpoint->folder, (long long)layer, (long long)layer);
+                         checkpoint->folder, (long long)layer, (long long)layer,
+                         gated ? "gate_proj" : "up_proj");
     layout->gate = naming->gate;
     layout->up = naming->up;
     layout->down = naming->down;
@@ -187,10 +191,11 @@ int experts_describe(struct expert_layout *layout, struct checkpoint *checkpoint
                      const struct model *model, int64_t layer, struct fault *fault)
 {
     struct weights_shape shape = {.experts = model->experts};
+    int gated = model_is_gated(model);
     int st = EXIT_OK;
 
     *layout = (struct expert_layout){.gate = NULL};
-    TRY(find_names(layout, checkpoint, layer, fault));
+    TRY(find_names(layout, checkpoint, layer, gated, fault));
     TRY(find_format(layout, checkpoint, &shape.format, fault));
     TRY(find_bias(layout, checkpoint, &shape.bias_format, fault));
     if (layout->fused && model->fused_rows_in && shape.format != MOXIE_FORMAT_MXFP4)
@@ -198,7 +203,8 @@ int experts_describe(struct expert_layout *layout, struct checkpoint *checkpoint
     layout->w1 = shape;
     layout->w1.order =
         layout->fused && model->fused_interleaved ? MOXIE_ORDER_INTERLEAVED : MOXIE_ORDER_GATE_UP;
-    layout->w1.outputs = 2 * model->intermediate;
+    if (!gated) layout->w1.order = MOXIE_ORDER_PLAIN;
+    layout->w1.outputs = (gated ? 2 : 1) * model->intermediate;
     layout->w1.inputs = model->hidden;
     layout->w2 = shape;
     layout->w2.order = MOXIE_ORDER_PLAIN;

@@ -173,7 +173,8 @@ int instance_refuse(const struct instance *instance, int as_json, int bounds, st
         json_decref(reasons);
         return EXIT_REFUSED;
     }
-    document = json_pack("{s:b, s:o}", "ok", 0, "reasons", reasons);
+    document = json_pack("{s:b, s:o, s:o}", "ok", 0, "reasons", reasons, "warnings",
+                         instance_warnings(instance));
     if (bounds && document != NULL)
         (void)json_object_set_new(document, "bounds", instance_bounds(instance));
     st = json_print(document, fault);

@@ -52,8 +52,8 @@ json_t *instance_bounds(const struct instance *instance);
 void reasons_print(FILE *stream, json_t *reasons);
 void warnings_print(FILE *stream, const char *before, json_t *warnings);
 
-// {"ok":false,"reasons":[...]} and, when `bounds`, the bounds, on standard output; or lines on
-// standard error. Returns EXIT_REFUSED, or a fault.
+// {"ok":false,"reasons":[...],"warnings":[...]} and, when `bounds`, the bounds, on standard output;
+// or the reasons in lines on standard error. Returns EXIT_REFUSED, or a fault.
 int instance_refuse(const struct instance *instance, int as_json, int bounds, struct fault *fault);
 
 #endif

@@ -93,13 +93,61 @@ int json_file_read_optional(const char *path, json_t **out, struct fault *fault)
 
 int json_print(json_t *document, struct fault *fault)
 {
-    int failed = document == NULL || json_dumpf(document, stdout, JSON_COMPACT) != 0 ||
-                 fputc('\n', stdout) == EOF || fflush(stdout) != 0;
-
+    if (document == NULL)
+        return fault_set(fault, EXIT_TROUBLE,
+                         "no JSON document: out of memory, or text that is not UTF-8");
+    (void)json_dumpf(document, stdout, JSON_COMPACT);
+    (void)fputc('\n', stdout);
     json_decref(document);
-    if (failed)
-        return fault_set(fault, EXIT_TROUBLE, "cannot write the result: %s", strerror(errno));
     return EXIT_OK;
+}
+
+int json_refusal(int as_json, int st, struct fault *fault)
+{
+    int printed = EXIT_OK;
+
+    if (!as_json || st != EXIT_REFUSED || fault->text[0] == '\0') return st;
+    printed =
+        json_print(json_pack("{s:b, s:[{s:s, s:s, s:o}], s:[]}", "ok", 0, "reasons", "code",
+                             "REFUSED", "key", "", "message", json_text(fault->text), "warnings"),
+                   fault);
+    return printed != EXIT_OK ? printed : st;
+}
+
+// Bytes of the UTF-8 character that the text starts with; 0: it is none.
+static size_t character_bytes(const char *text, size_t length)
+{
+    for (size_t bytes = 1; bytes <= 4 && bytes <= length; bytes++) {
+        json_t *one = json_stringn(text, bytes);
+
+        json_decref(one);
+        if (one != NULL) return bytes;
+    }
+    return 0;
+}
+
+json_t *json_text(const char *text)
+{
+    json_t *whole = json_string(text);
+    size_t length = strlen(text);
+    char *clean = NULL;
+    char *to = NULL;
+
+    if (whole != NULL) return whole;
+    clean = malloc(3 * length + 1);
+    if (clean == NULL) return NULL;
+    to = clean;
+    for (size_t i = 0; i < length;) {
+        size_t bytes = character_bytes(text + i, length - i);
+
+        memcpy(to, bytes > 0 ? text + i : "\xef\xbf\xbd", bytes > 0 ? bytes : 3);
+        to += bytes > 0 ? bytes : 3;
+        i += bytes > 0 ? bytes : 1;
+    }
+    *to = '\0';
+    whole = json_string(clean);
+    free(clean);
+    return whole;
 }
 
 json_t *json_number(double value)

@@ -15,7 +15,17 @@ int json_file_read(const char *path, json_t **out, struct fault *fault);
 int json_file_read_optional(const char *path, json_t **out, struct fault *fault);
 
 // Writes one document and a newline to standard output, and releases it. NULL is out of memory.
+// Whether standard output took them is asked once, at the end of the program.
 int json_print(json_t *document, struct fault *fault);
+
+// Says on standard output what the fault says, when `as_json` and `st` is EXIT_REFUSED and no
+// document has said it (the fault has a text):
+// {"ok":false,"reasons":[{"code","key","message"}],"warnings":[]}, as the library's own refusals.
+// Returns the outcome.
+int json_refusal(int as_json, int st, struct fault *fault);
+
+// A string, with U+FFFD for every byte that is not UTF-8: paths are bytes. NULL when out of memory.
+json_t *json_text(const char *text);
 
 // A real, or null when JSON has no word for it (NaN, infinity).
 json_t *json_number(double value);

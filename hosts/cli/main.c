@@ -8,7 +8,9 @@
 #include <argp.h>
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 struct command {
     const char *name;
@@ -81,6 +83,22 @@ static void print_version(FILE *stream, struct argp_state *state)
                   MOXIE_VERSION_PATCH);
 }
 
+// At the very end, whoever ended the program, argp's --help too: a result that nobody received is
+// no success.
+static void check_output(void)
+{
+    int lost = ferror(stdout);
+    int flushed = fflush(stdout);
+
+    if (flushed != 0)
+        (void)fprintf(stderr, "%s: cannot write the output: %s\n", program_invocation_name,
+                      strerror(errno));
+    else if (lost)
+        (void)fprintf(stderr, "%s: the output could not be written whole\n",
+                      program_invocation_name);
+    if (flushed != 0 || lost) _exit(EXIT_TROUBLE);
+}
+
 int main(int argc, char **argv)
 {
     const struct argp argp = {.parser = parse, .args_doc = "COMMAND [ARGUMENT...]", .doc = doc};
@@ -93,6 +111,7 @@ int main(int argc, char **argv)
         explain(&fault);
         return code;
     }
+    (void)atexit(check_output);
     argp_program_version_hook = print_version;
     argp_err_exit_status = EXIT_TROUBLE;
     (void)argp_parse(&argp, argc, argv, ARGP_IN_ORDER, NULL, &choice);

@@ -15,6 +15,7 @@
 struct family {
     const char *name;
     int32_t scoring;     // MOXIE_SCORING_*; 0: not known
+    const char *method;  // what topk_method may say; NULL: nothing
     int32_t renormalize; // where norm_topk_prob does not say
     double epsilon;
     int32_t weight_on_input;
@@ -27,7 +28,12 @@ static const struct family families[] = {
     {.name = "qwen2_moe", .scoring = MOXIE_SCORING_SOFTMAX},
     {.name = "qwen3_moe", .scoring = MOXIE_SCORING_SOFTMAX},
     {.name = "mixtral", .scoring = MOXIE_SCORING_SOFTMAX, .renormalize = 1},
-    {.name = "deepseek_v3", .scoring = MOXIE_SCORING_SIGMOID, .renormalize = 1, .epsilon = 1e-20},
+    {.name = "deepseek_v2", .scoring = MOXIE_SCORING_SOFTMAX, .method = "greedy"},
+    {.name = "deepseek_v3",
+     .scoring = MOXIE_SCORING_SIGMOID,
+     .method = "noaux_tc",
+     .renormalize = 1,
+     .epsilon = 1e-20},
     {.name = "gpt_oss",
      .scoring = MOXIE_SCORING_TOP_K_SOFTMAX,
      .fused_rows_in = 1,
@@ -40,6 +46,17 @@ static const struct family families[] = {
      .weight_on_input = 1,
      .fused_rows_in = 1},
 };
+
+int model_is_gated(const struct model *model)
+{
+    return strcmp(model->activation, "relu2") != 0;
+}
+
+const char *model_families(void)
+{
+    return "qwen2_moe, qwen3_moe, mixtral, deepseek_v2, deepseek_v3, gpt_oss, llama4 and "
+           "llama4_text";
+}
 
 // Experts can be loaded; ids and weights must be given.
 static const struct family unknown_family = {.name = ""};
@@ -126,33 +143,73 @@ static int config_count(const json_t *config, const char *key, int64_t *out, str
     return EXIT_OK;
 }
 
+// What a key says, as JSON, for a message. owner: caller
+static char *value_text(const json_t *value)
+{
+    return json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY | JSON_ENSURE_ASCII);
+}
+
 static int config_activation(struct model *model, const json_t *config, struct fault *fault)
 {
-    const char *name = json_string_value(json_object_get(config, "hidden_act"));
+    const json_t *value = json_object_get(config, "hidden_act");
+    const char *name = json_string_value(value);
+    char *seen = NULL;
 
     if (model->activation != NULL)
         return config_number(config, "swiglu_limit", &model->limit, fault);
-    model->activation = activation_word(name != NULL ? name : "silu");
-    if (model->activation == NULL)
-        return fault_set(fault, EXIT_REFUSED,
-                         "config.json: hidden_act %s has no kernel; silu, gelu, gelu_pytorch_tanh "
-                         "and relu2 have",
-                         name);
-    return EXIT_OK;
+    if (value == NULL || json_is_null(value)) name = "silu";
+    model->activation = name != NULL ? activation_word(name) : NULL;
+    if (model->activation != NULL) return EXIT_OK;
+    seen = value_text(value);
+    (void)fault_set(fault, EXIT_REFUSED,
+                    "config.json: hidden_act %s has no kernel; silu, gelu, gelu_pytorch_tanh and "
+                    "relu2 have",
+                    seen != NULL ? seen : "");
+    free(seen);
+    return EXIT_REFUSED;
+}
+
+// The value of a key that the router depends on, unless it is absent or `known` is 1. Experts whose
+// ids and weights are given run nevertheless.
+static void doubt(struct model *model, const json_t *config, const char *key, int known,
+                  const char *values)
+{
+    const json_t *value = json_object_get(config, key);
+    char *seen = NULL;
+
+    if (value == NULL || json_is_null(value) || known || model->unrouted[0] != '\0') return;
+    seen = value_text(value);
+    (void)snprintf(model->unrouted, sizeof model->unrouted,
+                   "config.json: %s is %.80s, and for the family %s only %s is known", key,
+                   seen != NULL ? seen : "", model->family, values);
+    free(seen);
 }
 
 static int config_router(struct model *model, const json_t *config, struct fault *fault)
 {
     const json_t *norm = json_object_get(config, "norm_topk_prob");
     const char *scoring = json_string_value(json_object_get(config, "scoring_func"));
+    const char *method = json_string_value(json_object_get(config, "topk_method"));
+    const char *known = family_find(model->family)->method;
+    int softmax = scoring != NULL && strcmp(scoring, "softmax") == 0;
+    int sigmoid = scoring != NULL && strcmp(scoring, "sigmoid") == 0;
     int st = EXIT_OK;
 
-    if (json_is_boolean(norm)) model->renormalize = json_is_true(norm);
-    if (scoring != NULL && strcmp(scoring, "softmax") == 0) model->scoring = MOXIE_SCORING_SOFTMAX;
-    if (scoring != NULL && strcmp(scoring, "sigmoid") == 0) model->scoring = MOXIE_SCORING_SIGMOID;
     TRY(config_count(config, "n_group", &model->groups, fault));
     TRY(config_count(config, "topk_group", &model->groups_top, fault));
     TRY(config_number(config, "routed_scaling_factor", &model->scaling, fault));
+    if (model->scoring == 0) goto out;
+    if (json_is_boolean(norm)) model->renormalize = json_is_true(norm);
+    if (softmax) model->scoring = MOXIE_SCORING_SOFTMAX;
+    if (sigmoid) model->scoring = MOXIE_SCORING_SIGMOID;
+    doubt(model, config, "norm_topk_prob", json_is_boolean(norm), "true or false");
+    doubt(model, config, "scoring_func", softmax || sigmoid, "softmax or sigmoid");
+    doubt(model, config, "topk_method",
+          method != NULL && known != NULL && strcmp(method, known) == 0,
+          known != NULL ? known : "none");
+    // Groups are chosen by their two best; models that score by softmax choose them by their best.
+    doubt(model, config, "n_group", model->groups <= 1 || model->scoring != MOXIE_SCORING_SOFTMAX,
+          "1 with softmax");
 out:
     return st;
 }
@@ -226,21 +283,30 @@ static int metadata_layout(struct model *model, const struct safetensors *file, 
 {
     static const struct {
         const char *text;
-        int rows_in, interleaved;
+        int gated, rows_in, interleaved;
     } layouts[] = {
-        {"[E,2I,H] gate then up", 0, 0},
-        {"[E,2I,H] gate and up interleaved", 0, 1},
-        {"[E,H,2I] gate then up", 1, 0},
-        {"[E,H,2I] gate and up interleaved", 1, 1},
+        {"[E,2I,H] gate then up", 1, 0, 0},
+        {"[E,2I,H] gate and up interleaved", 1, 0, 1},
+        {"[E,H,2I] gate then up", 1, 1, 0},
+        {"[E,H,2I] gate and up interleaved", 1, 1, 1},
+        {"[E,I,H]", 0, 0, 0},
+        {"[E,H,I]", 0, 1, 0},
     };
     const char *text = safetensors_metadata(file, "weight_layout");
+    int gated = model_is_gated(model);
 
     for (size_t i = 0; text != NULL && i < sizeof layouts / sizeof layouts[0]; i++)
-        if (strcmp(layouts[i].text, text) == 0) {
+        if (layouts[i].gated == gated && strcmp(layouts[i].text, text) == 0) {
             model->fused_rows_in = layouts[i].rows_in;
             model->fused_interleaved = layouts[i].interleaved;
             return EXIT_OK;
         }
+    if (!gated)
+        return fault_set(
+            fault, EXIT_TROUBLE,
+            "%s: metadata weight_layout is not one of \"%s\", \"%s\", which activation "
+            "%s has",
+            file->path, layouts[4].text, layouts[5].text, model->activation);
     return fault_set(fault, EXIT_TROUBLE,
                      "%s: metadata weight_layout is not one of \"%s\", \"%s\", \"%s\", \"%s\"",
                      file->path, layouts[0].text, layouts[1].text, layouts[2].text,
@@ -265,11 +331,11 @@ int model_from_layer_file(struct model *model, const struct safetensors *file, s
     TRY(metadata_size(file, "intermediate_size", &model->intermediate, fault));
     TRY(metadata_size(file, "num_experts", &model->experts, fault));
     TRY(metadata_size(file, "top_k", &model->top_k, fault));
-    TRY(metadata_layout(model, file, fault));
     model->activation = activation_word(activation != NULL ? activation : "silu");
     if (model->activation == NULL)
         TRY(fault_set(fault, EXIT_REFUSED, "%s: activation %s has no kernel", file->path,
                       activation));
+    TRY(metadata_layout(model, file, fault));
     TRY(metadata_number(file, "alpha", &model->alpha, fault));
     TRY(metadata_number(file, "limit", &model->limit, fault));
     TRY(metadata_number(file, "routed_scaling_factor", &model->scaling, fault));

@@ -13,12 +13,19 @@ struct model {
     int weight_on_input;    // the router weight multiplies the expert's input
     int scoring;            // MOXIE_SCORING_*, or 0: no router is known for this family
     int renormalize;
+    char unrouted[256]; // why the router that is described is not one that is known; "": it is
     int64_t groups, groups_top;
     double epsilon;        // added to the renormalising sum
     double scaling;        // routed scaling factor
     int fused_rows_in;     // fused experts are [E, K, N]
     int fused_interleaved; // and their gate and up rows alternate
 };
+
+// Whether its experts have a gate beside the up projection: all activations but relu2 do.
+int model_is_gated(const struct model *model);
+
+// The families whose router is known, in words.
+const char *model_families(void);
 
 int model_from_config(struct model *model, const struct checkpoint *checkpoint,
                       struct fault *fault);

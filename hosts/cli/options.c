@@ -9,6 +9,8 @@
 #include <math.h>
 #include <stdlib.h>
 
+#define SLACK_MS_MIN 2000
+
 enum option_key {
     OPTION_PLUGIN = 0x1000, // past every character: none of these has a short form
     OPTION_JSON,
@@ -52,6 +54,9 @@ static error_t parse_common(int key, char *text, struct argp_state *state)
 
     switch (key) {
     case OPTION_PLUGIN:
+        // Empty is what a variable of a script is that was never set, and not the library beside
+        // us.
+        if (text[0] == '\0') argp_error(state, "--plugin: a path is wanted");
         options->plugin = text;
         return 0;
     case OPTION_JSON:
@@ -67,8 +72,11 @@ static error_t parse_common(int key, char *text, struct argp_state *state)
 
 static const struct argp_option common_table[] = {
     {"plugin", OPTION_PLUGIN, "PATH", 0,
-     "the library; else $MOXIE_PLUGIN, else libmoxie.so beside this program or in ../lib", 90},
-    {"json", OPTION_JSON, NULL, 0, "print one JSON document and nothing else", 90},
+     "the library, a path or a file here; else $MOXIE_PLUGIN, else libmoxie.so beside this program "
+     "or in ../lib",
+     90},
+    {"json", OPTION_JSON, NULL, 0, "print one JSON document and nothing else, of a refusal too",
+     90},
     {"verbose", 'v', NULL, 0, "print what the library logs, from INFO on, to standard error", 90},
     {0},
 };
@@ -116,7 +124,9 @@ static const struct argp_option rank_table[] = {
     {"ranks", OPTION_RANKS, "R", 0, "processes to spread the experts over (default 1)", 10},
     {"threads", OPTION_THREADS, "N", 0, "threads of each rank (default: cores / ranks)", 10},
     {"timeout", OPTION_TIMEOUT, "SECONDS", 0,
-     "a rank that is silent for so long ends the run (default 300)", 10},
+     "how long a rank waits for another (default 300); one that says nothing at all for half as "
+     "long again, or 2 s more, ends the run",
+     10},
     {"runner", OPTION_RUNNER, "NAME", 0, "a registered runner (default auto)", 20},
     {"device", OPTION_DEVICE, "WORD", 0,
      "cpu, or sm_90: rank r takes visible GPU r (default: the runner's own, else cpu)", 20},
@@ -153,6 +163,14 @@ void rank_options_configure(const struct rank_options *options, json_t *config)
     // Nobody waits for anybody on one rank.
     if (options->ranks > 1)
         (void)json_object_set_new(config, "timeout_ms", json_integer(options->timeout_s * 1000));
+}
+
+int64_t rank_silence_ms(const struct rank_options *options)
+{
+    int64_t timeout_ms = options->timeout_s * 1000;
+    int64_t slack_ms = timeout_ms / 2 > SLACK_MS_MIN ? timeout_ms / 2 : SLACK_MS_MIN;
+
+    return options->ranks > 1 ? timeout_ms + slack_ms : timeout_ms;
 }
 
 int64_t rank_threads(const struct rank_options *options)

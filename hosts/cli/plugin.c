@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define LIBRARY_NAME "libmoxie.so"
@@ -37,7 +38,11 @@ int plugin_find(struct plugin *plugin, const char *path, struct fault *fault)
     char folder[PATH_MAX];
 
     if (named != NULL && named[0] != '\0') {
-        if ((size_t)snprintf(plugin->path, sizeof plugin->path, "%s", named) < sizeof plugin->path)
+        // The loader does not look for a name without a slash in the current folder.
+        const char *before = strchr(named, '/') == NULL && access(named, F_OK) == 0 ? "./" : "";
+
+        if ((size_t)snprintf(plugin->path, sizeof plugin->path, "%s%s", before, named) <
+            sizeof plugin->path)
             return EXIT_OK;
         return fault_set(fault, EXIT_TROUBLE, "the path of the library is longer than %d bytes",
                          PATH_MAX - 1);
@@ -49,6 +54,18 @@ int plugin_find(struct plugin *plugin, const char *path, struct fault *fault)
         "no " LIBRARY_NAME
         " in %s or %s/../lib; name it with --plugin PATH or the environment variable MOXIE_PLUGIN",
         folder, folder);
+}
+
+int plugin_check_file(const struct plugin *plugin, struct fault *fault)
+{
+    struct stat seen;
+
+    if (strchr(plugin->path, '/') == NULL) return EXIT_OK;
+    if (stat(plugin->path, &seen) != 0 || access(plugin->path, R_OK) != 0)
+        return fault_set(fault, EXIT_TROUBLE, "%s: %s", plugin->path, strerror(errno));
+    if (!S_ISREG(seen.st_mode))
+        return fault_set(fault, EXIT_TROUBLE, "%s: not a regular file", plugin->path);
+    return EXIT_OK;
 }
 
 int plugin_load(struct plugin *plugin, const char *path, struct fault *fault)

@@ -18,6 +18,9 @@ struct plugin {
 // Fills plugin->path with `path` when given, else $MOXIE_PLUGIN, else what lies beside the
 // executable, else in ../lib from there.
 int plugin_find(struct plugin *plugin, const char *path, struct fault *fault);
+// Whether what was found is a file that can be read, for a command that judges what is in it. A
+// name without a slash is the loader's to look for.
+int plugin_check_file(const struct plugin *plugin, struct fault *fault);
 // Finds and loads.
 int plugin_load(struct plugin *plugin, const char *path, struct fault *fault);
 // Accepts a zeroed or unloaded plugin.

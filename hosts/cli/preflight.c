@@ -2,6 +2,9 @@
 
 #include "hosts/cli/preflight.h"
 
+#include "hosts/cli/machine.h"
+#include "hosts/cli/table.h"
+
 #include <errno.h>
 #include <string.h>
 
@@ -96,4 +99,27 @@ int preflight(struct instance *instance, struct plugin *plugin, const struct ran
     TRY(check_reduced(instance, options, fault));
 out:
     return st;
+}
+
+int preflight_check_memory(const struct instance *instance, const struct preflight_memory *need,
+                           struct fault *fault)
+{
+    const moxie_plan *plan = instance->plan;
+    uint64_t available = machine_memory_available();
+    uint64_t rows = 0;
+    uint64_t planned = 0;
+    uint64_t needed = 0;
+    char needed_text[HUMAN_BYTES];
+    char available_text[HUMAN_BYTES];
+
+    if (!bytes_mul((uint64_t)plan->bounds->forward_tokens, need->token, &rows) ||
+        !bytes_add(plan->device_bytes, plan->symmetric_bytes, &planned) ||
+        !bytes_add(planned, plan->pinned_bytes, &planned) ||
+        !bytes_add(planned, plan->host_bytes, &planned) || !bytes_add(planned, rows, &planned) ||
+        !bytes_mul(planned, need->ranks, &planned) || !bytes_add(planned, need->weights, &needed))
+        needed = UINT64_MAX;
+    if (needed <= available) return EXIT_OK;
+    return fault_set(fault, EXIT_REFUSED, "this needs %s, and %s are free; %s",
+                     human_bytes(needed, needed_text), human_bytes(available, available_text),
+                     need->advice);
 }

@@ -16,4 +16,17 @@ int preflight(struct instance *instance, struct plugin *plugin, const struct ran
 // What the ranks will compute on; after a preflight that answered EXIT_OK.
 const struct device_table *preflight_device(const struct instance *instance);
 
+// What the ranks of one machine will hold in its memory, beside what the plan says.
+struct preflight_memory {
+    uint64_t weights; // bytes, of all experts
+    uint64_t token;   // bytes for each token that a rank may have
+    uint64_t ranks;
+    const char *advice; // what to do where that is too much
+};
+
+// Refuses what does not fit, which is better than being killed half way. For devices whose memory
+// is the machine's; after a preflight that answered EXIT_OK.
+int preflight_check_memory(const struct instance *instance, const struct preflight_memory *need,
+                           struct fault *fault);
+
 #endif

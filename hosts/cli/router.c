@@ -50,9 +50,12 @@ int router_check(const struct source *source, struct fault *fault)
 
     if (model->scoring == 0)
         return fault_set(fault, EXIT_REFUSED,
-                         "no router is known for the family \"%s\"; put topk_ids and topk_weights "
-                         "into the input file",
-                         model->family);
+                         "no router is known for the family (model_type) \"%s\", as it is for %s; "
+                         "put topk_ids and topk_weights into the input file",
+                         model->family, model_families());
+    if (model->unrouted[0] != '\0')
+        return fault_set(fault, EXIT_REFUSED,
+                         "%s; put topk_ids and topk_weights into the input file", model->unrouted);
     if (source->layout.router_weight[0] == '\0')
         return fault_set(fault, EXIT_TROUBLE,
                          "the checkpoint has no router for this layer; put topk_ids and "

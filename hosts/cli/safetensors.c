@@ -281,6 +281,14 @@ void safetensors_close(struct safetensors *file)
     *file = (struct safetensors){.descriptor = -1};
 }
 
+int safetensors_is(const struct safetensors *file, const struct stat *other)
+{
+    struct stat seen;
+
+    return file->path != NULL && fstat(file->descriptor, &seen) == 0 &&
+           seen.st_dev == other->st_dev && seen.st_ino == other->st_ino;
+}
+
 const struct tensor *safetensors_find(const struct safetensors *file, const char *name)
 {
     struct tensor key = {.name = name};

@@ -9,6 +9,7 @@
 #include "hosts/cli/fault.h"
 
 #include <jansson.h>
+#include <sys/stat.h>
 
 #define SAFETENSORS_DIMS_MAX         8
 #define SAFETENSORS_HEADER_BYTES_MAX ((uint64_t)100000000) // the reference implementation's limit
@@ -62,6 +63,9 @@ const char *safetensors_metadata(const struct safetensors *file, const char *key
 int safetensors_read(const struct safetensors *file, const struct tensor *tensor, uint64_t first,
                      uint64_t bytes, void *buffer, struct fault *fault);
 
+// 1 when that is the file; a closed one is none.
+int safetensors_is(const struct safetensors *file, const struct stat *other);
+
 uint64_t word_bytes(enum word word); // 0 for WORD_UNKNOWN
 const char *word_name(enum word word);
 
@@ -77,7 +81,7 @@ struct tensor_out {
     const void *data;
 };
 
-// Writes a new file with one tensor, complete or not at all.
+// Writes a file with one tensor, complete or not at all, as target.h says.
 int safetensors_write(const char *path, const struct tensor_out *tensor, struct fault *fault);
 
 #endif

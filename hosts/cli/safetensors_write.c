@@ -1,12 +1,13 @@
-// Writes safetensors files: to a neighbour first, renamed once complete.
+// Writes safetensors files.
 
 #include "hosts/cli/safetensors.h"
+
+#include "hosts/cli/target.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 // The header, padded with spaces so that the data starts at a multiple of 8. owner: caller
 static char *header_text(const struct tensor_out *tensor, uint64_t data_bytes, uint64_t *length)
@@ -49,29 +50,19 @@ int safetensors_write(const char *path, const struct tensor_out *tensor, struct 
     uint64_t data_bytes = word_bytes(tensor->word);
     uint64_t length = 0;
     char *header = NULL;
-    char *part = NULL;
-    FILE *file = NULL;
+    struct target target;
     int st = EXIT_OK;
 
     for (uint32_t i = 0; i < tensor->ndim; i++)
         if (!bytes_mul(data_bytes, (uint64_t)tensor->shape[i], &data_bytes))
             return fault_set(fault, EXIT_TROUBLE, "%s: the tensor is too large", path);
     header = header_text(tensor, data_bytes, &length);
-    if (header == NULL || asprintf(&part, "%s.part", path) < 0) {
-        part = NULL;
-        TRY(fault_set(fault, EXIT_TROUBLE, "%s: out of memory", path));
-    }
-    file = fopen(part, "wbe");
-    if (file == NULL) TRY(fault_set(fault, EXIT_TROUBLE, "%s: %s", part, strerror(errno)));
-    if (!write_parts(file, header, length, tensor, data_bytes))
-        st = fault_set(fault, EXIT_TROUBLE, "%s: %s", part, strerror(errno));
-    if (fclose(file) != 0 && st == EXIT_OK)
-        st = fault_set(fault, EXIT_TROUBLE, "%s: %s", part, strerror(errno));
-    if (st == EXIT_OK && rename(part, path) != 0)
-        st = fault_set(fault, EXIT_TROUBLE, "%s: %s", path, strerror(errno));
-    if (st != EXIT_OK) (void)unlink(part);
+    if (header == NULL) TRY(fault_set(fault, EXIT_TROUBLE, "%s: out of memory", path));
+    TRY(target_open(&target, path, fault));
+    if (!write_parts(target.file, header, length, tensor, data_bytes))
+        st = fault_set(fault, EXIT_TROUBLE, "%s: %s", target.part, strerror(errno));
+    st = target_close(&target, st, fault);
 out:
-    free(part);
     free(header);
     return st;
 }

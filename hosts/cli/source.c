@@ -44,3 +44,11 @@ void source_close(struct source *source)
     safetensors_close(&source->input_file);
     *source = (struct source){.layout = {.gate = NULL}};
 }
+
+int source_is_in(const struct source *source, const char *path)
+{
+    struct stat file;
+
+    return stat(path, &file) == 0 && (checkpoint_is_in(&source->checkpoint, &file) ||
+                                      safetensors_is(&source->input_file, &file));
+}

@@ -27,4 +27,7 @@ int source_open(struct source *source, const struct source_paths *paths, struct 
 // Accepts a zeroed or half-opened source.
 void source_close(struct source *source);
 
+// 1 when that file is one that is read, now or by a rank.
+int source_is_in(const struct source *source, const char *path);
+
 #endif

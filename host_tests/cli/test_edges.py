@@ -1,0 +1,322 @@
+"""The command moxie where it meets what is around it: outputs, other files, checkpoints, names, documents.
+
+    MOXIE_COMMAND=build/dev/bin/moxie MOXIE_GOLDEN=host_tests/golden python3 test_edges.py [GROUP]
+"""
+
+import json
+import math
+import os
+import random
+import resource
+import shutil
+import signal
+import stat
+import struct
+import subprocess
+import unittest
+
+import safetensors_files as files
+from case import COMMAND, GOLDEN, MODELS, TIMEOUT_S, Case, layer, model_arguments
+
+MIXTRAL = ["--layer-file", layer("mixtral_a.safetensors")]
+
+
+class Output(Case):
+    """What is written, or cannot be."""
+
+    def test_a_result_that_is_lost_is_a_failure(self):
+        for arguments in (["--help"], ["--version"], ["info"], ["info", "--json"], ["plan", self.config()],
+                          ["conform", "--list"], ["info", "--keys"]):
+            with self.subTest(arguments=arguments), open(os.devnull, "rb") as nowhere:
+                done = subprocess.run([COMMAND, *arguments], stdout=nowhere, stderr=subprocess.PIPE, text=True,
+                                      timeout=TIMEOUT_S, check=False)
+                self.assertEqual(done.returncode, 1, done.stderr)
+                self.assertRegex(done.stderr, r"moxie[a-z ]*: [^\n]*output[^\n]*\n$")
+
+    def refuse(self, path, words):
+        """Exit code 1, before anything is measured."""
+        text, trouble = self.moxie("run", *MIXTRAL, "--output", path, code=1)
+        self.assertEqual(text, "")
+        self.assertIn(words, trouble)
+
+    def test_only_regular_files_are_replaced(self):
+        os.mkfifo(self.path("pipe"))
+        os.mkdir(self.path("folder"))
+        os.symlink(self.path("nothing"), self.path("dangling"))
+        os.symlink(self.path("pipe"), self.path("link"))
+        for name, words in (("pipe", "no regular file"), ("folder", "no regular file"), ("link", "no regular file"),
+                            ("dangling", "symbolic link"), ("absent/out", "No such file")):
+            self.refuse(self.path(name), words)
+        self.assertTrue(stat.S_ISFIFO(os.stat(self.path("pipe")).st_mode))
+        self.assertEqual(sorted(os.listdir(self.folder)), ["dangling", "folder", "link", "pipe"])
+
+    def test_a_link_stays_and_its_file_is_written(self):
+        self.write("file", "old")
+        os.chmod(self.path("file"), 0o640)
+        os.symlink("file", self.path("link"))
+        self.write("link.part", "mine")
+        self.moxie("run", *MIXTRAL, "--output", self.path("link"))
+        self.assertEqual(os.readlink(self.path("link")), "file")
+        self.assertEqual(list(files.read(self.path("file"))[0]), ["output"])
+        self.assertEqual(stat.S_IMODE(os.stat(self.path("file")).st_mode), 0o640)
+        self.assertEqual(sorted(os.listdir(self.folder)), ["file", "link", "link.part"])
+
+    def test_inputs_are_not_replaced(self):
+        shutil.copy(layer("mixtral_a.safetensors"), self.path("layer"))
+        os.link(self.path("layer"), self.path("same"))
+        for name in ("layer", "same"):
+            _, trouble = self.moxie("run", "--layer-file", self.path("layer"), "-o", self.path(name), code=1)
+            self.assertIn("are read", trouble)
+        folder, number = MODELS[0]
+        source = GOLDEN + "/models/" + folder
+        tensors, metadata = files.read(source + "/model.safetensors")
+        mine = {name for name in tensors if ".layers.%d." % number in name}
+        for shard, names in (("a.safetensors", mine), ("b.safetensors", set(tensors) - mine)):
+            files.write(self.path(shard), {name: tensors[name] for name in sorted(names)}, metadata)
+        self.write("model.safetensors.index.json", json.dumps(
+            {"weight_map": {name: "a.safetensors" if name in mine else "b.safetensors" for name in tensors}}))
+        shutil.copy(source + "/config.json", self.path("config.json"))
+        arguments = model_arguments(folder, number, self.folder)
+        shutil.copy(arguments[-1], self.path("input"))
+        arguments[-1] = self.path("input")
+        # The layer is in the first shard alone: the second would not be opened.
+        for name in ("a.safetensors", "b.safetensors", "input", "config.json", "model.safetensors.index.json"):
+            _, trouble = self.moxie("run", *arguments, "-o", self.path(name), code=1)
+            self.assertIn("are read", trouble)
+        self.moxie("run", *arguments, "-o", self.path("out"))
+
+    def test_a_result_that_cannot_be_kept_is_said(self):
+        def limit():
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))
+        done = subprocess.run([COMMAND, "run", *MIXTRAL, "-o", self.path("out"), "--json"], capture_output=True,
+                              text=True, timeout=TIMEOUT_S, check=False, preexec_fn=limit)
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertLess(json.loads(done.stdout)["relative_error"], 1e-5)
+        self.assertIn("File too large", done.stderr)
+        self.assertEqual(os.listdir(self.folder), [])
+
+    def test_what_cannot_fit_is_refused(self):
+        """Few weights and many tokens: their rows are in memory, in the file they are a hole."""
+        tensors, metadata = files.read(layer("mixtral_a.safetensors"))
+        hidden = tensors["hidden_states"].shape[1]
+        kept = {name: tensors[name] for name in ("gate_up_proj", "down_proj", "router_weight")}
+        kept["hidden_states"] = files.Tensor("BF16", [1 << 29, hidden], b"")
+        files.write(self.path("layer"), kept, metadata)
+        with open(self.path("layer"), "rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length))
+            data = file.read()
+        header["hidden_states"]["data_offsets"] = [len(data), len(data) + (hidden << 30)]
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        with open(self.path("layer"), "wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text + data)
+            file.truncate(8 + len(text) + len(data) + (hidden << 30))
+        refused = self.moxie("run", "--layer-file", self.path("layer"), "--ranks", "2", code=2)[1]
+        self.assertRegex(refused, r"this needs [\d.]+ [GT]iB, and [\d.]+ [KMGT]iB are free")
+
+
+class Router(Case):
+    """A router that is not known is not guessed, and experts whose ids are given need none."""
+
+    def run_model(self, given, code, **keys):
+        folder, number = MODELS[0]
+        source = GOLDEN + "/models/" + folder
+        with open(source + "/config.json", encoding="utf-8") as file:
+            self.write("config.json", json.dumps({**json.load(file), **keys}))
+        if not os.path.exists(self.path("model.safetensors")):
+            os.symlink(source + "/model.safetensors", self.path("model.safetensors"))
+        arguments = model_arguments(folder, number, self.folder)
+        tensors, metadata = files.read(arguments[-1])
+        if not given:
+            del tensors["topk_ids"], tensors["topk_weights"]
+        files.write(self.path("input"), tensors, metadata)
+        return self.moxie("run", *arguments[:-1], self.path("input"), code=code)[1]
+
+    def test_what_is_not_known_is_refused(self):
+        for keys, words in (({"scoring_func": "sqrtsoftplus"}, ("scoring_func", '"sqrtsoftplus"', "softmax or sigmoid")),
+                            ({"scoring_func": 1}, ("scoring_func", "is 1,")),
+                            ({"model_type": "another", "scoring_func": "softmax"}, ("model_type", "another", "qwen3_moe")),
+                            ({"topk_method": "best"}, ("topk_method", '"best"', "none")),
+                            ({"norm_topk_prob": "false"}, ("norm_topk_prob", '"false"', "true or false")),
+                            ({"model_type": "deepseek_v2", "topk_method": "group_limited_greedy"},
+                             ("topk_method", "group_limited_greedy", "greedy")),
+                            ({"model_type": "deepseek_v2", "n_group": 2, "topk_group": 1}, ("n_group", "is 2", "1 with"))):
+            with self.subTest(keys=keys):
+                trouble = self.run_model(False, 2, **keys)
+                for word in words:
+                    self.assertIn(word, trouble)
+                self.run_model(True, 0, **keys)
+
+    def test_what_is_known_runs(self):
+        for keys in ({"scoring_func": "softmax", "topk_method": None}, {"norm_topk_prob": None, "n_group": 1},
+                     {"model_type": "deepseek_v2", "topk_method": "greedy"}):
+            self.run_model(False, 0, **keys)
+
+    def test_activations_are_words(self):
+        for value in (7, ["silu"], "swiglu"):
+            trouble = self.run_model(True, 2, hidden_act=value)
+            self.assertIn("hidden_act " + json.dumps(value), trouble)
+
+
+class Ungated(Case):
+    """relu2 has no gate: y = down * relu(up * x)^2."""
+
+    HIDDEN, INTERMEDIATE, EXPERTS, TOKENS = 32, 16, 2, 5
+
+    def setUp(self):
+        super().setUp()
+        chance = random.Random(3)
+        self.ups, self.downs = ([[[chance.uniform(-1, 1) for _ in range(columns)] for _ in range(rows)]
+                                 for _ in range(self.EXPERTS)]
+                                for rows, columns in ((self.INTERMEDIATE, self.HIDDEN), (self.HIDDEN, self.INTERMEDIATE)))
+        rows = [[chance.uniform(-1, 1) for _ in range(self.HIDDEN)] for _ in range(self.TOKENS)]
+        ids = [token % self.EXPERTS for token in range(self.TOKENS)]
+        wanted = [self.apply(self.downs[expert], [max(value, 0) ** 2 for value in self.apply(self.ups[expert], row)])
+                  for row, expert in zip(rows, ids)]
+        self.inputs = {"hidden_states": self.tensor(rows), "routed_output": self.tensor(wanted),
+                       "topk_ids": files.Tensor("I32", [self.TOKENS, 1], struct.pack("<5i", *ids)),
+                       "topk_weights": files.Tensor("F32", [self.TOKENS, 1], struct.pack("<5f", *[1] * 5))}
+
+    @staticmethod
+    def apply(matrix, row):
+        return [sum(a * b for a, b in zip(line, row)) for line in matrix]
+
+    @staticmethod
+    def tensor(rows, *before):
+        flat = [value for row in rows for value in row]
+        return files.Tensor("F32", [*before, len(rows) // max(1, math.prod(before)), len(rows[0])],
+                            struct.pack("<%df" % len(flat), *flat))
+
+    def test_layer_file(self):
+        turned = [list(zip(*up)) for up in self.ups], [list(zip(*down)) for down in self.downs]
+        for name, (ups, downs) in (("[E,I,H]", (self.ups, self.downs)), ("[E,H,I]", turned)):
+            metadata = {"hidden_size": str(self.HIDDEN), "intermediate_size": str(self.INTERMEDIATE),
+                        "num_experts": str(self.EXPERTS), "top_k": "1", "activation": "relu2", "weight_layout": name}
+            tensors = {"up_proj": self.tensor(sum(ups, []), self.EXPERTS),
+                       "down_proj": self.tensor(sum(downs, []), self.EXPERTS)}
+            files.write(self.path("layer"), {**self.inputs, **tensors}, metadata)
+            self.run_layer("--layer-file", self.path("layer"), ranks=2)
+            files.write(self.path("layer"), {**self.inputs, **tensors}, {**metadata, "weight_layout": "[E,2I,H] gate then up"})
+            self.assertIn(name, self.moxie("run", "--layer-file", self.path("layer"), code=1)[1])
+
+    def test_model(self):
+        name = "model.layers.0.mlp.experts.%d.%s.weight"
+        files.write(self.path("input"), self.inputs)
+        files.write(self.path("model.safetensors"), {name % (expert, which): self.tensor(matrices[expert])
+                    for which, matrices in (("up_proj", self.ups), ("down_proj", self.downs))
+                    for expert in range(self.EXPERTS)})
+        config = {"hidden_size": self.HIDDEN, "moe_intermediate_size": self.INTERMEDIATE, "num_experts": self.EXPERTS,
+                  "num_experts_per_tok": 1, "hidden_act": "relu2"}
+        self.write("config.json", json.dumps(config))
+        arguments = ["--model", self.folder, "--layer", "0", "--input", self.path("input")]
+        self.run_layer(*arguments, ranks=2)
+        self.write("config.json", json.dumps({**config, "hidden_act": "silu"}))
+        self.assertIn("0.gate_proj.weight", self.moxie("run", *arguments, code=1)[1])
+
+
+class Paths(Case):
+    """Of the library, as a user writes them."""
+
+    PLUGIN = os.path.abspath(os.environ["MOXIE_PLUGIN"])
+
+    def run_in(self, *arguments, env=None):
+        """(exit code, standard output, standard error), in the folder of the test."""
+        done = subprocess.run([os.path.abspath(COMMAND), *arguments], capture_output=True, timeout=TIMEOUT_S,
+                              check=False, cwd=self.folder, env=env)
+        return done.returncode, done.stdout.decode("utf-8"), done.stderr.decode("utf-8", "replace")
+
+    def test_a_path_that_is_not_utf_8(self):
+        os.symlink(self.PLUGIN, os.fsencode(self.folder) + b"/lib\xff\xc3\xa9.so")
+        for arguments, key in ((["info"], "library"), (["conform", "--rule", "entry"], "plugin")):
+            code, text, trouble = self.run_in(*arguments, "--json", "--plugin", b"./lib\xff\xc3\xa9.so")
+            self.assertEqual(code, 0, trouble)
+            self.assertEqual(json.loads(text)[key], "./lib\ufffd\u00e9.so")
+        code, text, trouble = self.run_in("conform", "--rule", "entry", "--json", "--plugin", self.write("no\udcff", "no"))
+        self.assertEqual(code, 2, trouble)
+        self.assertEqual(json.loads(text)["rules"][0]["verdict"], "fail")
+
+    def test_a_file_of_the_current_folder(self):
+        os.symlink(self.PLUGIN, self.path("libmine.so"))
+        env = {**os.environ, "MOXIE_PLUGIN": "libmine.so"}
+        for arguments, variables in ((["--plugin", "libmine.so"], None), ([], env)):
+            code, text, trouble = self.run_in("info", "--json", *arguments, env=variables)
+            self.assertEqual(code, 0, trouble)
+            self.assertEqual(json.loads(text)["library"], "./libmine.so")
+
+    def test_an_empty_path_is_no_path(self):
+        for command in ("info", "conform"):
+            _, trouble = self.moxie(command, "--plugin", "", code=1)
+            self.assertIn("--plugin: a path is wanted", trouble)
+
+
+class Info(Case):
+    def test_document(self):
+        info = self.document("info")
+        for key in ("library", "build", "abi", "devices", "backends", "limits"):
+            self.assertIn(key, info)
+        names = {(backend["kind"], backend["name"]) for backend in info["backends"]}
+        self.assertLessEqual({("runner", "moxie_cpu"), ("dispatcher", "local"), ("dispatcher", "allgather"),
+                              ("dispatcher", "alltoall")}, names)
+        self.assertIn("cpu", info["devices"])
+
+    def test_human_output(self):
+        text, _ = self.moxie("info")
+        self.assertIn("moxie_cpu", text)
+        text, _ = self.moxie("info", "--keys")
+        self.assertRegex(text, r"hidden_size +i64 +required")
+        self.assertRegex(text, r"dispatch_rounds_max +i64 +1 ")
+
+
+class Documents(Case):
+    """With --json every answer is a document, a refusal too."""
+
+    def test_every_refusal_is_a_document(self):
+        tensors, metadata = files.read(layer("mixtral_a.safetensors"))
+        del tensors["topk_ids"], tensors["topk_weights"]
+        files.write(self.path("another"), tensors, {**metadata, "family": "another"})
+        tiny = ["bench", "--shape", "64,32,8,2", "--tokens", "1"]
+        for arguments, words in ((["run", *MIXTRAL, "--ranks", "2", "--dispatcher", "local"], "sum over ranks"),
+                                 (["run", *MIXTRAL, "--runner", "nobody"], "nobody"),
+                                 (["run", "--layer-file", self.path("another")], "model_type"),
+                                 ([*tiny, "--op", "both"], "--op both"),
+                                 ([*tiny, "--skew", "9", "--ranks", "2"], "--skew 9"),
+                                 (["bench", "--shape", "100,100,8,1", "--tokens", "1", "--weight-format", "mxfp4"],
+                                  "mxfp4"),
+                                 (["bench", "--shape", "1048576,1048576,1024,8", "--tokens", "1"], "this needs"),
+                                 (["plan", self.config(top_k=1000)], "top_k")):
+            with self.subTest(arguments=arguments):
+                refused = self.document(*arguments, code=2)
+                self.assertEqual(list(refused)[:3], ["ok", "reasons", "warnings"])
+                self.assertIs(refused["ok"], False)
+                self.assertEqual(list(refused["reasons"][0]), ["code", "key", "message"])
+                self.assertIn(words, "".join(reason["message"] for reason in refused["reasons"]))
+
+    def test_defaults_are_what_may_be_written(self):
+        """Not what they became on this machine."""
+        keys = {key["key"]: key["default"] for key in self.document("info", "--keys")["keys"]}
+        for key in ("runner", "dispatcher", "activation_format", "transport"):
+            self.assertEqual(keys[key], "auto")
+        self.assertEqual([keys[key] for key in ("activation", "weight_format", "device", "speculative_algorithm")],
+                         ["silu", "bf16", "cpu", "none"])
+        self.assertRegex(self.moxie("info", "--keys")[0], r"\nrunner +str +auto ")
+
+    def test_documents_say_what_the_text_says(self):
+        self.assertEqual(self.document("run", *MIXTRAL)["weights"], "bf16")
+        verdict = self.document("check", self.config())
+        self.assertEqual((verdict["runner"], verdict["dispatcher"]), ("moxie_cpu", "local"))
+        self.assertIsNone(self.document("check", self.config(top_k=0), code=2)["runner"])
+        for keys, code in (({}, 0), ({"top_k": 1000}, 2)):
+            path = self.config(max_prefil_tokens=64, **keys)
+            warning, = self.document("plan", path, code=code)["warnings"]
+            self.assertIn("max_prefill_tokens", warning["message"])
+            self.assertIn("did you mean max_prefill_tokens", self.moxie("plan", path, code=code)[1])
+        bench = ["bench", "--shape", "64,32,8,2", "--tokens", "1", "--seconds", "0.01", "--row-format", "f16"]
+        self.assertIn("bf16 weights, f16 rows", self.moxie(*bench)[0])
+        self.assertIn("1000 repetitions", " ".join(self.moxie("bench", "--help")[0].split()))
+        self.assertEqual(self.document(*bench)["row_format"], "f16")
+
+
+if __name__ == "__main__":
+    unittest.main()
