@@ -256,7 +256,8 @@ static int64_t attn_tp_of(const struct config *config, struct report *report)
     return -1;
 }
 
-static int64_t physical_experts_of(const struct config *config, struct report *report)
+int64_t bounds_experts(const struct config *config, int64_t limit, const char *before,
+                       const char *after, struct report *report)
 {
     static const enum config_key keys[] = {KEY_NUM_EXPERTS, KEY_NUM_REDUNDANT_EXPERTS,
                                            KEY_NUM_FUSED_SHARED_EXPERTS};
@@ -270,16 +271,15 @@ static int64_t physical_experts_of(const struct config *config, struct report *r
         if (counts[i] > counts[largest]) largest = i;
     }
     if (!size_add(counts[0], counts[1], &sum) || !size_add(sum, counts[2], &sum)) sum = -1;
-    if (sum >= 0 && sum <= EXPERTS_MAX) return sum;
+    if (sum >= 0 && sum <= limit) return sum;
     for (int32_t i = 0; i < 3; i++) {
-        if (i != largest) others += counts[i] < EXPERTS_MAX ? counts[i] : EXPERTS_MAX;
+        if (i != largest) others += counts[i] < limit ? counts[i] : limit;
     }
-    most = others < EXPERTS_MAX ? EXPERTS_MAX - others : 1;
+    most = others < limit ? limit - others : 1;
     report_reason(report, MOXIE_E_UNSUPPORTED, keys[largest],
-                  "physical_experts = num_experts %" PRId64 " + num_redundant_experts %" PRId64
-                  " + num_fused_shared_experts %" PRId64 " passes %d: set %s to %" PRId64
-                  " or less",
-                  counts[0], counts[1], counts[2], EXPERTS_MAX, config_name(keys[largest]), most);
+                  "%s num_experts %" PRId64 " + num_redundant_experts %" PRId64
+                  " + num_fused_shared_experts %" PRId64 " %s: set %s to %" PRId64 " or less",
+                  before, counts[0], counts[1], counts[2], after, config_name(keys[largest]), most);
     return sum;
 }
 
@@ -353,6 +353,7 @@ static void ranks_compute(struct bounds *bounds, const struct config *config, st
 void bounds_compute(struct bounds *bounds, const struct config *config, struct report *report)
 {
     int64_t own = value_of(config, KEY_FORWARD_TOKENS_MAX);
+    char passes[32];
 
     memset(bounds, 0, sizeof *bounds);
     bounds->tokens_per_request = tokens_per_request_of(config);
@@ -364,7 +365,9 @@ void bounds_compute(struct bounds *bounds, const struct config *config, struct r
     bounds->forward_tokens = own > 0 ? own : -1;
     if (own == 0) bounds->forward_tokens = bounds->derived_tokens;
     bounds->dominant = dominant_key(bounds, config);
-    bounds->physical_experts = physical_experts_of(config, report);
+    (void)snprintf(passes, sizeof passes, "passes %d", EXPERTS_MAX);
+    bounds->physical_experts =
+        bounds_experts(config, EXPERTS_MAX, "physical_experts =", passes, report);
     ranks_compute(bounds, config, report);
 }
 

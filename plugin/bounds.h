@@ -31,6 +31,12 @@ struct bounds {
 // dp_size.
 void bounds_compute(struct bounds *bounds, const struct config *config, struct report *report);
 
+// The physical experts: logical, redundant and fused shared ones; -1 where that is not known. More
+// than `limit` are refused by the key that says most of them: the reason is `before`, what they
+// are, `after`, and the advice.
+int64_t bounds_experts(const struct config *config, int64_t limit, const char *before,
+                       const char *after, struct report *report);
+
 // "minimum" or the key's name.
 const char *bounds_dominant(const struct bounds *bounds);
 // "forward_tokens = 4096: decode_graph_max_batch 512 x speculative_draft_tokens 8", for capacity

@@ -155,18 +155,25 @@ static moxie_tensor strided(void *data, int64_t rows, int64_t columns, int64_t s
     return tensor;
 }
 
+// The same tensor, whose shape lives in the slot: the caller's holds for one call.
+static moxie_tensor lasting(moxie_tensor tensor, int64_t dims[2], int64_t strides[2])
+{
+    for (int32_t i = 0; i < tensor.ndim && i < 2; i++) {
+        dims[i] = tensor.shape[i];
+        strides[i] = tensor_stride_bytes(&tensor, i) / tensor_element_bytes(&tensor);
+    }
+    tensor.shape = dims;
+    tensor.strides = strides;
+    return tensor;
+}
+
 // The part of a batch tensor that this round covers.
 static moxie_tensor part(const moxie_tensor *whole, const struct exchange_round *round,
                          int64_t dims[2], int64_t strides[2])
 {
-    moxie_tensor tensor = *whole;
+    moxie_tensor tensor = lasting(*whole, dims, strides);
 
     dims[0] = round->tokens;
-    dims[1] = whole->shape[1];
-    strides[0] = tensor_stride_bytes(whole, 0) / tensor_element_bytes(whole);
-    strides[1] = 1;
-    tensor.shape = dims;
-    tensor.strides = strides;
     tensor.byte_offset += (uint64_t)(round->first * tensor_stride_bytes(whole, 0));
     return tensor;
 }
@@ -286,19 +293,7 @@ out:
     return st;
 }
 
-// ---- without peers ---------------------------------------------------------------------------
-
-// The same tensor, whose shape lives in the slot: the caller's holds for one call.
-static moxie_tensor lasting(moxie_tensor tensor, int64_t dims[2], int64_t strides[2])
-{
-    for (int32_t i = 0; i < tensor.ndim && i < 2; i++) {
-        dims[i] = tensor.shape[i];
-        strides[i] = tensor_stride_bytes(&tensor, i) / tensor_element_bytes(&tensor);
-    }
-    tensor.shape = dims;
-    tensor.strides = strides;
-    return tensor;
-}
+// ---- without peers -----------------------------------------------------------------------------
 
 void exchange_describe_local(const moxie_instance *instance, struct exchange *slot,
                              const struct exchange_round *round)

@@ -191,27 +191,14 @@ static void check_one_format(const struct config *config, const struct backend *
 static void check_experts(const struct config *config, const struct backend *runner,
                           struct report *report)
 {
-    static const enum config_key keys[] = {KEY_NUM_EXPERTS, KEY_NUM_REDUNDANT_EXPERTS,
-                                           KEY_NUM_FUSED_SHARED_EXPERTS};
-    int64_t counts[3], sum = 0, most;
-    int32_t largest = 0;
+    int64_t ranks = config_i64(config, KEY_EP_SIZE);
+    char before[128], after[48];
 
     if (runner->experts_max == 0 || !config_ok(config, KEY_EP_SIZE)) return;
-    for (int32_t i = 0; i < 3; i++) {
-        counts[i] = config_i64(config, keys[i]);
-        // Sums that overflow are refused for that.
-        if (!config_ok(config, keys[i]) || !size_add(sum, counts[i], &sum)) return;
-        if (counts[i] > counts[largest]) largest = i;
-    }
-    most = runner->experts_max * config_i64(config, KEY_EP_SIZE);
-    if (sum <= most) return;
-    most = most > sum - counts[largest] ? most - (sum - counts[largest]) : 1;
-    report_reason(report, MOXIE_E_UNSUPPORTED, keys[largest],
-                  "%s on %s takes %d experts a rank, and num_experts %" PRId64
-                  " + num_redundant_experts %" PRId64 " + num_fused_shared_experts %" PRId64
-                  " lie on %" PRId64 " ranks: set %s to %" PRId64 " or less",
-                  runner->name, runner->device, runner->experts_max, counts[0], counts[1],
-                  counts[2], config_i64(config, KEY_EP_SIZE), config_name(keys[largest]), most);
+    (void)snprintf(before, sizeof before, "%s on %s takes %d experts a rank, and", runner->name,
+                   runner->device, runner->experts_max);
+    (void)snprintf(after, sizeof after, "lie on %" PRId64 " ranks", ranks);
+    (void)bounds_experts(config, runner->experts_max * ranks, before, after, report);
 }
 
 // What a runner's kernels cannot do beyond its formats.
