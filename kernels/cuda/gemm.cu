@@ -375,10 +375,10 @@ extern "C" int32_t gemms_cuda(const struct gemms_args *args, void *stream)
 {
     const bool is_few = tokens_are_few(*args);
     gemms_args_device to = {};
-    cudaError_t st = cudaSuccess;
     gemms_entry by;
+    cudaError_t st;
 
-    if (args->gate_up.experts == 0) return st; // of which there is no tensor map
+    if (args->gate_up.experts == 0) return cudaSuccess; // of which there is no tensor map
     st = gemms_args_make(to, *args, is_few ? kBlockRows : kRows);
     if (st != cudaSuccess) return st;
     by = entry_of(operand_of(args->gate_up.w1.format), args->gate_up.w1.rows_in != 0, args->down.w2.rows_in != 0, is_few);

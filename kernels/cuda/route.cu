@@ -39,8 +39,7 @@ __device__ void route_by_expert(const args &a, int32_t *warps)
         int32_t e = base + threadIdx.x, first = 0, count = 0, total, pair;
 
         if (a.by == ROUTE_BY_PREFIX) {
-            first = largest = max(largest, e < a.experts ? a.expert_counts[e] : 0);
-            first = block_max(first, warps, &largest);
+            first = block_max(max(largest, e < a.experts ? a.expert_counts[e] : 0), warps, &largest);
             count = e < a.experts ? max(min(a.expert_counts[e + 1], rows), 0) - first : 0;
         } else if (e < a.experts) {
             first = e * a.rows_per_expert;
