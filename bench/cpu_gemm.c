@@ -7,6 +7,7 @@
 // FORMAT: f32, bf16, f16; f32_in, bf16_in, f16_in for values [E, K, N]. ISA: scalar, avx2, avx512.
 // One JSON object per call: median and least time of the repetitions of each.
 
+#include "bench/measure.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/numbers.h"
 #include "kernels/kernels.h"
@@ -17,7 +18,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #define THREADS_MAX     64
 #define REPETITIONS_MAX 50
@@ -57,25 +57,6 @@ struct bench {
     struct cpu_stream stream;
     sgemm_fn sgemm;
 };
-
-static int64_t now_ns(void)
-{
-    struct timespec time;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &time);
-    return time.tv_sec * 1000000000 + time.tv_nsec;
-}
-
-static void *allocate(int64_t bytes)
-{
-    void *memory = aligned_alloc(64, ((size_t)bytes + 63) / 64 * 64);
-
-    if (memory == NULL) {
-        (void)fprintf(stderr, "cpu_gemm: no memory for %lld bytes\n", (long long)bytes);
-        exit(1);
-    }
-    return memory;
-}
 
 // ---- Threads
 
@@ -363,13 +344,6 @@ static void run_openblas(struct bench *bench)
 
 // ---- Measuring
 
-static int by_value(const void *a, const void *b)
-{
-    const int64_t *x = a, *y = b;
-
-    return (*x > *y) - (*x < *y);
-}
-
 static void measure(struct bench *bench, const char *name, void (*run)(struct bench *))
 {
     int64_t times[REPETITIONS_MAX];
@@ -383,7 +357,7 @@ static void measure(struct bench *bench, const char *name, void (*run)(struct be
         run(bench);
         times[count++] = now_ns() - start;
     }
-    qsort(times, (size_t)count, sizeof times[0], by_value);
+    sort_times(times, count);
     (void)printf(", \"%s_ms\": {\"median\": %.3f, \"least\": %.3f}", name,
                  (double)times[count / 2] * 1e-6, (double)times[0] * 1e-6);
 }

@@ -7,11 +7,9 @@
 // One JSON object: the median over 25 runs of CALLS forwards (default 20000), nanoseconds of one.
 
 #include "abi.h"
+#include "bench/measure.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #define HIDDEN       2048
 #define INTERMEDIATE 768
@@ -82,8 +80,7 @@ static int32_t register_dispatcher(void *ctx, const moxie_dispatcher_info *dispa
     return 0;
 }
 
-// On the GPU that is not there: of addresses, of which nobody reads what lies behind them but the
-// scales of weights, which create() looks at.
+// On the GPU that is not there: nobody reads what lies at the address.
 static moxie_tensor tensor(void *data, uint8_t code, uint8_t bits, int32_t ndim, int64_t *shape)
 {
     return (moxie_tensor){.data = data,
@@ -93,46 +90,20 @@ static moxie_tensor tensor(void *data, uint8_t code, uint8_t bits, int32_t ndim,
                           .shape = shape};
 }
 
-static void *address(int64_t bytes)
-{
-    void *memory = aligned_alloc(4096, ((size_t)bytes + 4095) / 4096 * 4096);
-
-    if (memory == NULL) {
-        (void)fprintf(stderr, "host_time: no memory for %lld bytes\n", (long long)bytes);
-        exit(1);
-    }
-    return memory;
-}
-
 static moxie_matrix matrix(int is_fp8, int32_t order, int64_t shape[3], int64_t scales_shape[3])
 {
     const int64_t bytes = shape[0] * shape[1] * shape[2] * (is_fp8 ? 1 : 2);
     moxie_matrix made = {.struct_size = sizeof made, .order = order};
 
     made.format = is_fp8 ? MOXIE_FORMAT_FP8_BLOCK128 : MOXIE_FORMAT_BF16;
-    made.values = is_fp8 ? tensor(address(bytes), MOXIE_DTYPE_FLOAT8_E4M3FN, 8, 3, shape)
-                         : tensor(address(bytes), MOXIE_DTYPE_BFLOAT, 16, 3, shape);
+    made.values = is_fp8 ? tensor(allocate(bytes), MOXIE_DTYPE_FLOAT8_E4M3FN, 8, 3, shape)
+                         : tensor(allocate(bytes), MOXIE_DTYPE_BFLOAT, 16, 3, shape);
     if (!is_fp8) return made;
     for (int32_t i = 0; i < 3; i++)
         scales_shape[i] = i == 0 ? shape[0] : (shape[i] + 127) / 128;
-    made.scales = tensor(address(scales_shape[0] * scales_shape[1] * scales_shape[2] * 4),
+    made.scales = tensor(allocate(scales_shape[0] * scales_shape[1] * scales_shape[2] * 4),
                          MOXIE_DTYPE_FLOAT, 32, 3, scales_shape);
     return made;
-}
-
-static int by_ns(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
-
-static double now_ns(void)
-{
-    struct timespec time;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec * 1e9 + (double)time.tv_nsec;
 }
 
 // 0, or the code of what failed, which is in the error.
@@ -162,7 +133,7 @@ static int32_t measure(struct engine *engine, const moxie_batch *batch, int64_t 
     moxie_instance *instance = NULL;
     moxie_runner *runner = NULL;
     moxie_dispatcher *dispatcher = NULL;
-    double ns[RUNS];
+    int64_t times[RUNS];
     int32_t st = moxie_get_api_v1(&request, &api, error);
 
     if (st == MOXIE_OK) st = api->open(&host, &instance, error);
@@ -170,16 +141,17 @@ static int32_t measure(struct engine *engine, const moxie_batch *batch, int64_t 
     if (st == MOXIE_OK) st = engine->dispatchers->create(instance, &dispatcher, error);
     if (st == MOXIE_OK) st = engine->dispatchers->begin_forward(dispatcher, &step, error);
     for (int32_t run = 0; run < RUNS; run++) {
-        const double start = now_ns();
+        const int64_t start = now_ns();
 
         for (long call = 0; call < calls && st == MOXIE_OK; call++)
             st = api->forward(dispatcher, runner, batch, error);
-        ns[run] = (now_ns() - start) / (double)calls;
+        times[run] = (now_ns() - start) / calls;
     }
     if (st != MOXIE_OK) return st;
-    qsort(ns, RUNS, sizeof ns[0], by_ns);
-    (void)printf("{\"tokens\": %lld, \"weights\": \"%s\", \"least_ns\": %.0f, \"ns\": %.0f}\n",
-                 (long long)tokens, engine->weight_format, ns[0], ns[RUNS / 2]);
+    sort_times(times, RUNS);
+    (void)printf("{\"tokens\": %lld, \"weights\": \"%s\", \"least_ns\": %lld, \"ns\": %lld}\n",
+                 (long long)tokens, engine->weight_format, (long long)times[0],
+                 (long long)times[RUNS / 2]);
     return st;
 }
 
@@ -193,16 +165,17 @@ int main(int argc, char **argv)
     moxie_error error = {.struct_size = sizeof error, .text_bytes = sizeof text, .text = text};
     moxie_batch batch = {.struct_size = sizeof batch, .id_space = MOXIE_IDS_GLOBAL};
 
-    if (tokens < 1 || tokens > TOKENS_MAX || calls < 1) {
+    if (tokens < 1 || tokens > TOKENS_MAX || calls < 1 ||
+        (strcmp(argv[2], "bf16") != 0 && strcmp(argv[2], "fp8") != 0)) {
         (void)fprintf(stderr, "usage: host_time TOKENS bf16|fp8 [CALLS]; 1 to %d tokens\n",
                       TOKENS_MAX);
         return 1;
     }
     if (strcmp(argv[2], "fp8") == 0) engine.weight_format = "fp8_block128";
-    batch.x = tensor(address(tokens * HIDDEN * 2), MOXIE_DTYPE_BFLOAT, 16, 2, rows);
-    batch.ids = tensor(address(tokens * TOP_K * 4), MOXIE_DTYPE_INT, 32, 2, choices);
-    batch.weights = tensor(address(tokens * TOP_K * 4), MOXIE_DTYPE_FLOAT, 32, 2, choices);
-    batch.y = tensor(address(tokens * HIDDEN * 2), MOXIE_DTYPE_BFLOAT, 16, 2, rows);
+    batch.x = tensor(allocate(tokens * HIDDEN * 2), MOXIE_DTYPE_BFLOAT, 16, 2, rows);
+    batch.ids = tensor(allocate(tokens * TOP_K * 4), MOXIE_DTYPE_INT, 32, 2, choices);
+    batch.weights = tensor(allocate(tokens * TOP_K * 4), MOXIE_DTYPE_FLOAT, 32, 2, choices);
+    batch.y = tensor(allocate(tokens * HIDDEN * 2), MOXIE_DTYPE_BFLOAT, 16, 2, rows);
     if (measure(&engine, &batch, tokens, calls, &error) == MOXIE_OK) return 0;
     (void)fprintf(stderr, "host_time: %s\n", text);
     return 1;

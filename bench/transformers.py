@@ -11,7 +11,6 @@ more than --tolerance, or are no numbers.
 
 import argparse
 import json
-import math
 import os
 import pathlib
 import platform
@@ -21,6 +20,7 @@ import time
 
 # In the place of this folder, in which transformers is this file.
 sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent / "hosts" / "python")
+sys.path.insert(1, str(pathlib.Path(__file__).resolve().parent / "layer"))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch  # noqa: E402
@@ -28,6 +28,7 @@ import transformers  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM, StaticCache  # noqa: E402
 
 import moxie.transformers as adapter  # noqa: E402
+from measure import numbers  # noqa: E402
 from moxie import MoxieError  # noqa: E402
 
 # The published sizes of each model; --layers cuts what does not fit.
@@ -202,10 +203,6 @@ class Contestant:
         return found
 
 
-def finite(number):
-    return number if math.isfinite(number) else None
-
-
 def compare(contestants, prompt):
     """{name: relative difference of the whole, of the median token} from the first but Moxie; None
     where a logit is no number."""
@@ -215,7 +212,8 @@ def compare(contestants, prompt):
         apart = contestant.logits(prompt).float() - wanted
         whole = (apart.norm() / wanted.norm()).item()
         median = (apart.norm(dim=-1) / wanted.norm(dim=-1)).median().item()
-        found[contestant.name] = {"whole": finite(whole), "median_token": finite(median)}
+        found[contestant.name] = {"whole": numbers.finite(whole),
+                                  "median_token": numbers.finite(median)}
         say(f"logits of {contestant.name}: {median:.2e} from those of {contestants[1].name} "
             "(median token)")
     return found

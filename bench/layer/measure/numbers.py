@@ -19,6 +19,11 @@ def quantile(values, share):
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
+def finite(number):
+    """As JSON has it: None where it is no number."""
+    return number if math.isfinite(number) else None
+
+
 def summary(values):
     return {"median": quantile(values, 0.5), "p10": quantile(values, 0.1),
             "p90": quantile(values, 0.9), "count": len(values)}

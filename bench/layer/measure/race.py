@@ -59,16 +59,12 @@ class Contestant:
     def result(self):
         """What was measured since the last call of this."""
         found = {"us": numbers.summary(self.us), "times": numbers.summary(self.times),
-                 "error": finite(self.error),
+                 "error": numbers.finite(self.error),
                  "right": numbers.is_right(self.number, self.error, self.unquantised)}
         if self.unquantised is not None:
-            found["error_unquantised"] = finite(self.unquantised)
+            found["error_unquantised"] = numbers.finite(self.unquantised)
         self.us, self.times, self.error, self.unquantised = [], [], None, None
         return found
-
-
-def finite(number):
-    return number if math.isfinite(number) else None
 
 
 def ready(systems, case, device, say):
