@@ -53,6 +53,14 @@ void crew_fini(struct crew *crew)
     layer_close(&crew->layer);
 }
 
+void crew_expect(const struct crew_member *member, int32_t answer, int32_t code, const char *text)
+{
+    ck_assert_msg(answer == code, "answer %d, want %d: %s", answer, code, member->rank.mock.text);
+    if (text != NULL)
+        ck_assert_msg(strstr(member->rank.mock.text, text) != NULL, "no \"%s\" in: %s", text,
+                      member->rank.mock.text);
+}
+
 void crew_begin(struct crew_member *member)
 {
     int32_t answer =

@@ -37,6 +37,10 @@ struct crew {
 void crew_run(struct crew *crew);
 void crew_fini(struct crew *crew);
 
+// Fails the test, with the error's text, on another answer than `code`, or where the text lacks
+// `text`, unless that is NULL.
+void crew_expect(const struct crew_member *member, int32_t answer, int32_t code, const char *text);
+
 // One whole layer by forward(), failing the test on any error.
 void crew_begin(struct crew_member *member);
 void crew_forward(struct crew_member *member);

@@ -14,14 +14,6 @@
 
 // ---- order -------------------------------------------------------------------------------------
 
-static void expect(struct crew_member *member, int32_t answer, int32_t code, const char *text)
-{
-    ck_assert_msg(answer == code, "answer %d, want %d: %s", answer, code, member->rank.mock.text);
-    if (text != NULL)
-        ck_assert_msg(strstr(member->rank.mock.text, text) != NULL, "no \"%s\" in: %s", text,
-                      member->rank.mock.text);
-}
-
 static void order_scenario(struct crew_member *member)
 {
     moxie_dispatcher *dispatcher = member->rank.dispatcher;
@@ -32,28 +24,29 @@ static void order_scenario(struct crew_member *member)
     moxie_batch other = *batch;
 
     other.y.data = (unsigned char *)member->y + 64;
-    expect(member, dispatcher_dispatch_send(dispatcher, batch, error), MOXIE_E_INVALID,
-           "next is begin_forward");
+    crew_expect(member, dispatcher_dispatch_send(dispatcher, batch, error), MOXIE_E_INVALID,
+                "next is begin_forward");
     crew_begin(member);
     crew_begin(member);
-    expect(member, dispatcher_dispatch_recv(dispatcher, batch, &in, &out, error), MOXIE_E_INVALID,
-           "next is dispatch");
-    expect(member, dispatcher_combine_recv(dispatcher, batch, error), MOXIE_E_INVALID, NULL);
-    expect(member, dispatcher_dispatch_send(dispatcher, batch, error), MOXIE_OK, NULL);
-    expect(member, dispatcher_dispatch_send(dispatcher, batch, error), MOXIE_E_INVALID,
-           "next is dispatch_recv");
-    expect(member, dispatcher_begin_forward(dispatcher, &member->step, error), MOXIE_E_INVALID,
-           "inside a layer");
-    expect(member, dispatcher_dispatch_recv(dispatcher, batch, &in, &out, error), MOXIE_OK, NULL);
-    expect(member, dispatcher_combine_recv(dispatcher, batch, error), MOXIE_E_INVALID,
-           "next is combine or combine_send");
-    expect(member, dispatcher_combine_send(dispatcher, &other, error), MOXIE_E_INVALID,
-           "not the y of this layer");
-    expect(member, runner_run(member->rank.runner, &call, in, out, error), MOXIE_OK, NULL);
-    expect(member, dispatcher_combine_send(dispatcher, batch, error), MOXIE_OK, NULL);
-    expect(member, dispatcher_combine_send(dispatcher, batch, error), MOXIE_E_INVALID,
-           "next is combine_recv");
-    expect(member, dispatcher_combine_recv(dispatcher, batch, error), MOXIE_OK, NULL);
+    crew_expect(member, dispatcher_dispatch_recv(dispatcher, batch, &in, &out, error),
+                MOXIE_E_INVALID, "next is dispatch");
+    crew_expect(member, dispatcher_combine_recv(dispatcher, batch, error), MOXIE_E_INVALID, NULL);
+    crew_expect(member, dispatcher_dispatch_send(dispatcher, batch, error), MOXIE_OK, NULL);
+    crew_expect(member, dispatcher_dispatch_send(dispatcher, batch, error), MOXIE_E_INVALID,
+                "next is dispatch_recv");
+    crew_expect(member, dispatcher_begin_forward(dispatcher, &member->step, error), MOXIE_E_INVALID,
+                "inside a layer");
+    crew_expect(member, dispatcher_dispatch_recv(dispatcher, batch, &in, &out, error), MOXIE_OK,
+                NULL);
+    crew_expect(member, dispatcher_combine_recv(dispatcher, batch, error), MOXIE_E_INVALID,
+                "next is combine or combine_send");
+    crew_expect(member, dispatcher_combine_send(dispatcher, &other, error), MOXIE_E_INVALID,
+                "not the y of this layer");
+    crew_expect(member, runner_run(member->rank.runner, &call, in, out, error), MOXIE_OK, NULL);
+    crew_expect(member, dispatcher_combine_send(dispatcher, batch, error), MOXIE_OK, NULL);
+    crew_expect(member, dispatcher_combine_send(dispatcher, batch, error), MOXIE_E_INVALID,
+                "next is combine_recv");
+    crew_expect(member, dispatcher_combine_recv(dispatcher, batch, error), MOXIE_OK, NULL);
     crew_forward(member);
 }
 
@@ -86,22 +79,22 @@ static void capacity_scenario(struct crew_member *member)
     moxie_stats stats;
 
     member->step.tokens = cap + 1;
-    expect(member, dispatcher_begin_forward(dispatcher, &member->step, error), MOXIE_E_CAPACITY,
-           "forward_tokens_max");
+    crew_expect(member, dispatcher_begin_forward(dispatcher, &member->step, error),
+                MOXIE_E_CAPACITY, "forward_tokens_max");
     member->step.tokens = member->tokens;
     memcpy(counts, member->crew->parts, sizeof counts);
     counts[1 - member->index] = cap + 1;
     member->step.rank_tokens = counts;
-    expect(member, dispatcher_begin_forward(dispatcher, &member->step, error), MOXIE_E_CAPACITY,
-           "rank_tokens");
+    crew_expect(member, dispatcher_begin_forward(dispatcher, &member->step, error),
+                MOXIE_E_CAPACITY, "rank_tokens");
     counts[1 - member->index] = -1;
-    expect(member, dispatcher_begin_forward(dispatcher, &member->step, error), MOXIE_E_INVALID,
-           "rank_tokens");
+    crew_expect(member, dispatcher_begin_forward(dispatcher, &member->step, error), MOXIE_E_INVALID,
+                "rank_tokens");
     member->step.rank_tokens = member->crew->parts;
     crew_begin(member);
     // One dispatch holds one token less than the fullest rank has: refused on every rank alike.
-    expect(member, dispatcher_dispatch_send(dispatcher, &member->batch.batch, error),
-           MOXIE_E_CAPACITY, "forward()");
+    crew_expect(member, dispatcher_dispatch_send(dispatcher, &member->batch.batch, error),
+                MOXIE_E_CAPACITY, "forward()");
     ck_assert(member->tokens == 0 || member->y[0] != member->y[0]);
     instance_stats(member->rank.instance, &stats);
     ck_assert_uint_eq(stats.refused, 3);
@@ -149,26 +142,26 @@ static void flight_scenario(struct crew_member *member)
         layer_batch_of(layer, member->first + first, step.tokens, member->y + first * layer->hidden,
                        &batches[slot]);
         batches[slot].batch.slot = slot;
-        expect(member, dispatcher_begin_forward(dispatcher, &step, error), MOXIE_OK, NULL);
-        expect(member, dispatcher_dispatch_send(dispatcher, &batches[slot].batch, error), MOXIE_OK,
-               NULL);
+        crew_expect(member, dispatcher_begin_forward(dispatcher, &step, error), MOXIE_OK, NULL);
+        crew_expect(member, dispatcher_dispatch_send(dispatcher, &batches[slot].batch, error),
+                    MOXIE_OK, NULL);
     }
     for (int32_t slot = 0; slot < 2; slot++)
-        expect(member,
-               dispatcher_dispatch_recv(dispatcher, &batches[slot].batch, &in[slot], &out[slot],
-                                        error),
-               MOXIE_OK, NULL);
+        crew_expect(member,
+                    dispatcher_dispatch_recv(dispatcher, &batches[slot].batch, &in[slot],
+                                             &out[slot], error),
+                    MOXIE_OK, NULL);
     for (int32_t slot = 0; slot < 2; slot++) {
         moxie_call call = {.struct_size = sizeof call, .slot = slot};
 
-        expect(member, runner_run(member->rank.runner, &call, in[slot], out[slot], error), MOXIE_OK,
-               NULL);
-        expect(member, dispatcher_combine_send(dispatcher, &batches[slot].batch, error), MOXIE_OK,
-               NULL);
+        crew_expect(member, runner_run(member->rank.runner, &call, in[slot], out[slot], error),
+                    MOXIE_OK, NULL);
+        crew_expect(member, dispatcher_combine_send(dispatcher, &batches[slot].batch, error),
+                    MOXIE_OK, NULL);
     }
     for (int32_t slot = 1; slot >= 0; slot--)
-        expect(member, dispatcher_combine_recv(dispatcher, &batches[slot].batch, error), MOXIE_OK,
-               NULL);
+        crew_expect(member, dispatcher_combine_recv(dispatcher, &batches[slot].batch, error),
+                    MOXIE_OK, NULL);
 }
 
 START_TEST(two_forwards_in_flight)
@@ -303,9 +296,10 @@ static void wake_up(struct crew_member *member)
     while (atomic_load(&survivors_done) < member->crew->ranks - 1)
         (void)usleep(1000);
     crew_begin(member);
-    expect(member,
-           forward_run(member->rank.dispatcher, member->rank.runner, &member->batch.batch, error),
-           MOXIE_E_PEER, "left this rank out");
+    crew_expect(
+        member,
+        forward_run(member->rank.dispatcher, member->rank.runner, &member->batch.batch, error),
+        MOXIE_E_PEER, "left this rank out");
     for (int64_t i = 0; i < member->tokens * member->crew->layer.hidden; i++)
         ck_assert_float_eq(member->y[i], 0.0f);
 }
@@ -323,7 +317,8 @@ static void silent_scenario(struct crew_member *member)
         return;
     }
     crew_begin(member);
-    expect(member, forward_run(dispatcher, member->rank.runner, batch, error), MOXIE_E_PEER, NULL);
+    crew_expect(member, forward_run(dispatcher, member->rank.runner, batch, error), MOXIE_E_PEER,
+                NULL);
     // By its own clock, or because another survivor was faster: the same rank is to blame.
     ck_assert(strstr(member->rank.mock.text, "rank 2 sent no rows") != NULL ||
               strstr(member->rank.mock.text, "rank 2 was left out") != NULL);
@@ -331,20 +326,21 @@ static void silent_scenario(struct crew_member *member)
     for (int64_t i = 0; i < member->tokens * member->crew->layer.hidden; i++)
         ck_assert_float_eq(member->y[i], 0.0f);
     // Sticky until the host acts.
-    expect(member, dispatcher_begin_forward(dispatcher, &member->step, error), MOXIE_E_PEER, NULL);
-    expect(member, dispatcher_poll_error(dispatcher, error), MOXIE_E_PEER, "rank 2");
+    crew_expect(member, dispatcher_begin_forward(dispatcher, &member->step, error), MOXIE_E_PEER,
+                NULL);
+    crew_expect(member, dispatcher_poll_error(dispatcher, error), MOXIE_E_PEER, "rank 2");
     active[member->index] = 0;
-    expect(member, dispatcher_set_active_ranks(dispatcher, active, error), MOXIE_E_INVALID,
-           "itself");
+    crew_expect(member, dispatcher_set_active_ranks(dispatcher, active, error), MOXIE_E_INVALID,
+                "itself");
     active[member->index] = 1;
     active[SILENT_RANK] = 0;
-    expect(member, dispatcher_set_active_ranks(dispatcher, active, error), MOXIE_OK, NULL);
-    expect(member, dispatcher_poll_error(dispatcher, error), MOXIE_OK, NULL);
+    crew_expect(member, dispatcher_set_active_ranks(dispatcher, active, error), MOXIE_OK, NULL);
+    crew_expect(member, dispatcher_poll_error(dispatcher, error), MOXIE_OK, NULL);
     for (int32_t i = 0; i < 3; i++)
         crew_forward(member);
     active[SILENT_RANK] = 1;
-    expect(member, dispatcher_set_active_ranks(dispatcher, active, error), MOXIE_E_INVALID,
-           "cannot return");
+    crew_expect(member, dispatcher_set_active_ranks(dispatcher, active, error), MOXIE_E_INVALID,
+                "cannot return");
     atomic_fetch_add(&survivors_done, 1);
 }
 
@@ -396,7 +392,7 @@ static void crossed_keys(struct crew_member *member)
 
 static void expect_zero(struct crew_member *member, int32_t answer, int32_t code)
 {
-    expect(member, answer, code, NULL);
+    crew_expect(member, answer, code, NULL);
     for (int64_t i = 0; i < member->tokens * member->crew->layer.hidden; i++)
         ck_assert_float_eq(member->y[i], 0.0f);
     memset(member->y, 0xff,
@@ -415,7 +411,7 @@ static void crossed_scenario(struct crew_member *member)
 
     member->step.slot = batch->slot = member->index;
     crew_begin(member);
-    expect(member, dispatcher_dispatch_send(dispatcher, batch, error), MOXIE_OK, NULL);
+    crew_expect(member, dispatcher_dispatch_send(dispatcher, batch, error), MOXIE_OK, NULL);
     expect_zero(member, dispatcher_dispatch_recv(dispatcher, batch, &in, &out, error),
                 MOXIE_E_TIMEOUT);
     // Whoever goes on at once tells its peer before that has run out of time.
@@ -428,9 +424,9 @@ static void crossed_scenario(struct crew_member *member)
     expect_zero(member, forward_run(dispatcher, member->rank.runner, batch, error),
                 MOXIE_E_TIMEOUT);
     batch->y.shape = NULL;
-    expect(member, dispatcher_combine_send(dispatcher, batch, error), MOXIE_E_TIMEOUT, NULL);
+    crew_expect(member, dispatcher_combine_send(dispatcher, batch, error), MOXIE_E_TIMEOUT, NULL);
     batch->y.shape = member->batch.dims[3];
-    expect(member, dispatcher_set_active_ranks(dispatcher, active, error), MOXIE_OK, NULL);
+    crew_expect(member, dispatcher_set_active_ranks(dispatcher, active, error), MOXIE_OK, NULL);
     member->step.slot = batch->slot = 0;
     crew_forward(member);
 }
@@ -458,12 +454,13 @@ static void ahead_scenario(struct crew_member *member)
 
     if (member->index != 1) {
         crew_begin(member);
-        expect(member, forward_run(dispatcher, member->rank.runner, &member->batch.batch, error),
-               MOXIE_E_PEER, "has moved on to generation 1 with the same ranks");
+        crew_expect(member,
+                    forward_run(dispatcher, member->rank.runner, &member->batch.batch, error),
+                    MOXIE_E_PEER, "has moved on to generation 1 with the same ranks");
         // Nobody is gone: none may be named that a host would leave out.
         ck_assert_int_eq(error->rank, -1);
     }
-    expect(member, dispatcher_set_active_ranks(dispatcher, active, error), MOXIE_OK, NULL);
+    crew_expect(member, dispatcher_set_active_ranks(dispatcher, active, error), MOXIE_OK, NULL);
     crew_forward(member);
 }
 
@@ -486,9 +483,10 @@ static void alone_scenario(struct crew_member *member)
 {
     const uint8_t active[] = {1};
 
-    expect(member,
-           dispatcher_set_active_ranks(member->rank.dispatcher, active, &member->rank.mock.error),
-           MOXIE_E_UNSUPPORTED, "no peers");
+    crew_expect(
+        member,
+        dispatcher_set_active_ranks(member->rank.dispatcher, active, &member->rank.mock.error),
+        MOXIE_E_UNSUPPORTED, "no peers");
     crew_forward(member);
 }
 
@@ -507,10 +505,10 @@ static void wrong_kind_scenario(struct crew_member *member)
 {
     moxie_dispatcher *other = NULL;
 
-    expect(member,
-           dispatcher_create(member->rank.instance, DISPATCHER_ALLGATHER, &other,
-                             &member->rank.mock.error),
-           MOXIE_E_INVALID, "alltoall");
+    crew_expect(member,
+                dispatcher_create(member->rank.instance, DISPATCHER_ALLGATHER, &other,
+                                  &member->rank.mock.error),
+                MOXIE_E_INVALID, "alltoall");
     ck_assert_ptr_null(other);
 }
 

@@ -15,14 +15,6 @@
 #include <stdatomic.h>
 #include <string.h>
 
-static void expect(struct crew_member *member, int32_t answer, int32_t code, const char *text)
-{
-    ck_assert_msg(answer == code, "answer %d, want %d: %s", answer, code, member->rank.mock.text);
-    if (text != NULL)
-        ck_assert_msg(strstr(member->rank.mock.text, text) != NULL, "no \"%s\" in: %s", text,
-                      member->rank.mock.text);
-}
-
 // ---- an idle rank ------------------------------------------------------------------------------
 
 // An empty tensor of a host that fills in its shape alone.
@@ -108,15 +100,16 @@ static void stack_scenario(struct crew_member *member)
     batch.y.shape = dims[3];
     batch.expert_map.shape = dims[4];
     crew_begin(member);
-    expect(member, dispatcher_dispatch_send(dispatcher, &batch, error), MOXIE_OK, NULL);
-    expect(member, dispatcher_dispatch_recv(dispatcher, &batch, &in, &out, error), MOXIE_OK, NULL);
+    crew_expect(member, dispatcher_dispatch_send(dispatcher, &batch, error), MOXIE_OK, NULL);
+    crew_expect(member, dispatcher_dispatch_recv(dispatcher, &batch, &in, &out, error), MOXIE_OK,
+                NULL);
     memset(dims, 0x5a, sizeof dims);
     memset(&batch, 0x5a, sizeof batch);
-    expect(member, runner_run(member->rank.runner, &call, in, out, error), MOXIE_OK, NULL);
-    expect(member, dispatcher_combine_send(dispatcher, &member->batch.batch, error), MOXIE_OK,
-           NULL);
-    expect(member, dispatcher_combine_recv(dispatcher, &member->batch.batch, error), MOXIE_OK,
-           NULL);
+    crew_expect(member, runner_run(member->rank.runner, &call, in, out, error), MOXIE_OK, NULL);
+    crew_expect(member, dispatcher_combine_send(dispatcher, &member->batch.batch, error), MOXIE_OK,
+                NULL);
+    crew_expect(member, dispatcher_combine_recv(dispatcher, &member->batch.batch, error), MOXIE_OK,
+                NULL);
 }
 
 START_TEST(shapes_hold_for_one_call)
@@ -147,22 +140,23 @@ static void two_scenario(struct crew_member *member)
     const moxie_call call = {.struct_size = sizeof call};
     const moxie_rows *in, *out;
 
-    expect(member, dispatcher_create(member->rank.instance, DISPATCHER_ALLTOALL, &second, error),
-           MOXIE_OK, NULL);
+    crew_expect(member,
+                dispatcher_create(member->rank.instance, DISPATCHER_ALLTOALL, &second, error),
+                MOXIE_OK, NULL);
     crew_begin(member);
-    expect(member, dispatcher_begin_forward(second, &member->step, error), MOXIE_OK, NULL);
-    expect(member, dispatcher_dispatch_send(first, batch, error), MOXIE_OK, NULL);
-    expect(member, dispatcher_dispatch_send(second, batch, error), MOXIE_E_INVALID,
-           "another dispatcher of this instance");
-    expect(member, forward_run(second, member->rank.runner, batch, error), MOXIE_E_INVALID,
-           "forwards_in_flight_max");
-    expect(member, dispatcher_dispatch_recv(first, batch, &in, &out, error), MOXIE_OK, NULL);
-    expect(member, runner_run(member->rank.runner, &call, in, out, error), MOXIE_OK, NULL);
-    expect(member, dispatcher_combine_send(first, batch, error), MOXIE_OK, NULL);
-    expect(member, dispatcher_combine_recv(first, batch, error), MOXIE_OK, NULL);
-    expect(member, forward_run(second, member->rank.runner, batch, error), MOXIE_OK, NULL);
+    crew_expect(member, dispatcher_begin_forward(second, &member->step, error), MOXIE_OK, NULL);
+    crew_expect(member, dispatcher_dispatch_send(first, batch, error), MOXIE_OK, NULL);
+    crew_expect(member, dispatcher_dispatch_send(second, batch, error), MOXIE_E_INVALID,
+                "another dispatcher of this instance");
+    crew_expect(member, forward_run(second, member->rank.runner, batch, error), MOXIE_E_INVALID,
+                "forwards_in_flight_max");
+    crew_expect(member, dispatcher_dispatch_recv(first, batch, &in, &out, error), MOXIE_OK, NULL);
+    crew_expect(member, runner_run(member->rank.runner, &call, in, out, error), MOXIE_OK, NULL);
+    crew_expect(member, dispatcher_combine_send(first, batch, error), MOXIE_OK, NULL);
+    crew_expect(member, dispatcher_combine_recv(first, batch, error), MOXIE_OK, NULL);
+    crew_expect(member, forward_run(second, member->rank.runner, batch, error), MOXIE_OK, NULL);
     // One that ends inside a layer leaves the slot to the other.
-    expect(member, dispatcher_dispatch_send(second, batch, error), MOXIE_OK, NULL);
+    crew_expect(member, dispatcher_dispatch_send(second, batch, error), MOXIE_OK, NULL);
     dispatcher_destroy(second);
     crew_forward(member);
 }
@@ -271,13 +265,13 @@ static void polled_scenario(struct crew_member *member)
     for (int32_t turn = 0; turn < 2; turn++) {
         member->step.slot = batch->slot = member->index;
         crew_begin(member);
-        expect(member, forward_run(member->rank.dispatcher, member->rank.runner, batch, error),
-               MOXIE_E_TIMEOUT, NULL);
+        crew_expect(member, forward_run(member->rank.dispatcher, member->rank.runner, batch, error),
+                    MOXIE_E_TIMEOUT, NULL);
         while (atomic_load(&poller.seen) <= turn)
             (void)sched_yield();
         ck_assert_int_eq(host->barrier(host->ctx), 0);
-        expect(member, dispatcher_set_active_ranks(member->rank.dispatcher, active, error),
-               MOXIE_OK, NULL);
+        crew_expect(member, dispatcher_set_active_ranks(member->rank.dispatcher, active, error),
+                    MOXIE_OK, NULL);
     }
     atomic_store(&poller.stop, 1);
     ck_assert_int_eq(pthread_join(thread, NULL), 0);
