@@ -52,10 +52,17 @@ int model_is_gated(const struct model *model)
     return strcmp(model->activation, "relu2") != 0;
 }
 
-const char *model_families(void)
+void model_families(char text[MODEL_FAMILIES_BYTES])
 {
-    return "qwen2_moe, qwen3_moe, mixtral, deepseek_v2, deepseek_v3, gpt_oss, llama4 and "
-           "llama4_text";
+    const size_t count = sizeof families / sizeof families[0];
+    size_t used = 0;
+
+    for (size_t i = 0; i < count && used < MODEL_FAMILIES_BYTES; i++) {
+        const char *before = i == 0 ? "" : i + 1 < count ? ", " : " and ";
+
+        used += (size_t)snprintf(text + used, MODEL_FAMILIES_BYTES - used, "%s%s", before,
+                                 families[i].name);
+    }
 }
 
 // Experts can be loaded; ids and weights must be given.

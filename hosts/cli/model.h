@@ -5,6 +5,8 @@
 
 #include "hosts/cli/checkpoint.h"
 
+#define MODEL_FAMILIES_BYTES 256
+
 struct model {
     int64_t hidden, intermediate, experts, top_k;
     char family[32];        // "qwen3_moe"; "" when unknown
@@ -25,7 +27,7 @@ struct model {
 int model_is_gated(const struct model *model);
 
 // The families whose router is known, in words.
-const char *model_families(void);
+void model_families(char text[MODEL_FAMILIES_BYTES]);
 
 int model_from_config(struct model *model, const struct checkpoint *checkpoint,
                       struct fault *fault);

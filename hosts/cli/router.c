@@ -47,12 +47,14 @@ void widen(const void *values, int32_t format, uint64_t count, float *out)
 int router_check(const struct source *source, struct fault *fault)
 {
     const struct model *model = &source->model;
+    char families[MODEL_FAMILIES_BYTES];
 
+    model_families(families);
     if (model->scoring == 0)
         return fault_set(fault, EXIT_REFUSED,
                          "no router is known for the family (model_type) \"%s\", as it is for %s; "
                          "put topk_ids and topk_weights into the input file",
-                         model->family, model_families());
+                         model->family, families);
     if (model->unrouted[0] != '\0')
         return fault_set(fault, EXIT_REFUSED,
                          "%s; put topk_ids and topk_weights into the input file", model->unrouted);
