@@ -46,7 +46,7 @@ FAULTS = {
     "write_past_plan": {"memory-fences": "written at byte"},
     "allocation_in_forward": {"forward-allocates-nothing": "allocator"},
     "wrong_sum": {"plain-forward": "token 0 of 5"},
-    "leaking_id": {"no-expert-ids": "id 8"},
+    "leaking_id": {"no-expert-ids": "id 4"},
     "negative_id": {"no-expert-ids": "id -1"},
     "ignored_tokens_valid": {"tokens-valid": "3 of 5 tokens valid"},
     "wrong_order_of_halves": {"weight-layouts": "up before gate"},

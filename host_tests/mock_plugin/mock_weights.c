@@ -299,8 +299,13 @@ static uint64_t digest_view(uint64_t digest, const struct view *view)
         for (int64_t j = 0; j < shape[1]; j++) {
             const unsigned char *row = view_at(view, i, j, 0);
 
-            for (int64_t at = 0; at < row_bytes; at++)
-                digest = (digest ^ row[at]) * 0x100000001b3u;
+            for (int64_t at = 0; at < row_bytes; at += 8) {
+                uint64_t word = 0;
+
+                memcpy(&word, row + at, (size_t)(row_bytes - at < 8 ? row_bytes - at : 8));
+                digest = (digest ^ word) * 0x100000001b3u;
+                digest ^= digest >> 32;
+            }
         }
     }
     return digest;

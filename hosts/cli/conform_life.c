@@ -364,7 +364,7 @@ int rule_capture(struct check *check)
     TRY(expect_status(check, engine_begin(engine, &step), MOXIE_OK, engine->text));
     TRY(expect_status(check, engine_run(engine, &stage.tokens), MOXIE_OK, engine->text));
     tokens_set(&stage.tokens, 2, 1, -1, -1);
-    tokens_set(&stage.tokens, 3, 0, 7, 7);
+    tokens_set(&stage.tokens, 3, 0, BASE_EXPERTS - 1, BASE_EXPERTS - 1);
     stage.tokens.batch.layer = 1;
     TRY(expect_status(check, engine_run(engine, &stage.tokens), MOXIE_OK, engine->text));
     check_at(check, "captured");

@@ -8,7 +8,7 @@
 
 #define BASE_HIDDEN       256
 #define BASE_INTERMEDIATE 128
-#define BASE_EXPERTS      8
+#define BASE_EXPERTS      4
 #define BASE_TOP_K        2
 #define BASE_TOKENS_MAX   16 // forward_tokens_max
 

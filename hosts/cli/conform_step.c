@@ -48,7 +48,7 @@ int rule_duplicate_ids(struct check *check)
     TRY(stage_open(&stage, check));
     for (int64_t token = 0; token < 3; token++)
         for (int64_t place = 0; place < BASE_TOP_K; place++)
-            tokens_set(&stage.tokens, token, place, 2 * token, 2 * token);
+            tokens_set(&stage.tokens, token, place, token + 1, token + 1);
     TRY(stage_compare(&stage));
 out:
     stage_fini(&stage);
@@ -87,7 +87,7 @@ out:
 int rule_expert_map(struct check *check)
 {
     // Fewer ids than experts: those past its end are no expert.
-    int32_t map[] = {5, 0, 7, 3, 2, 1};
+    int32_t map[] = {3, 0, 1};
     int64_t count = sizeof map / sizeof map[0];
     struct stage stage;
     int st = VERDICT_PASS;
