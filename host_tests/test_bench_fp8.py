@@ -268,7 +268,7 @@ class CudaHalf(unittest.TestCase):
 
 class OnAGpu(WithoutNumbers):
     def test_weights(self):
-        for shape in cells.BARS["fp8"]:
+        for shape in ("q30b", "dsv3ep8", "mixtral"):  # many experts, top-k 1, the widest
             sizes = cells.SHAPES[shape]
             with FakeTensorMode():
                 case = self.case(shape, 16, "fp8")
