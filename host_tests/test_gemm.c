@@ -249,7 +249,11 @@ END_TEST
 // A pair's bits do not depend on how many others there are, nor on the threads.
 START_TEST(bits_depend_on_nothing_else)
 {
+#ifdef __SANITIZE_THREAD__ // many more pairs take a minute there, and race no other way
+    static const int32_t mates[] = {1, 2, 5, 16, 17, 127};
+#else
     static const int32_t mates[] = {1, 2, 5, 16, 17, 127, 128, 129, 300};
+#endif
     int32_t format = FORMAT_F32 + _i / 3;
     enum cpu_isa isa = (enum cpu_isa)(_i % 3);
     struct problem problem;

@@ -9,7 +9,7 @@
 #define NAMES_MAX  64
 #define NOT_FOUND  500
 #define CAPTURING  900
-#define BYTES_FREE ((uint64_t)32 << 20)
+#define BYTES_FREE ((uint64_t)8 << 20)
 
 typedef int result;
 

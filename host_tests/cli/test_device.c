@@ -110,7 +110,7 @@ static int play_memory(struct device *device, struct fault *fault)
     TRY(table->copy_out(device, seen, b.at, sizeof seen, fault));
     ck_assert_str_eq(seen, "xxxteen letters.");
     TRY(table->free_bytes(device, &available, fault));
-    ck_assert_uint_eq(available, (uint64_t)32 << 20);
+    ck_assert_uint_eq(available, (uint64_t)8 << 20);
 out:
     if (pinned != NULL) device_drop(device, &pinned_request, pinned);
     memory_fini(&a, device);
@@ -192,7 +192,7 @@ START_TEST(faults_say_what_to_change)
         {"cuInit", "no words for", 77, EXIT_TROUBLE},
         {"cuDevicePrimaryCtxRetain", "another process", 46, EXIT_TROUBLE},
         {"cuStreamEndCapture", "a graph cannot hold", 900, EXIT_TROUBLE},
-        {"cuMemAlloc_v2", "17 B for a text, and 32.0 MiB of the 64.0 MiB of a fake GPU are free", 2,
+        {"cuMemAlloc_v2", "17 B for a text, and 8.0 MiB of the 16.0 MiB of a fake GPU are free", 2,
          EXIT_TROUBLE},
         {"cuStreamCreate", "the documentation", 1, EXIT_TROUBLE},
     };
