@@ -685,6 +685,18 @@ class Refusals(Case):
         with mock.patch.dict(adapter._settings, timeout=7):
             self.refused(toy(Options()), toy_input(), abi.E_CONFIG, "libmoxie.* no key timeout;")
 
+    def test_values_that_no_key_can_have(self):
+        before = dict(adapter._settings)
+        for value in ([1], torch.tensor(7), b"7", {}):
+            with self.assertRaisesRegex(MoxieError, "timeout_ms is .*, a .*: give an int") as caught:
+                adapter.configure(timeout_ms=value)
+            self.assertEqual(caught.exception.code, abi.E_CONFIG)
+        self.assertEqual(adapter._settings, before)
+
+    def test_path_of_the_library(self):
+        adapter.configure(plugin=pathlib.Path("/nowhere/libmoxie.so"))
+        self.refused(toy(Options()), toy_input(), abi.E_UNAVAILABLE, "/nowhere/libmoxie.so cannot")
+
     def test_keys_that_the_model_says(self):
         before = dict(adapter._settings)
         for key in adapter.DERIVED:

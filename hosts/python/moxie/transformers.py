@@ -141,8 +141,12 @@ def configure(plugin=None, forward_tokens_max=None, **keys):
     device_memory_budget_bytes. Where that changes a setting, what was prepared before is prepared
     anew, and graphs that were captured are to be captured again.
     """
-    given = dict(keys, plugin=plugin, forward_tokens_max=forward_tokens_max)
+    given = dict(keys, plugin=plugin and os.fspath(plugin), forward_tokens_max=forward_tokens_max)
     given = {key: value for key, value in given.items() if value is not None}
+    for key, value in given.items():
+        if not isinstance(value, (int, float, str)):
+            raise _error(abi.E_CONFIG, f"configure: {key} is {value!r}, a {type(value).__name__}: "
+                         "give an int, a float or a str")
     if not DERIVED.keys().isdisjoint(given):
         raise _error(abi.E_CONFIG, "configure: the model says it already" + _derived(given))
     with _lock:
