@@ -55,7 +55,8 @@ static int32_t regroup_device(struct exchange_group *group, struct exchange *slo
     group->generation++;
     st = tell_generation(group, slots, slots_count, error);
     if (st == MOXIE_OK) {
-        memset(&group->report->verdict, 0, sizeof group->report->verdict);
+        // The kind alone: who polls meanwhile copies the rest as it was.
+        __atomic_store_n(&group->report->verdict.kind, VERDICT_NONE, __ATOMIC_RELEASE);
     } else {
         group->active = before;
         group->generation--;
