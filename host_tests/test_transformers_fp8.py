@@ -308,6 +308,8 @@ class Refusals(Case):
 
     def test_softcapped_gate(self):
         def softcap(module):
+            if not hasattr(module, "gate_softcap"):
+                self.skipTest("FP8Experts of this transformers has no softcaps")
             module.gate_softcap = module.up_softcap = 1.5
         self.refused(softcap, "an activation that Moxie does not have")
 
