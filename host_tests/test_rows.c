@@ -480,6 +480,8 @@ END_TEST
 static int32_t read_out(struct sample *s, const struct rows_view *in, struct out_view *view)
 {
     memset(view, 0xa5, sizeof *view);
+    if (in == NULL)
+        return rows_out_alone(&s->rows, &s->limits, MOXIE_DEVICE_CPU, view, &s->said.error);
     return rows_out(&s->rows, in, &s->limits, MOXIE_DEVICE_CPU, view, &s->said.error);
 }
 

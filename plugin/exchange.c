@@ -5,14 +5,16 @@
 #include "plugin/exchange_flags.h"
 #include "plugin/tensor.h"
 
-// The piece of `source` in a section of `destination`'s window.
+// A section of the window of `owner` has a piece for every other rank, in the order of ranks. This
+// is the one for `other`.
 static unsigned char *piece(unsigned char *base, int64_t section, int64_t piece_bytes,
-                            int32_t source, int32_t destination)
+                            int32_t other, int32_t owner)
 {
-    return base + section + (source < destination ? source : source - 1) * piece_bytes;
+    return base + section + (other < owner ? other : other - 1) * piece_bytes;
 }
 
-// The piece of a section that this rank writes for `to`.
+// Where this rank writes what `to` gets: its piece of that rank's window, or, where NCCL carries it
+// there, that rank's piece of this one's staging.
 static unsigned char *piece_to(const struct window *window, int64_t section, int64_t piece_bytes,
                                int32_t me, int32_t to)
 {

@@ -311,9 +311,60 @@ out:
     return st;
 }
 
-// How many rows of each slab have a result, where nobody else says it; NULL: all of them.
-static int32_t out_counts(const moxie_rows *out, const struct rows_view *in, int32_t device,
-                          const int32_t **counts, moxie_error *error)
+// What the rows of an `out` must be, but for how many there are.
+static struct tensor_want want_of_out(const moxie_rows *out, const struct limits *limits,
+                                      int32_t device)
+{
+    struct tensor_want want = {.name = "out.slab.rows",
+                               .shape = {-1, limits->hidden},
+                               .ndim = 2,
+                               .types = TENSOR_FORMATS_FLOAT,
+                               .device = device};
+
+    if (out->layout != MOXIE_LAYOUT_EXPERT_MASKED) return want;
+    want.ndim = 3;
+    want.shape[0] = limits->experts_local;
+    want.shape[1] = -1;
+    want.shape[2] = limits->hidden;
+    return want;
+}
+
+// Rows of STANDARD are the host's own output: those past the count are written too, as zero.
+static const int32_t *count_of_results(const struct rows_view *in, int32_t slab)
+{
+    return in->by == ROUTE_BY_IDS && in->layout != MOXIE_LAYOUT_STANDARD ? in->slabs[slab].count
+                                                                         : NULL;
+}
+
+int32_t rows_out(const moxie_rows *out, const struct rows_view *in, const struct limits *limits,
+                 int32_t device, struct out_view *view, moxie_error *error)
+{
+    struct tensor_want want = want_of_out(out, limits, device);
+    int32_t st = MOXIE_OK;
+
+    memset(view, 0, offsetof(struct out_view, slabs));
+    TRY(check_header(out, "out", error));
+    if (out->layout != in->layout || out->slabs_count != (uint32_t)in->slabs_count)
+        TRY(fail_with(error, MOXIE_E_INVALID, "out: layout %d with %u slabs; in has %d with %d",
+                      out->layout, out->slabs_count, in->layout, in->slabs_count));
+    view->slabs_count = in->slabs_count;
+    view->rows_cap = in->rows_cap;
+    for (int32_t i = 0; i < view->slabs_count; i++) {
+        if (want.ndim == 3)
+            want.shape[1] = in->rows_per_expert;
+        else
+            want.shape[0] = in->slabs[i].cap;
+        TRY(read_out_slab(&slab_at(out, (uint32_t)i)->rows, &want, &view->slabs[i], error));
+        view->slabs[i].cap = in->slabs[i].cap;
+        view->slabs[i].count = count_of_results(in, i);
+    }
+out:
+    return st;
+}
+
+// How many rows of each slab have a result; NULL: all of them.
+static int32_t read_out_counts(const moxie_rows *out, int32_t device, const int32_t **counts,
+                               moxie_error *error)
 {
     const struct tensor_want want = {.name = "out.counts",
                                      .shape = {out->slabs_count},
@@ -324,61 +375,42 @@ static int32_t out_counts(const moxie_rows *out, const struct rows_view *in, int
     int32_t st = MOXIE_OK;
 
     *counts = NULL;
-    if (in != NULL || out->layout != MOXIE_LAYOUT_RANK_MAJOR) goto out;
+    if (out->layout != MOXIE_LAYOUT_RANK_MAJOR) goto out;
     TRY(tensor_check(&out->counts, &want, error));
     *counts = (const int32_t *)(const void *)tensor_data(&out->counts);
 out:
     return st;
 }
 
-int32_t rows_out(const moxie_rows *out, const struct rows_view *in, const struct limits *limits,
-                 int32_t device, struct out_view *view, moxie_error *error)
+int32_t rows_out_alone(const moxie_rows *out, const struct limits *limits, int32_t device,
+                       struct out_view *view, moxie_error *error)
 {
-    struct tensor_want want = {.name = "out.slab.rows",
-                               .shape = {-1, limits->hidden},
-                               .ndim = 2,
-                               .types = TENSOR_FORMATS_FLOAT,
-                               .device = device};
+    const struct tensor_want want = want_of_out(out, limits, device);
     int64_t most = out->layout == MOXIE_LAYOUT_EXPERT_MASKED       ? INT32_MAX
                    : out->layout == MOXIE_LAYOUT_EXPERT_CONTIGUOUS ? limits->pairs_max
                                                                    : limits->rows_max;
     const int32_t *counts = NULL;
-    int64_t rows_count;
     int32_t st = MOXIE_OK;
 
     memset(view, 0, offsetof(struct out_view, slabs));
     TRY(check_header(out, "out", error));
-    if (in != NULL && (out->layout != in->layout || out->slabs_count != (uint32_t)in->slabs_count))
-        TRY(fail_with(error, MOXIE_E_INVALID, "out: layout %d with %u slabs; in has %d with %d",
-                      out->layout, out->slabs_count, in->layout, in->slabs_count));
-    if (out->layout == MOXIE_LAYOUT_EXPERT_MASKED) {
-        want.ndim = 3;
-        want.shape[0] = limits->experts_local;
-        want.shape[1] = in != NULL ? in->rows_per_expert : -1;
-        want.shape[2] = limits->hidden;
-    }
-    TRY(out_counts(out, in, device, &counts, error));
+    TRY(read_out_counts(out, device, &counts, error));
     view->slabs_count = (int32_t)out->slabs_count;
     for (int32_t i = 0; i < view->slabs_count; i++) {
         const moxie_tensor *rows = &slab_at(out, (uint32_t)i)->rows;
         struct out_slab *to = &view->slabs[i];
+        int64_t rows_count;
 
-        if (in != NULL && want.ndim == 2) want.shape[0] = in->slabs[i].cap;
         TRY(read_out_slab(rows, &want, to, error));
         rows_count = rows->shape[0];
         if (want.ndim == 3 && !size_mul(rows_count, rows->shape[1], &rows_count))
             rows_count = INT64_MAX;
-        if (in == NULL && rows_count > most)
+        if (rows_count > most)
             TRY(fail_with(error, MOXIE_E_CAPACITY, "out: %" PRId64 " rows; the plan holds %" PRId64,
                           rows_count, most));
-        to->cap = in != NULL ? in->slabs[i].cap : (int32_t)rows_count;
-        // Rows of STANDARD are the host's own output: those past the count are written too, as
-        // zero.
-        to->count = in != NULL && in->by == ROUTE_BY_IDS && in->layout != MOXIE_LAYOUT_STANDARD
-                        ? in->slabs[i].count
-                        : NULL;
+        to->cap = (int32_t)rows_count;
         if (counts != NULL) to->count = counts + i;
-        view->rows_cap = to->cap > view->rows_cap ? to->cap : view->rows_cap;
+        if (to->cap > view->rows_cap) view->rows_cap = to->cap;
     }
 out:
     return st;

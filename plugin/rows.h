@@ -40,9 +40,13 @@ int32_t rows_read(const moxie_rows *rows, const struct limits *limits, int32_t d
 int32_t rows_check_aligned(const char *name, const void *rows, int64_t stride_bytes,
                            moxie_error *error);
 
-// Checks that `out` has a row for every row of `in`. `in` NULL: any rows that fit the plan; what a
-// RANK_MAJOR `out` counts is all that has a result then.
+// The results of `in`: checks that `out` has a row for every row of it.
 int32_t rows_out(const moxie_rows *out, const struct rows_view *in, const struct limits *limits,
                  int32_t device, struct out_view *view, moxie_error *error);
+
+// Rows that belong to no others, as many as fit the plan. Of a RANK_MAJOR `out` those that its
+// counts say have a result.
+int32_t rows_out_alone(const moxie_rows *out, const struct limits *limits, int32_t device,
+                       struct out_view *view, moxie_error *error);
 
 #endif

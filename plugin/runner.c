@@ -270,14 +270,14 @@ int32_t runner_fold(moxie_runner *runner, const moxie_call *call, const moxie_ro
         expanded->layout != MOXIE_LAYOUT_EXPERT_MASKED)
         TRY(fail_with(error, MOXIE_E_INVALID,
                       "fold: expanded has layout %d; want an EXPERT_ layout", expanded->layout));
-    TRY(rows_out(expanded, NULL, limits, instance->device->tensor_device, &from, error));
+    TRY(rows_out_alone(expanded, limits, instance->device->tensor_device, &from, error));
     if (instance->device->tensor_device != MOXIE_DEVICE_CPU)
         TRY(rows_check_aligned("expanded.slab.rows", from.slabs[0].rows,
                                from.slabs[0].row_stride_bytes, error));
     if (out->layout != MOXIE_LAYOUT_STANDARD && out->layout != MOXIE_LAYOUT_RANK_MAJOR)
         TRY(fail_with(error, MOXIE_E_INVALID,
                       "fold: out has layout %d; want STANDARD or RANK_MAJOR", out->layout));
-    TRY(rows_out(out, NULL, limits, instance->device->tensor_device, &to, error));
+    TRY(rows_out_alone(out, limits, instance->device->tensor_device, &to, error));
     TRY(check_index(runner, row_index, (int64_t)to.slabs_count * to.rows_cap, error));
     args = (struct combine_args){
         .pair_out = from.slabs[0].rows,

@@ -50,9 +50,9 @@ static int32_t check_tokens(const moxie_instance *instance, int local, const mox
     return check_rank_tokens(instance, step, shape, error);
 }
 
-// Rows of the ranks before this one that share its DP rank, by the list or else by the bound. Where
-// the bound does not divide, the last ranks move up: what a step may carry has a place.
-static int64_t rows_before(const struct limits *limits, const moxie_step *step)
+// How many rows the ranks before this one that share its DP rank capture: by rank_tokens, or else as
+// many as they may. Where their bounds leave this step no place, its rows move up to the last one.
+static int64_t captured_before(const struct limits *limits, const moxie_step *step)
 {
     int32_t group_first = limits->rank / limits->attn_tp * limits->attn_tp;
     int64_t rows = (limits->rank - group_first) * limits->forward_tokens_max;
@@ -80,7 +80,7 @@ static int32_t place_capture(const moxie_instance *instance, int local, const mo
         slice_rows *= limits->dp_size;
     } else {
         first = (int64_t)(limits->rank / limits->attn_tp) * slice_rows;
-        offset += rows_before(limits, step);
+        offset += captured_before(limits, step);
     }
     TRY(capture_check(instance, offset, step->tokens, slice_rows, error));
     shape->capture_row = first + offset;
