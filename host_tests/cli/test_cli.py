@@ -94,6 +94,15 @@ class Routing(Case):
                     _, trouble = self.moxie("run", *arguments[:-1], self.path("input"), code=1)
                     self.assertIn("no router", trouble)
 
+    def test_families_that_route_as_others(self):
+        for name, families in (("deepseek_v3_a", ("kimi_k2", "glm4_moe")), ("qwen3_moe_a", ("qwen3_next",))):
+            tensors, metadata = files.read(layer(name + ".safetensors"))
+            del tensors["topk_ids"], tensors["topk_weights"]
+            for family in families:
+                files.write(self.path(family), tensors, {**metadata, "family": family})
+                with self.subTest(family=family):
+                    self.run_layer("--layer-file", self.path(family))
+
     def test_unknown_family(self):
         tensors, metadata = files.read(layer("mixtral_a.safetensors"))
         metadata["family"] = "another"
@@ -748,7 +757,9 @@ class Ranks(Case):
         self.assertRegex(self.stop_and_wait(1), r"(?m)^moxie bench: (rank [02]: [^\n]*\b[Rr]ank 1\b|rank 1 has been silent)")
 
     def test_silence_ends_the_run(self):
-        self.assertRegex(self.stop_and_wait(0, 1, 2), "ranks 0, 1 and 2 have been silent for 5 s")
+        # Together is within a second, which a busy machine may take between the last words of two ranks.
+        said = (self.stop_and_wait(0, 1, 2) for _ in range(3))
+        self.assertTrue(any("ranks 0, 1 and 2 have been silent for 5 s" in trouble for trouble in said))
 
     def test_fewer_tokens_than_ranks(self):
         for ranks in (2, 5, 16):
