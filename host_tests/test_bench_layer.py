@@ -436,7 +436,7 @@ class CudaHalf(unittest.TestCase):
             for routing in cell["routings"]:
                 for system in routing["systems"].values():
                     self.assertEqual(system["us"], {"median": 50.0, "p10": 50.0, "p90": 50.0,
-                                                    "count": 30})
+                                                    "count": numbers.REPLAYS_MIN})
 
 
 @contextlib.contextmanager
