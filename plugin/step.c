@@ -50,8 +50,9 @@ static int32_t check_tokens(const moxie_instance *instance, int local, const mox
     return check_rank_tokens(instance, step, shape, error);
 }
 
-// How many rows the ranks before this one that share its DP rank capture: by rank_tokens, or else as
-// many as they may. Where their bounds leave this step no place, its rows move up to the last one.
+// How many rows the ranks before this one that share its DP rank capture: by rank_tokens, or else
+// as many as they may. Where their bounds leave this step no place, its rows move up to the last
+// one.
 static int64_t captured_before(const struct limits *limits, const moxie_step *step)
 {
     int32_t group_first = limits->rank / limits->attn_tp * limits->attn_tp;
