@@ -178,7 +178,7 @@ END_TEST
 // ---- a create that fails -----------------------------------------------------------------------
 
 static _Thread_local int32_t gathers_left;
-static int32_t (*gather)(void *ctx, const void *mine, void *all, uint64_t bytes);
+static _Thread_local int32_t (*gather)(void *ctx, const void *mine, void *all, uint64_t bytes);
 
 static int32_t failing_gather(void *ctx, const void *mine, void *all, uint64_t bytes)
 {
