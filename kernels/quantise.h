@@ -32,6 +32,10 @@ struct quantise_args {
     int32_t columns;    // nvfp4: a multiple of 16
     int32_t early; // CUDA, by row_pair: 1: the next launch reads nothing that route writes before
                    // it has waited for this one
+    int32_t ahead_experts, ahead_choices; // of `ahead`; and that an id may choose
+    const struct weight_view *ahead; // host; CUDA, by row_pair: [ahead_experts], what multiplies
+                                     // the rows in the next launch, whose first bytes may be asked
+                                     // for while route works; NULL: nothing is
 };
 
 int32_t quantise_cpu(const struct quantise_args *args, void *stream);

@@ -110,6 +110,9 @@ static struct quantise_args quantise_x_stage(const struct experts_job *job,
 
     if (in->by == ROUTE_BY_IDS) {
         args.row_pair = b->row_pair;
+        args.ahead = &job->weights->w1;
+        args.ahead_experts = limits->experts_local;
+        args.ahead_choices = limits->physical_experts;
         return args;
     }
     args.x_row = b->pair_row;

@@ -229,6 +229,8 @@ static void make_fp8_stages(stages &s, const layer_case &c, void *buffers[])
     s.quantise_x.group_stride_bytes = group_bytes(c);
     s.quantise_x.format = FORMAT_FP8_BLOCK128;
     s.quantise_x.slabs_count = 1;
+    s.quantise_x.ahead = &s.gemms.gate_up.w1;
+    s.quantise_x.ahead_experts = s.quantise_x.ahead_choices = c.experts;
     s.quantise_x.rows_cap = c.tokens;
     s.quantise_x.top_k = c.top_k;
     s.quantise_x.columns = c.hidden;

@@ -125,6 +125,12 @@ __device__ __forceinline__ void prefetch_l2(const void *at)
     asm volatile("prefetch.global.L2 [%0];" ::"l"(at) : "memory");
 }
 
+// The same of as many bytes, a multiple of 16, as `at` is.
+__device__ __forceinline__ void prefetch_l2_bulk(const void *at, uint32_t bytes)
+{
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(at), "r"(bytes) : "memory");
+}
+
 __device__ __forceinline__ void prefetch_tensormap(const CUtensorMap *map)
 {
     asm volatile("prefetch.tensormap [%0];" ::"l"(reinterpret_cast<uint64_t>(map)) : "memory");

@@ -3,7 +3,8 @@
 //
 // grid   a warp up to 1024 numbers of a row, the same ones of each of its rows; the valid rows of all slabs, one after the other
 // smem   the valid rows before each slab
-// bytes  the rows once, half or a quarter of them written to each place, at 2.2 to 2.9 TB/s
+// bytes  the rows once, half or a quarter of them written to each place, at 2.2 to 2.9 TB/s; and up to 34 MB of weights into the L2,
+//        which the next launch would wait for
 
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/launch.cuh"
@@ -22,6 +23,10 @@ constexpr int kBatch = 4; // loads of a lane under way at once
 constexpr int32_t kPiece = kBatch * kFp8Warp;
 constexpr int64_t kFewWarps = 512; // in 64 blocks, so that products beside them find SMs
 
+constexpr int32_t kAheadRows = 128;      // of a tile
+constexpr uint32_t kAheadWarps = 4096; // that run at once
+constexpr int64_t kAheadIdsLeast = 2, kAheadIdsMost = 64; // for an expert: most have rows, and memory bounds their products
+
 struct slab {
     const unsigned char *rows, *scales;
     const int32_t *count;
@@ -29,6 +34,17 @@ struct slab {
     int32_t scale_stride, group_stride; // floats
     int32_t cap, format;
     int32_t by_words; // 16-bit rows that can be read by eight numbers
+};
+
+// The weights that the next launch reads first, as if every expert had rows: memory has time for them while route works and rows are coded.
+struct weights_ahead {
+    const unsigned char *values;
+    int64_t row_stride_bytes, expert_stride_bytes;
+    int64_t ids_least, ids_most;
+    int32_t rows, tiles;         // of an expert
+    int32_t step_rows, gap_rows; // from one tile to the next, and between a tile's halves
+    uint32_t rows_asked;         // of all tiles; 0: none
+    uint32_t bytes;              // of a row
 };
 
 struct args {
@@ -41,6 +57,7 @@ struct args {
     int32_t early;
     int32_t by_eight; // rows can be written by eight numbers
     uint32_t writers; // warps that code the same piece of a row, each for its share of the row's places
+    weights_ahead ahead;
 };
 
 // Two slabs a lane of the first warp.
@@ -223,6 +240,21 @@ __device__ __forceinline__ int32_t place_of(const args &a, source from, uint32_t
     return lane < a.top_k && lane % a.writers == writer ? a.row_pair[(static_cast<int64_t>(from.index) * a.rows_cap + from.row) * a.top_k + lane] : -1;
 }
 
+__device__ __forceinline__ void ask_ahead(const weights_ahead &from, int64_t ids)
+{
+    constexpr uint32_t warps_a_block = kThreads / 32;
+    const uint32_t warps = min(gridDim.x * warps_a_block, kAheadWarps), warp = blockIdx.x * warps_a_block + threadIdx.x / 32;
+
+    if (warp >= warps || ids < from.ids_least || ids > from.ids_most) return;
+    for (uint32_t at = warp + threadIdx.x % 32 * warps; at < from.rows_asked; at += 32 * warps) {
+        const int32_t tile = static_cast<int32_t>(at) / kAheadRows, expert = tile / from.tiles;
+        int32_t row = static_cast<int32_t>(at) % kAheadRows;
+
+        row += (tile - expert * from.tiles) * from.step_rows + (row < kAheadRows / 2 ? 0 : from.gap_rows);
+        if (row < from.rows) prefetch_l2_bulk(from.values + expert * from.expert_stride_bytes + row * from.row_stride_bytes, from.bytes);
+    }
+}
+
 __global__ void __launch_bounds__(kThreads, 4) quantise_kernel(const __grid_constant__ args a)
 {
     __shared__ int32_t rows_before[KERNEL_RANKS_MAX + 1];
@@ -237,6 +269,7 @@ __global__ void __launch_bounds__(kThreads, 4) quantise_kernel(const __grid_cons
         if (a.early) griddepcontrol_launch_dependents();
         sum_rows(a, rows_before);
         rows = rows_before[KERNEL_RANKS_MAX];
+        ask_ahead(a.ahead, static_cast<int64_t>(rows) * a.top_k);
     } else {
         griddepcontrol_wait();
         griddepcontrol_launch_dependents();
@@ -306,6 +339,30 @@ uint32_t writers_of(int64_t pieces, int32_t top_k)
     return static_cast<uint32_t>(max(min(writers, static_cast<int64_t>(top_k)), int64_t{1}));
 }
 
+// Of an expert's rows gate and up of 64 units are a tile, and those of the next 64 the tile after it. Where products begin beside this
+// launch, they have asked for the first bytes themselves, and more would be in their rows' way.
+weights_ahead take_ahead(const quantise_args &from, unsigned blocks)
+{
+    const weight_view &w = *from.ahead;
+    const int32_t rows = static_cast<int32_t>(w.n), units = w.order == ORDER_PLAIN ? rows : rows / 2;
+    const bool in_halves = w.order == ORDER_GATE_UP || w.order == ORDER_UP_GATE;
+    weights_ahead to = {};
+
+    to.values = static_cast<const unsigned char *>(w.values);
+    to.row_stride_bytes = w.row_stride_bytes;
+    to.expert_stride_bytes = w.expert_stride_bytes;
+    to.ids_least = kAheadIdsLeast * from.ahead_choices;
+    to.ids_most = kAheadIdsMost * from.ahead_choices;
+    to.rows = rows;
+    to.tiles = (units + 127) / 128;
+    to.step_rows = w.order == ORDER_INTERLEAVED ? 256 : 128;
+    to.gap_rows = in_halves ? units - 64 : 0;
+    to.bytes = static_cast<uint32_t>(min(w.k, int64_t{blocks > kGridSms ? 2048 : 512})) / 16 * 16;
+    if (to.bytes > 0 && is_aligned(w.values, 16) && w.row_stride_bytes % 16 == 0 && w.expert_stride_bytes % 16 == 0)
+        to.rows_asked = static_cast<uint32_t>(min(int64_t{to.tiles} * from.ahead_experts, kGridSms) * kAheadRows);
+    return to;
+}
+
 } // namespace
 
 extern "C" int32_t quantise_cuda_load(void)
@@ -318,6 +375,7 @@ extern "C" int32_t quantise_cuda(const struct quantise_args *from, void *stream)
     int64_t pieces = (from->columns + kPiece - 1) / kPiece;
     args to = {};
     int64_t rows = take_slabs(from, &to);
+    unsigned blocks;
 
     // A grid has a warp for each piece of a row at least, and one block where there are no rows: the product after it counts on it.
     if (from->format != FORMAT_FP8_BLOCK128 || pieces > kGridBlocksMax * (kThreads / 32)) return cudaErrorInvalidValue;
@@ -335,5 +393,7 @@ extern "C" int32_t quantise_cuda(const struct quantise_args *from, void *stream)
     to.early = from->early;
     to.by_eight = from->columns % kFp8Lane == 0 && is_aligned(from->rows, 8) && from->row_stride_bytes % 8 == 0;
     to.writers = from->row_pair != nullptr ? writers_of(rows * pieces, from->top_k) : 1;
-    return launch(quantise_kernel, {grid_for(rows * pieces * to.writers, kThreads / 32), kThreads, 0, LAUNCH_EARLY}, stream, to);
+    blocks = grid_for(rows * pieces * to.writers, kThreads / 32);
+    if (from->row_pair != nullptr && from->ahead != nullptr) to.ahead = take_ahead(*from, blocks);
+    return launch(quantise_kernel, {blocks, kThreads, 0, LAUNCH_EARLY}, stream, to);
 }

@@ -75,6 +75,13 @@ static inline void prefetch_l2(const void *at)
     (void)*static_cast<const volatile char *>(at);
 }
 
+static inline void prefetch_l2_bulk(const void *at, uint32_t bytes)
+{
+    if ((uintptr_t)at % 16 != 0 || bytes % 16 != 0 || bytes == 0) emulator::die("a bulk prefetch of what 16 does not divide");
+    prefetch_l2(at);
+    prefetch_l2(static_cast<const char *>(at) + bytes - 1);
+}
+
 static inline void store_evict_last(void *to, const uint4 &words)
 {
     memcpy(to, &words, sizeof words);
