@@ -30,12 +30,13 @@ int bench_check_rows(struct device *device, const struct output *output, int64_t
     uint64_t row_bytes = (uint64_t)output->hidden * sizeof(uint16_t);
     uint64_t begin = (uint64_t)first * row_bytes;
     uint64_t bytes = (uint64_t)count * row_bytes;
-    uint16_t *chunk = malloc(CHUNK_BYTES);
+    uint64_t chunk_bytes = bytes < CHUNK_BYTES ? bytes : CHUNK_BYTES;
+    uint16_t *chunk = malloc(chunk_bytes + 1); // of no rows, too
     int st = EXIT_OK;
 
     if (chunk == NULL) TRY(fault_set(fault, EXIT_TROUBLE, "out of memory"));
-    for (uint64_t done = 0; done < bytes; done += CHUNK_BYTES) {
-        uint64_t part = bytes - done < CHUNK_BYTES ? bytes - done : CHUNK_BYTES;
+    for (uint64_t done = 0; done < bytes; done += chunk_bytes) {
+        uint64_t part = bytes - done < chunk_bytes ? bytes - done : chunk_bytes;
         uint64_t numbers = part / sizeof *chunk;
         uint64_t found = 0;
 
