@@ -295,10 +295,10 @@ struct runner {
     int32_t layer;
 };
 
-// Of a w1, `half` 0 is the gate and 1 the up projection; of a w2 there is half 0 alone.
-double weight_at(const struct matrix *matrix, int64_t expert, int32_t half, int64_t unit,
-                 int64_t k);
-double bias_at(const struct matrix *matrix, int64_t expert, int32_t half, int64_t unit);
+// x times the weights of one output, with its bias. Of a w1, `half` 0 is the gate and 1 the up
+// projection; of a w2 there is half 0 alone.
+double weights_dot(const struct matrix *matrix, int64_t expert, int32_t half, int64_t unit,
+                   const double *x);
 int32_t weights_read(const struct call *call, const moxie_weights *weights, struct runner *runner);
 // Scales that are no number.
 int32_t weights_check_expert(const struct call *call, const struct runner *runner, int64_t expert);

@@ -52,14 +52,22 @@ double number_load(uint32_t type, const unsigned char *at)
     uint32_t word = 0;
     float single;
 
-    if (type == TYPE_E4M3) return decode_e4m3(*at);
-    if (type == TYPE_U8) return *at;
-    if (type == TYPE_BF16 || type == TYPE_F16) memcpy(&half, at, sizeof half);
-    if (type == TYPE_F16) return decode_f16(half);
-    if (type == TYPE_BF16)
+    switch (type) {
+    case TYPE_E4M3:
+        return decode_e4m3(*at);
+    case TYPE_U8:
+        return *at;
+    case TYPE_F16:
+        memcpy(&half, at, sizeof half);
+        return decode_f16(half);
+    case TYPE_BF16:
+        memcpy(&half, at, sizeof half);
         word = (uint32_t)half << 16;
-    else
+        break;
+    default:
         memcpy(&word, at, sizeof word);
+        break;
+    }
     memcpy(&single, &word, sizeof single);
     return (double)single;
 }

@@ -190,18 +190,6 @@ static double activate(const struct instance *instance, double gate, double up)
     }
 }
 
-static double dot(const struct matrix *matrix, int64_t expert, int32_t half, int64_t unit,
-                  const double *x)
-{
-    int64_t columns = matrix->columns;
-    double sum = 0.0;
-
-    if (HAS_FAULT(FAULT_WRONG_SUM) && matrix->is_down && columns > 1) columns--;
-    for (int64_t k = 0; k < columns; k++)
-        sum += x[k] * weight_at(matrix, expert, half, unit, k);
-    return sum + bias_at(matrix, expert, half, unit);
-}
-
 // Adds what one expert makes of x, times the router weight.
 static void add_expert(const struct runner *runner, int64_t expert, double weight, double *x)
 {
@@ -213,13 +201,13 @@ static void add_expert(const struct runner *runner, int64_t expert, double weigh
     for (int64_t h = 0; h < limits->hidden && on_input; h++)
         x[h] *= weight;
     for (int64_t unit = 0; unit < limits->intermediate; unit++) {
-        double gate = dot(&runner->w1, expert, 0, unit, x);
-        double up = gated ? dot(&runner->w1, expert, 1, unit, x) : 1.0;
+        double gate = weights_dot(&runner->w1, expert, 0, unit, x);
+        double up = gated ? weights_dot(&runner->w1, expert, 1, unit, x) : 1.0;
 
         middle[unit] = activate(runner->instance, gate, up);
     }
     for (int64_t h = 0; h < limits->hidden; h++)
-        sum[h] += (on_input ? 1.0 : weight) * dot(&runner->w2, expert, 0, h, middle);
+        sum[h] += (on_input ? 1.0 : weight) * weights_dot(&runner->w2, expert, 0, h, middle);
 }
 
 // The local expert of an id, or -1.

@@ -92,20 +92,42 @@ static double scale_at(const struct matrix *matrix, int64_t expert, int32_t half
     }
 }
 
-double weight_at(const struct matrix *matrix, int64_t expert, int32_t half, int64_t unit, int64_t k)
+// Where the run of columns ends that column k is in, and that share a scale.
+static int64_t run_end(const struct matrix *matrix, int64_t k)
 {
-    int64_t row = row_of(matrix, half, unit);
+    int64_t offset = matrix->is_down ? matrix->block_offset : 0, end = matrix->columns;
 
-    if (is_packed(matrix->format))
-        return packed_value(matrix, expert, row, k) * scale_at(matrix, expert, half, unit, k);
-    if (matrix->rows_in) return view_number(&matrix->values, expert, k, row);
-    return view_number(&matrix->values, expert, row, k) * scale_at(matrix, expert, half, unit, k);
+    if (matrix->format == MOXIE_FORMAT_FP8_BLOCK128)
+        end = k + BLOCK - (k + offset) % BLOCK;
+    else if (is_packed(matrix->format))
+        end = k + group_of(matrix->format) - k % group_of(matrix->format);
+    return end < matrix->columns ? end : matrix->columns;
 }
 
-double bias_at(const struct matrix *matrix, int64_t expert, int32_t half, int64_t unit)
+double weights_dot(const struct matrix *matrix, int64_t expert, int32_t half, int64_t unit,
+                   const double *x)
 {
-    if (matrix->bias.data == NULL) return 0.0;
-    return view_number(&matrix->bias, expert, row_of(matrix, half, unit), 0);
+    const struct view *values = &matrix->values;
+    int64_t columns = matrix->columns, row = row_of(matrix, half, unit);
+    int64_t next = values->stride_bytes[matrix->rows_in ? 1 : 2];
+    const unsigned char *at =
+        view_at(values, expert, matrix->rows_in ? 0 : row, matrix->rows_in ? row : 0);
+    double sum = 0.0;
+
+    if (HAS_FAULT(FAULT_WRONG_SUM) && matrix->is_down && columns > 1) columns--;
+    for (int64_t k = 0; k < columns;) {
+        double scale = scale_at(matrix, expert, half, unit, k);
+        int64_t end = run_end(matrix, k);
+
+        for (; k < end && k < columns; k++) {
+            double value = is_packed(matrix->format) ? packed_value(matrix, expert, row, k)
+                                                     : number_load(values->type, at + k * next);
+
+            sum += x[k] * (value * scale);
+        }
+    }
+    if (matrix->bias.data != NULL) sum += view_number(&matrix->bias, expert, row, 0);
+    return sum;
 }
 
 // ---- Checking what the host described ----------------------------------------------------------
