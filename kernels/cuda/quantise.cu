@@ -23,9 +23,11 @@ constexpr int kBatch = 4; // loads of a lane under way at once
 constexpr int32_t kPiece = kBatch * kFp8Warp;
 constexpr int64_t kFewWarps = 512; // in 64 blocks, so that products beside them find SMs
 
-constexpr int32_t kAheadRows = 128;      // of a tile
-constexpr uint32_t kAheadWarps = 4096; // that run at once
-constexpr int64_t kAheadIdsLeast = 2, kAheadIdsMost = 64; // for an expert: most have rows, and memory bounds their products
+// Weights asked for ahead: rows of a tile; warps that ask, which all run at once; ids for an expert: most have rows, and memory bounds
+// their products.
+constexpr int32_t kAheadRows = 128;
+constexpr uint32_t kAheadWarps = 4096;
+constexpr int64_t kAheadIdsLeast = 2, kAheadIdsMost = 64;
 
 struct slab {
     const unsigned char *rows, *scales;
@@ -358,7 +360,7 @@ weights_ahead take_ahead(const quantise_args &from, unsigned blocks)
     to.step_rows = w.order == ORDER_INTERLEAVED ? 256 : 128;
     to.gap_rows = in_halves ? units - 64 : 0;
     to.bytes = static_cast<uint32_t>(min(w.k, int64_t{blocks > kGridSms ? 2048 : 512})) / 16 * 16;
-    if (to.bytes > 0 && is_aligned(w.values, 16) && w.row_stride_bytes % 16 == 0 && w.expert_stride_bytes % 16 == 0)
+    if (!w.rows_in && to.bytes > 0 && is_aligned(w.values, 16) && w.row_stride_bytes % 16 == 0 && w.expert_stride_bytes % 16 == 0)
         to.rows_asked = static_cast<uint32_t>(min(int64_t{to.tiles} * from.ahead_experts, kGridSms) * kAheadRows);
     return to;
 }
