@@ -55,6 +55,8 @@ START_TEST(a_gpu_has_limits_of_its_own)
         {"bf16", "activation_format", "f16", "activation_format is f16 while", 0},
         {"bf16", "hidden_size", NULL, "multiple of 8 (pad the weights with zeros), and it is", 68},
         {"bf16", "intermediate_size", NULL, "multiple of 8 (pad the weights with zeros)", 97},
+        {"bf16", "hidden_size", NULL, "counts the bytes of a row in 32 bits", (1 << 28) + 8},
+        {"bf16", "intermediate_size", NULL, "set intermediate_size to 268435456", INT32_MAX - 7},
         {"bf16", "num_experts", NULL, "takes 1024 experts a rank", 1025},
         {"fp8_channel", "activation_format", "bf16", "is bf16 while weight_format is fp8_ch", 0},
         {"fp8_tensor", "input_format", "f32", "no kernel on sm_90 for input_format f32", 0},

@@ -48,8 +48,7 @@ static void set_slab(struct sample *s, uint32_t index)
 {
     moxie_slab *slab = slab_of(s, index);
     int64_t at = (int64_t)index * CAP * TOP_K;
-    int32_t layout = s->rows.layout;
-    int masked = layout == MOXIE_LAYOUT_EXPERT_MASKED;
+    int32_t layout = s->rows.layout, masked = layout == MOXIE_LAYOUT_EXPERT_MASKED;
 
     slab->struct_size = sizeof *slab;
     slab->rows = tensor_make(s->values + (size_t)index * CAP * HIDDEN * 4, masked ? 3 : 2,
@@ -62,8 +61,7 @@ static void set_slab(struct sample *s, uint32_t index)
 
 static void sample_init(struct sample *s, int32_t layout, uint32_t slabs)
 {
-    int masked = layout == MOXIE_LAYOUT_EXPERT_MASKED;
-    int by_ids = layout <= MOXIE_LAYOUT_RANK_MAJOR;
+    int masked = layout == MOXIE_LAYOUT_EXPERT_MASKED, by_ids = layout <= MOXIE_LAYOUT_RANK_MAJOR;
 
     memset(s, 0, sizeof *s);
     s->values = calloc(SLABS, (size_t)CAP * HIDDEN * 4);
@@ -564,10 +562,12 @@ START_TEST(results_of_nothing_known_fit_the_plan)
     struct sample s;
     struct out_view view;
 
-    sample_init(&s, MOXIE_LAYOUT_STANDARD, 1);
+    sample_init(&s, MOXIE_LAYOUT_RANK_MAJOR, 3);
+    s.limits.rows_max = 3 * CAP;
     ACCEPTED(&s.said, read_out(&s, NULL, &view));
-    ck_assert_int_eq(view.slabs[0].cap, CAP);
-    ck_assert_ptr_null(view.slabs[0].count);
+    ck_assert(view.slabs[2].cap == CAP && view.slabs[2].count == s.counts + 2);
+    s.limits.rows_max--;
+    SAID(&s.said, MOXIE_E_CAPACITY, read_out(&s, NULL, &view), "3 slabs of 5 rows", "14 rows");
     s.limits.rows_max = CAP - 1;
     SAID(&s.said, MOXIE_E_CAPACITY, read_out(&s, NULL, &view), "out: 5 rows", "holds 4");
     sample_fini(&s);

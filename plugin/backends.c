@@ -128,6 +128,7 @@ const struct backend backends[] = {
         .wire_formats = WIRE_BITS_GPU,
         .activations = ACTIVATION_BITS,
         .row_multiple_bytes = 16,
+        .columns_max = 1 << 28, // f32, or gate and up: bytes in 32 bits
         .experts_max = 1024,
         .one_format = 1,
     },

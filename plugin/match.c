@@ -171,6 +171,21 @@ static void check_multiple(const struct config *config, const struct backend *ru
                   ceil_div(size, multiple) * multiple);
 }
 
+static void check_columns(const struct config *config, const struct backend *runner,
+                          enum config_key key, struct report *report)
+{
+    int64_t size = config_i64(config, key);
+
+    if (runner->columns_max == 0 || !config_ok(config, key) || size > INT32_MAX ||
+        size <= runner->columns_max)
+        return;
+    report_reason(report, MOXIE_E_UNSUPPORTED, key,
+                  "%s on %s counts the bytes of a row in 32 bits, and %s is %" PRId64
+                  ": set %s to %d or less",
+                  runner->name, runner->device, config_name(key), size, config_name(key),
+                  runner->columns_max);
+}
+
 // `wanted`: what goes with weight_format.
 static void check_one_format(const struct config *config, const struct backend *runner,
                              enum config_key key, int32_t wanted, struct report *report)
@@ -209,6 +224,8 @@ static void check_runner(const struct config *config, const struct backend *runn
 
     check_multiple(config, runner, KEY_HIDDEN_SIZE, report);
     check_multiple(config, runner, KEY_INTERMEDIATE_SIZE, report);
+    check_columns(config, runner, KEY_HIDDEN_SIZE, report);
+    check_columns(config, runner, KEY_INTERMEDIATE_SIZE, report);
     check_experts(config, runner, report);
     if ((BACKEND_BIT(config_word(config, KEY_WEIGHT_FORMAT)) & runner->weight_formats) == 0) return;
     operands = backend_operand_format(config_word(config, KEY_WEIGHT_FORMAT));

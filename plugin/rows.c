@@ -412,6 +412,10 @@ int32_t rows_out_alone(const moxie_rows *out, const struct limits *limits, int32
         if (counts != NULL) to->count = counts + i;
         if (to->cap > view->rows_cap) view->rows_cap = to->cap;
     }
+    if ((int64_t)view->slabs_count * view->rows_cap > most)
+        TRY(fail_with(error, MOXIE_E_CAPACITY,
+                      "out: %d slabs of %d rows; the plan holds %" PRId64 " rows in all",
+                      view->slabs_count, view->rows_cap, most));
 out:
     return st;
 }
