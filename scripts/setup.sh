@@ -80,7 +80,7 @@ missing_of() {
 # install_torch: what host_tests/torch.txt lists, in build/torch, unless it is there. 6 GB, as PyPI has
 # torch for x86 with CUDA only.
 install_torch() {
-    local venv=build/torch wanted=host_tests/torch.txt
+    local venv=build/torch wanted=host_tests/torch.txt seconds=600 code=0
 
     cmp -s $wanted $venv/installed && return
     rm -rf $venv
@@ -89,9 +89,11 @@ install_torch() {
         return 1
     fi
     python3 -m venv $venv &&
-        timeout 300 $venv/bin/pip install --quiet --disable-pip-version-check --no-cache-dir --no-compile \
+        timeout $seconds $venv/bin/pip install --quiet --disable-pip-version-check --no-cache-dir --no-compile \
             --only-binary=:all: --timeout 15 --retries 1 -r $wanted &&
-        cp $wanted $venv/installed && return
+        cp $wanted $venv/installed && return || code=$?
+    # Which pip does not say.
+    [ $code -ne 124 ] || echo "pip took more than $seconds s"
     rm -rf $venv
     return 1
 }
