@@ -425,7 +425,7 @@ START_TEST(expanded_rows_are_of_the_format_and_the_index_is_compact)
 {
     struct bench bench;
     struct expanded e;
-    int64_t strides[2];
+    int64_t strides[2], whole;
     moxie_error *error;
 
     bench_open(&bench, "qwen2_moe_a");
@@ -436,6 +436,35 @@ START_TEST(expanded_rows_are_of_the_format_and_the_index_is_compact)
         runner_expand(bench.rank.runner, &bench.call, &bench.in, &e.in, &e.row_index, error),
         MOXIE_E_INVALID);
     ck_assert_ptr_nonnull(strstr(bench.rank.mock.text, "into rows of format"));
+    // A slab after the first, as a peer's is beside the own one.
+    e.in_slab.rows = tensor_make(e.rows, 2, e.dims[0], NULL, 1u << MOXIE_FORMAT_BF16);
+    whole = bench.batch.dims[0][0];
+    for (int32_t i = 0; i < 3; i++)
+        bench.batch.dims[i][0] = whole / 2;
+    bench.in_slabs[1] = bench.in_slabs[0];
+    bench.in_slabs[1].rows.dtype = (moxie_dtype){MOXIE_DTYPE_FLOAT, 16, 1};
+    bench.in.layout = MOXIE_LAYOUT_RANK_MAJOR;
+    bench.in.slabs_count = 2;
+    bench.counts[0] = bench.counts[1] = (int32_t)(whole / 2);
+    bench.counts_dim = 2;
+    bench.in.counts = tensor_make(bench.counts, 1, &bench.counts_dim, NULL, TENSOR_INT32);
+    ck_assert_int_eq(
+        runner_expand(bench.rank.runner, &bench.call, &bench.in, &e.in, &e.row_index, error),
+        MOXIE_E_INVALID);
+    ck_assert_msg(strstr(bench.rank.mock.text, "expand: slab 1: rows of format") != NULL, "%s",
+                  bench.rank.mock.text);
+    bench.in.layout = MOXIE_LAYOUT_STANDARD;
+    bench.in.slabs_count = 1;
+    bench.in.counts = (moxie_tensor){0};
+    for (int32_t i = 0; i < 3; i++)
+        bench.batch.dims[i][0] = whole;
+    strides[0] = 0;
+    strides[1] = 1;
+    e.in_slab.rows.strides = strides;
+    ck_assert_int_eq(
+        runner_expand(bench.rank.runner, &bench.call, &bench.in, &e.in, &e.row_index, error),
+        MOXIE_E_INVALID);
+    ck_assert_ptr_nonnull(strstr(bench.rank.mock.text, "overlap each other"));
     e.in_slab.rows = tensor_make(e.rows, 2, e.dims[0], NULL, 1u << MOXIE_FORMAT_BF16);
     strides[0] = e.index_dims[1] + 1;
     strides[1] = 1;

@@ -482,7 +482,7 @@ static int load_buffer(const struct planner *planner)
         .columns_key = KEY_NUM_EXPERTS,
     };
 
-    return !limits->expert_load || buffer_add(planner, &request);
+    return !limits->expert_load || limits->experts_local == 0 || buffer_add(planner, &request);
 }
 
 void plan_make(struct plan *plan, const struct config *config, const struct bounds *bounds,

@@ -190,9 +190,12 @@ static int32_t check_expanded(const moxie_instance *instance, const struct rows_
             error, MOXIE_E_INVALID,
             "expand: from layout %d to %d; want STANDARD or RANK_MAJOR to an EXPERT_ layout",
             from->layout, to->layout);
-    if (format != to->slabs[0].format)
-        return fail_with(error, MOXIE_E_INVALID, "expand: rows of format %d into rows of format %d",
-                         format, to->slabs[0].format);
+    // A dispatcher's own slab is x, its peers' are of the wire.
+    for (int32_t i = 0; i < from->slabs_count; i++)
+        if (from->slabs[i].format != to->slabs[0].format)
+            return fail_with(error, MOXIE_E_INVALID,
+                             "expand: slab %d: rows of format %d into rows of format %d", i,
+                             from->slabs[i].format, to->slabs[0].format);
     if (instance->device->tensor_device != MOXIE_DEVICE_CPU && format != FORMAT_BF16 &&
         format != FORMAT_F16)
         return fail_with(error, MOXIE_E_UNSUPPORTED,
@@ -224,6 +227,9 @@ int32_t runner_expand(moxie_runner *runner, const moxie_call *call, const moxie_
 
     TRY(read_rows(runner, call, in, &from, error));
     TRY(read_rows(runner, call, out, &to, error));
+    if (tensor_rows_overlap(&out->slabs->rows))
+        TRY(fail_with(error, MOXIE_E_INVALID,
+                      "expand: out.slab.rows: its rows overlap each other"));
     st = check_expanded(instance, &from, &to, error);
     instance->stats.refused += st == MOXIE_E_CAPACITY;
     TRY(st);
