@@ -273,6 +273,28 @@ START_TEST(the_capture_is_exact)
 }
 END_TEST
 
+// Thirteen tokens of a DP rank are four rows of each of its four ranks, where each pads its own
+// share: a slice holds all sixteen.
+START_TEST(the_capture_has_room_for_padding)
+{
+    struct mock_host mock;
+    struct verdict verdict;
+
+    init_ranks(&mock, 8);
+    mock_set_i64(&mock, "dp_size", 2);
+    mock_set_i64(&mock, "num_layers", 3);
+    mock_set_i64(&mock, "top_k", 7);
+    mock_set_i64(&mock, "forward_tokens_max", 13);
+    mock_set_i64(&mock, "capture_routed_experts", 1);
+    verdict_make(&verdict, &mock);
+    ck_assert_int_eq(verdict.bounds.capture_rows, 2 * 13);
+    ck_assert_int_eq(verdict.plan.limits.capture_tokens, 16);
+    assert_bytes(&verdict.plan, BUFFER_CAPTURE, MOXIE_MEMORY_DEVICE, (int64_t)2 * 16 * 3 * 7 * 4);
+    verdict_free(&verdict);
+    mock_host_fini(&mock);
+}
+END_TEST
+
 START_TEST(uneven_experts)
 {
     static const int64_t first[] = {0, 4, 7, 10};
@@ -466,6 +488,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, the_ceiling_of_eight_ranks);
     tcase_add_test(tests, a_group_of_one_keeps_a_window);
     tcase_add_test(tests, the_capture_is_exact);
+    tcase_add_test(tests, the_capture_has_room_for_padding);
     tcase_add_test(tests, uneven_experts);
     tcase_add_test(tests, overflow_is_a_reason);
     tcase_add_test(tests, limits_carry_the_numbers);

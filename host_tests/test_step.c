@@ -288,11 +288,62 @@ START_TEST(an_odd_bound_has_places_for_all)
         sample_open(&s);
         s.step.tokens = tokens;
         ACCEPTED(&s.said, check(&s, 0));
-        ck_assert_int_eq(s.shape.capture_row, SLICE - 1 + (tokens < MOST ? MOST : MOST - 1));
-        s.step.capture_row = MOST;
-        SAID(&s.said, MOXIE_E_CAPACITY, check(&s, 0), "the 9 rows");
+        ck_assert_int_eq(s.shape.capture_row, SLICE + (tokens < MOST ? MOST : MOST - 1));
+        s.step.capture_row = MOST + 1;
+        SAID(&s.said, MOXIE_E_CAPACITY, check(&s, 0), "the 10 rows");
         sample_fini(&s);
     }
+}
+END_TEST
+
+// Five tokens of a DP rank are two rows of each of its four ranks, where each pads its own share.
+START_TEST(padded_ranks_share_a_slice)
+{
+    struct sample s;
+
+    for (int32_t rank = 0; rank < RANKS; rank++) {
+        sample_configure(&s);
+        mock_set_i64(&s.mock, "dp_size", 1);
+        mock_set_i64(&s.mock, "forward_tokens_max", 5);
+        mock_set_i64(&s.mock, "ep_size", RANKS);
+        mock_set_i64(&s.mock, "ep_rank", rank);
+        mock_set_str(&s.mock, "dispatcher", "alltoall");
+        mock_set_i64(&s.mock, "capture_routed_experts", 1);
+        sample_open(&s);
+        ck_assert_int_eq(s.instance->plan.limits.forward_tokens_max, 2);
+        memcpy(s.rank_tokens, (int64_t[]){2, 2, 2, 2}, sizeof s.rank_tokens);
+        s.step.rank_tokens = s.rank_tokens;
+        s.step.tokens = 2;
+        s.step.padding = MOXIE_PADDING_MAX_LEN;
+        ACCEPTED(&s.said, check(&s, 0));
+        ck_assert_int_eq(s.shape.capture_row, (int64_t)2 * rank);
+        s.step.rank_tokens = NULL;
+        ACCEPTED(&s.said, check(&s, 0));
+        ck_assert_int_eq(s.shape.capture_row, rank < 2 ? 2 * rank : 3);
+        sample_fini(&s);
+    }
+}
+END_TEST
+
+// The same eight rows, gathered by the host.
+START_TEST(local_captures_padding)
+{
+    struct sample s;
+
+    sample_configure(&s);
+    mock_set_i64(&s.mock, "dp_size", 1);
+    mock_set_i64(&s.mock, "forward_tokens_max", 5);
+    mock_set_i64(&s.mock, "ep_size", RANKS);
+    mock_set_str(&s.mock, "dispatcher", "local");
+    mock_set_i64(&s.mock, "capture_routed_experts", 1);
+    sample_open(&s);
+    s.step.tokens = s.instance->plan.limits.forward_tokens_max;
+    ck_assert_int_eq(s.step.tokens, 8);
+    ACCEPTED(&s.said, check(&s, 1));
+    ck_assert_int_eq(s.shape.capture_row, 0);
+    s.step.capture_row = 1;
+    SAID(&s.said, MOXIE_E_CAPACITY, check(&s, 1), "capture rows 1 to 9", "the 8 rows");
+    sample_fini(&s);
 }
 END_TEST
 
@@ -490,6 +541,8 @@ static void add(TCase *tests)
     tcase_add_test(tests, ranks_share_a_slice);
     tcase_add_test(tests, a_row_past_the_slice_is_refused);
     tcase_add_test(tests, an_odd_bound_has_places_for_all);
+    tcase_add_test(tests, padded_ranks_share_a_slice);
+    tcase_add_test(tests, local_captures_padding);
     tcase_add_test(tests, local_captures_all_ranks);
     tcase_add_test(tests, without_the_capture_its_row_is_nothing);
     tcase_add_test(tests, batches_that_fit);

@@ -1,7 +1,8 @@
 // What hosts read of past layers. The routed-experts capture: the physical ids that every layer
-// chose, kept in one planned buffer int32 [capture_rows, num_layers, top_k], a slice of
-// forward_tokens rows per data-parallel rank. The expert load: rows that each local expert has
-// computed, int64 [num_layers, experts_local].
+// chose, kept in one planned buffer int32 [dp_size * capture_tokens, num_layers, top_k], a slice
+// per data-parallel rank; hosts see its first forward_tokens rows, and behind them only padding
+// goes. The expert load: rows that each local expert has computed, int64 [num_layers,
+// experts_local].
 
 #ifndef MOXIE_PLUGIN_CAPTURE_H
 #define MOXIE_PLUGIN_CAPTURE_H

@@ -197,7 +197,8 @@ static void limits_fill(struct limits *limits, const struct config *config,
     limits->weight_on_input = (int32_t)config_i64(config, KEY_APPLY_ROUTER_WEIGHT_ON_INPUT);
     limits->capture = (int32_t)config_i64(config, KEY_CAPTURE_ROUTED_EXPERTS);
     limits->expert_load = (int32_t)config_i64(config, KEY_COUNT_EXPERT_LOAD);
-    limits->capture_tokens = limits->capture ? bounds->forward_tokens : 0;
+    // As many as the ranks that share a DP rank may bring when each pads its own share.
+    limits->capture_tokens = limits->capture ? ceil_div(bounds->gather_rows, limits->dp_size) : 0;
     limits->timeout_ms = timeout_ms < INT32_MAX ? (int32_t)timeout_ms : INT32_MAX;
     limits->dispatch_sms = (int32_t)config_i64(config, KEY_DISPATCH_SMS);
     limits->staged = kind != DISPATCHER_LOCAL && limits->ranks > 1 &&
@@ -458,9 +459,10 @@ static int capture_buffer(const struct planner *planner)
         .id = BUFFER_CAPTURE,
         .kind = MOXIE_MEMORY_DEVICE,
         .name = "capture",
-        .why = "chosen expert ids, int32 [dp_size * forward_tokens, num_layers, top_k]",
+        .why =
+            "chosen expert ids, int32 [dp_size * forward_tokens, num_layers, top_k], and padding",
         .pieces = 1,
-        .rows = planner->bounds->capture_rows,
+        .rows = limits->dp_size * limits->capture_tokens,
         .row_bytes = (int64_t)limits->layers * limits->top_k * 4,
         .columns_key = KEY_NUM_LAYERS,
     };

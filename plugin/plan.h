@@ -38,7 +38,7 @@ struct limits {
     int32_t dispatch_sms; // of a GPU, that rows between ranks may take; 0: all
     int32_t staged; // 1: peers do not map windows; what goes to them is staged, and NCCL sends it
     int32_t x_fp8_groups, mid_fp8_groups; // of 128 numbers, where there are fp8_bytes of them
-    int64_t capture_tokens;               // rows of one DP rank's slice of the capture
+    int64_t capture_tokens;               // rows of one DP rank's slice of the capture, padding too
     int64_t row_bytes, scale_bytes, id_bytes, weight_bytes; // of one wire row, pitched
     int64_t result_bytes;                                   // of one result row, pitched
     int64_t mid_bytes, pair_bytes; // of one row of mid and pair_out, pitched

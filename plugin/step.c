@@ -51,13 +51,14 @@ static int32_t check_tokens(const moxie_instance *instance, int local, const mox
 }
 
 // How many rows the ranks before this one that share its DP rank capture: by rank_tokens, or else
-// as many as they may. Where their bounds leave this step no place, its rows move up to the last
-// one.
-static int64_t captured_before(const struct limits *limits, const moxie_step *step)
+// as many as they may. Where their bounds leave this step no place that hosts see, its rows move up
+// to the last one.
+static int64_t captured_before(const moxie_instance *instance, const moxie_step *step)
 {
+    const struct limits *limits = &instance->plan.limits;
     int32_t group_first = limits->rank / limits->attn_tp * limits->attn_tp;
     int64_t rows = (limits->rank - group_first) * limits->forward_tokens_max;
-    int64_t last = limits->capture_tokens - step->tokens;
+    int64_t last = instance->captured_shape[0] - step->tokens;
 
     if (step->rank_tokens == NULL) return rows < last ? rows : last;
     rows = 0;
@@ -81,7 +82,7 @@ static int32_t place_capture(const moxie_instance *instance, int local, const mo
         slice_rows *= limits->dp_size;
     } else {
         first = (int64_t)(limits->rank / limits->attn_tp) * slice_rows;
-        offset += captured_before(limits, step);
+        offset += captured_before(instance, step);
     }
     TRY(capture_check(instance, offset, step->tokens, slice_rows, error));
     shape->capture_row = first + offset;

@@ -268,13 +268,14 @@ static int32_t try_step(const struct layer *layer, struct maker *maker, moxie_er
 {
     moxie_step step = take_step(maker->input);
     moxie_batch batch = take_batch(maker, &step);
+    const struct limits *limits = &layer->instance->plan.limits;
     struct step_shape shape;
     int32_t st = step_check(layer->instance, 1, &step, &shape, error);
 
     if (st != MOXIE_OK) return st;
     PROPERTY(shape.tokens >= 0 && shape.tokens <= TOKENS && shape.tokens_most == shape.tokens);
     PROPERTY(shape.capture_row >= 0 &&
-             shape.capture_row + shape.tokens <= layer->instance->bounds.capture_rows);
+             shape.capture_row + shape.tokens <= limits->dp_size * limits->capture_tokens);
     st = step_check_batch(layer->instance, 1, shape.tokens, &batch, error);
     if (st != MOXIE_OK || maker->absent) return st;
     // y would end outside its bytes.
