@@ -184,6 +184,47 @@ START_TEST(threads_share_one_address_until_the_last_closes)
 }
 END_TEST
 
+struct pair {
+    struct transport *transport[2];
+    struct window *window[2];
+};
+
+static void open_in_pair(struct rank *rank)
+{
+    struct pair *pair = rank->arg;
+    int32_t mine = rank->bootstrap.rank;
+
+    open_one(rank, window_bytes(2), &pair->transport[mine], &pair->window[mine]);
+}
+
+// It closes what it has copies of, and its parent's threads go on with the memory.
+START_TEST(a_forked_child_takes_nothing_away)
+{
+    struct rank all[HUB_RANKS_MAX];
+    struct pair pair;
+    int status;
+    pid_t child;
+
+    traces_start();
+    ranks_init(all, 2, open_in_pair, &pair);
+    ranks_as_threads(all, 2);
+    child = fork();
+    ck_assert_int_ge(child, 0);
+    if (child == 0) {
+        close_one(pair.transport[0], pair.window[0]);
+        _exit(EXIT_SUCCESS);
+    }
+    ck_assert_int_eq(waitpid(child, &status, 0), child);
+    ck_assert(WIFEXITED(status) && WEXITSTATUS(status) == EXIT_SUCCESS);
+    close_one(pair.transport[0], pair.window[0]);
+    ck_assert_int_eq(windows_mapped(), 2);
+    push(pair.transport[1], pair.window[1], &all[1], 1, WORD_DISPATCH);
+    close_one(pair.transport[1], pair.window[1]);
+    ck_assert_int_eq(windows_mapped(), 0);
+    ranks_fini(all);
+}
+END_TEST
+
 static void on_alarm(int number)
 {
     (void)number;
@@ -380,6 +421,7 @@ static void add(TCase *tests)
     tcase_add_loop_test(tests, rows_are_there_when_their_flag_is, 0,
                         sizeof teams / sizeof teams[0]);
     tcase_add_test(tests, threads_share_one_address_until_the_last_closes);
+    tcase_add_test(tests, a_forked_child_takes_nothing_away);
     tcase_add_test(tests, windows_are_whole_and_zero);
     tcase_add_loop_test(tests, no_wakeup_is_lost, 0, 2);
     tcase_add_loop_test(tests, a_wait_ends_at_its_deadline, 0, 2);

@@ -187,13 +187,19 @@ static void let_go(unsigned char *memory, uint64_t bytes, int held)
         (void)munmap(memory, bytes);
 }
 
+// The child of a fork() is not counted. What its parent's threads share stays mapped in it: another
+// of its copies of their handles may still use the address.
 static void window_close(struct transport *transport, struct window *window)
 {
+    int counted = transport->identity.pid == getpid();
+
     if (window == NULL) return;
-    for (int32_t r = 0; r < transport->bootstrap.ranks; r++)
-        if (window->peer[r] != NULL)
-            let_go(window->peer[r], window->bytes_mapped,
-                   transport->mate[r] && transport->mates > 1);
+    for (int32_t r = 0; r < transport->bootstrap.ranks; r++) {
+        int held = transport->mate[r] && transport->mates > 1;
+
+        if (window->peer[r] != NULL && (counted || !held))
+            let_go(window->peer[r], window->bytes_mapped, held);
+    }
     free(window);
 }
 
