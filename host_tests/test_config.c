@@ -6,9 +6,13 @@
 #include "host_tests/verdict.h"
 #include "kernels/types.h"
 
+#include <locale.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 static void read_into(struct config *config, struct report *report, struct mock_host *mock)
 {
@@ -199,6 +203,66 @@ START_TEST(reals_are_finite)
 }
 END_TEST
 
+// Sets a locale whose decimal point is `point`, from a file as glibc reads it: six entries, of
+// which the first is the point, and the fourth that as one wide character.
+static void locale_write(const char *folder, const char *point)
+{
+    char path[128], strings[24] = {0};
+    const uint32_t head[] = {0x20031115 ^ LC_NUMERIC, 6, 32, 40, 40, 44, 48, 40};
+    FILE *file;
+
+    (void)snprintf(strings, 8, "%s", point);
+    strings[12] = point[0];
+    (void)snprintf(path, sizeof path, "%s/odd", folder);
+    ck_assert_int_eq(mkdir(path, 0700), 0);
+    (void)snprintf(path, sizeof path, "%s/odd/LC_NUMERIC", folder);
+    file = fopen(path, "w");
+    ck_assert_ptr_nonnull(file);
+    ck_assert_uint_eq(fwrite(head, sizeof head, 1, file), 1);
+    ck_assert_uint_eq(fwrite(strings, sizeof strings, 1, file), 1);
+    ck_assert_int_eq(fclose(file), 0);
+    ck_assert_int_eq(setenv("LOCPATH", folder, 1), 0);
+    ck_assert_ptr_nonnull(setlocale(LC_NUMERIC, "odd"));
+    ck_assert_int_eq(unlink(path), 0);
+    (void)snprintf(path, sizeof path, "%s/odd", folder);
+    ck_assert_int_eq(rmdir(path), 0);
+    ck_assert_int_eq(rmdir(folder), 0);
+}
+
+START_TEST(numbers_do_not_follow_the_locale)
+{
+    static const struct {
+        double value;
+        const char *text;
+    } cases[] = {{0.1, "0.1"}, {-2.5e-7, "-2.5e-07"}, {7, "7"}, {1e30, "1e+30"}};
+    static const char *const points[] = {",", "\xd9\xab"};
+    char folder[] = "/tmp/moxie-XXXXXX", seen[64], text[64];
+    struct mock_host mock;
+    struct config config;
+    struct report report;
+
+    ck_assert_ptr_nonnull(mkdtemp(folder));
+    locale_write(folder, points[_i]);
+    (void)snprintf(seen, sizeof seen, "%.1f", 0.5);
+    ck_assert_msg(strstr(seen, points[_i]) != NULL, "the locale prints %s", seen);
+    mock_host_init(&mock);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        mock_set_f64(&mock, "activation_alpha", cases[i].value);
+        read_into(&config, &report, &mock);
+        ck_assert_uint_eq(report.reasons_count, 0);
+        config_print(&config, KEY_ACTIVATION_ALPHA, text, sizeof text);
+        ck_assert_str_eq(text, cases[i].text);
+    }
+    mock_set_f64(&mock, "activation_limit", -1.5);
+    read_into(&config, &report, &mock);
+    ck_assert_uint_eq(report.reasons_count, 1);
+    ck_assert_ptr_nonnull(strstr(report.reasons[0].message, "is -1.5: "));
+    report_fini(&report);
+    mock_host_fini(&mock);
+    ck_assert_ptr_nonnull(setlocale(LC_NUMERIC, "C"));
+}
+END_TEST
+
 START_TEST(hostile_strings_are_refused)
 {
     char longest[MOCK_TEXT_BYTES];
@@ -371,6 +435,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, words_have_the_numbers_of_the_abi);
     tcase_add_test(tests, reasons_say_what_to_set);
     tcase_add_test(tests, reals_are_finite);
+    tcase_add_loop_test(tests, numbers_do_not_follow_the_locale, 0, 2);
     tcase_add_test(tests, hostile_strings_are_refused);
     tcase_add_test(tests, an_unterminated_string_is_refused);
     tcase_add_test(tests, every_key_of_the_wrong_type);

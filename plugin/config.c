@@ -231,6 +231,18 @@ static void value_default(struct config_value *value, const struct key_row *row)
     value->i64 = row->words == NULL ? 0 : word_number(row, row->text);
 }
 
+// A locale chooses nothing of what %g prints but the decimal point, which may be several bytes. The
+// host's is replaced, because ranks compare the text and hosts read it.
+static void point_replace(char *number)
+{
+    char *point = number + strspn(number, "+-0123456789einfa");
+    const char *digits = point + strcspn(point, "0123456789");
+
+    if (*point == '\0') return;
+    memmove(point + 1, digits, strlen(digits) + 1);
+    *point = '.';
+}
+
 static void value_print(const struct config_value *value, enum config_type type, char *buffer,
                         uint64_t capacity)
 {
@@ -245,6 +257,7 @@ static void value_print(const struct config_value *value, enum config_type type,
     // The shorter form when it reads back as the same number.
     (void)snprintf(buffer, capacity, "%.15g", value->f64);
     if (strtod(buffer, NULL) != value->f64) (void)snprintf(buffer, capacity, "%.17g", value->f64);
+    point_replace(buffer);
 }
 
 // Refuses what the host answered: "KEY SEEN: set it to WANTED". The default stands in.
@@ -287,12 +300,14 @@ static int32_t read_f64(struct config_value *value, enum config_key key, const m
     const struct key_row *row = &keys[key];
     double seen = row->f64;
     int32_t code = host->get_f64(host->ctx, row->name, &seen);
-    char text[64];
+    char number[32], text[64];
 
     if (code != MOXIE_CONFIG_FOUND) return code;
     value->f64 = seen;
     if (seen >= row->low && seen <= (double)FLT_MAX) return code; // not so for a NaN
-    (void)snprintf(text, sizeof text, "is %g", seen);
+    (void)snprintf(number, sizeof number, "%g", seen);
+    point_replace(number);
+    (void)snprintf(text, sizeof text, "is %s", number);
     refuse(value, key, text, report);
     return code;
 }
