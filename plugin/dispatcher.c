@@ -93,21 +93,6 @@ static struct bootstrap bootstrap_of(const moxie_instance *instance)
                               .timeout_ms = instance->plan.limits.timeout_ms};
 }
 
-// The same on every rank: the key is.
-static void choose_transport(struct exchange_group *group)
-{
-    const moxie_instance *instance = group->instance;
-
-    if (instance->device->windows == NULL)
-        group->ops = instance->plan.limits.ranks > 1 ? &transport_shm : &transport_self;
-    else
-        group->ops = instance->plan.limits.staged ? &transport_nccl : &transport_nvlink;
-    if (group->ops->signal != NULL)
-        group->flags = &exchange_flags_host;
-    else
-        group->flags = instance->plan.limits.staged ? &exchange_flags_nccl : &exchange_flags_device;
-}
-
 static int32_t join_peers(moxie_dispatcher *dispatcher, moxie_error *error)
 {
     const struct bootstrap bootstrap = bootstrap_of(dispatcher->instance);
@@ -117,7 +102,7 @@ static int32_t join_peers(moxie_dispatcher *dispatcher, moxie_error *error)
 
     group->instance = dispatcher->instance;
     group->everywhere = dispatcher->kind == DISPATCHER_ALLGATHER;
-    choose_transport(group);
+    exchange_choose(group);
     group->active = limits->ranks == 64 ? UINT64_MAX : (UINT64_C(1) << limits->ranks) - 1;
     for (int32_t rank = 0; rank <= limits->ranks; rank++)
         group->expert_first[rank] = experts_first(limits->physical_experts, limits->ranks, rank);
@@ -220,15 +205,22 @@ moxie_instance *dispatcher_instance(const moxie_dispatcher *dispatcher)
 
 // ---- failure -----------------------------------------------------------------------------------
 
+// With the lock.
+static int32_t say_stuck(const moxie_dispatcher *dispatcher, moxie_error *error)
+{
+    int32_t failed = atomic_load(&dispatcher->failed);
+
+    if (failed == MOXIE_OK) return MOXIE_OK;
+    return fail_rank(error, failed, dispatcher->failed_rank, "%s", dispatcher->failed_text);
+}
+
 static int32_t stuck(moxie_dispatcher *dispatcher, moxie_error *error)
 {
     int32_t failed;
 
     if (atomic_load(&dispatcher->failed) == MOXIE_OK) return MOXIE_OK;
     (void)pthread_mutex_lock(&dispatcher->failure_lock);
-    failed = atomic_load(&dispatcher->failed);
-    if (failed != MOXIE_OK)
-        (void)fail_rank(error, failed, dispatcher->failed_rank, "%s", dispatcher->failed_text);
+    failed = say_stuck(dispatcher, error);
     (void)pthread_mutex_unlock(&dispatcher->failure_lock);
     return failed;
 }
@@ -240,11 +232,17 @@ static int32_t wait_failure(const moxie_dispatcher *dispatcher, moxie_error *err
     return dispatcher->group.flags->failure(&dispatcher->group, error);
 }
 
+// Both under the lock: whom a wait names hangs on the ranks of its generation, and they change only
+// when its failure has stuck.
 int32_t dispatcher_poll_error(moxie_dispatcher *dispatcher, moxie_error *error)
 {
-    int32_t st = stuck(dispatcher, error);
+    int32_t st;
 
-    return st != MOXIE_OK ? st : wait_failure(dispatcher, error);
+    (void)pthread_mutex_lock(&dispatcher->failure_lock);
+    st = say_stuck(dispatcher, error);
+    if (st == MOXIE_OK) st = wait_failure(dispatcher, error);
+    (void)pthread_mutex_unlock(&dispatcher->failure_lock);
+    return st;
 }
 
 static void zero_y(const moxie_dispatcher *dispatcher, const moxie_batch *batch)
@@ -348,6 +346,7 @@ int32_t dispatcher_set_active_ranks(moxie_dispatcher *dispatcher, const uint8_t 
                          "set_active_ranks: a rank once left out cannot return (now 0x%" PRIx64
                          ", asked 0x%" PRIx64 "); create the dispatchers anew",
                          group->active, mask);
+    (void)notice(dispatcher, NULL);
     TRY(group->flags->regroup(group, dispatcher->exchanges, limits->slots, mask, error));
     for (int32_t i = 0; i < limits->slots; i++)
         dispatcher->slots[i].state = SLOT_IDLE;

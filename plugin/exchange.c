@@ -26,6 +26,20 @@ static unsigned char *piece_to(const struct window *window, int64_t section, int
 
 // ---- windows -----------------------------------------------------------------------------------
 
+void exchange_choose(struct exchange_group *group)
+{
+    const moxie_instance *instance = group->instance;
+
+    if (instance->device->windows == NULL)
+        group->ops = instance->plan.limits.ranks > 1 ? &transport_shm : &transport_self;
+    else
+        group->ops = instance->plan.limits.staged ? &transport_nccl : &transport_nvlink;
+    if (group->ops->signal != NULL)
+        group->flags = &exchange_flags_host;
+    else
+        group->flags = instance->plan.limits.staged ? &exchange_flags_nccl : &exchange_flags_device;
+}
+
 int32_t exchange_open(struct exchange_group *group, struct exchange *slots, int32_t slots_count,
                       moxie_error *error)
 {

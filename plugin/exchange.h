@@ -105,6 +105,8 @@ static inline unsigned char *window_to(const struct window *window, int32_t rank
     return window->staging != NULL ? window->staging : window->peer[rank];
 }
 
+// Which transport and flags: the same on every rank, as the keys are.
+void exchange_choose(struct exchange_group *group);
 // Collective: maps the windows of every slot.
 int32_t exchange_open(struct exchange_group *group, struct exchange *slots, int32_t slots_count,
                       moxie_error *error);

@@ -193,6 +193,63 @@ START_TEST(a_graph_goes_on_without_a_rank)
 }
 END_TEST
 
+// ---- polling while ranks regroup ---------------------------------------------------------------
+
+static _Thread_local struct gpu_member *polling; // what its dispatcher says while it regroups
+static _Thread_local int32_t polls;
+
+static int32_t finish_and_poll(void *stream)
+{
+    const struct device *device = device_find("sm_90");
+
+    ck_assert_int_eq(gpu_member_poll(polling), MOXIE_E_PEER);
+    ck_assert_msg(polling->rank.mock.error.rank == 1, "%s", polling->rank.mock.text);
+    polls++;
+    return device->stream_finish(stream);
+}
+
+// Rank 0 goes on without rank 1, rank 2 hears of it in a wait and follows: all the while it names
+// rank 1.
+static void follow_scenario(struct gpu_member *member)
+{
+    static const uint8_t active[MOXIE_RANKS_MAX] = {1, 0, 1};
+    struct device device = *device_find("sm_90");
+    moxie_dispatcher *dispatcher = member->rank.dispatcher;
+    moxie_error *error = &member->rank.mock.error;
+    const struct gpu_graph none = {NULL, NULL};
+
+    gpu_member_forward(member);
+    if (member->index == 0)
+        gpu_member_accept(member, dispatcher_set_active_ranks(dispatcher, active, error));
+    gpu_member_meet(member);
+    if (member->index == 2) {
+        run_layer(member, &none);
+        polling = member;
+        device.stream_finish = finish_and_poll;
+        member->rank.instance->device = &device;
+        gpu_member_accept(member, dispatcher_set_active_ranks(dispatcher, active, error));
+        member->rank.instance->device = device_find("sm_90");
+        ck_assert_int_eq(polls, 2);
+        ck_assert_int_eq(gpu_member_poll(member), MOXIE_OK);
+    }
+    gpu_member_meet(member);
+}
+
+START_TEST(a_poll_while_ranks_regroup_names_the_same)
+{
+    struct gpu_crew crew = {.layer_name = "mixtral_a",
+                            .ranks = 3,
+                            .dispatcher = "alltoall",
+                            .configure = gpu_member_short_timeout,
+                            .scenario = follow_scenario};
+
+    gpu_crew_run(&crew);
+    gpu_crew_fini(&crew);
+}
+END_TEST
+
+// ---- rounds ------------------------------------------------------------------------------------
+
 // Two rounds each, of tokens by the bound.
 static void two_rounds(struct gpu_member *member)
 {
@@ -321,6 +378,7 @@ static void tests(TCase *cases)
     tcase_add_test(cases, regrouping_is_eager);
     tcase_add_loop_test(cases, a_silent_rank_is_named_and_left_out, 0, 3);
     tcase_add_loop_test(cases, a_graph_goes_on_without_a_rank, 1, 2);
+    tcase_add_test(cases, a_poll_while_ranks_regroup_names_the_same);
     tcase_add_loop_test(cases, no_round_outlives_a_failure, 0, 2);
 }
 
