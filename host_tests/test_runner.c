@@ -395,6 +395,31 @@ START_TEST(expanded_rows_must_hold_the_worst_case)
 }
 END_TEST
 
+START_TEST(what_fold_refuses_is_counted)
+{
+    struct bench bench;
+    struct expanded e;
+    moxie_stats stats = {.struct_size = sizeof stats};
+    moxie_error *error;
+
+    bench_open(&bench, "qwen2_moe_a");
+    error = &bench.rank.mock.error;
+    expanded_make(&e, &bench, MOXIE_LAYOUT_EXPERT_CONTIGUOUS);
+    bench.batch.dims[3][0] = tokens_max_of(&bench) + 1;
+    ck_assert_int_eq(
+        runner_fold(bench.rank.runner, &bench.call, &e.out, &e.row_index, &bench.out, error),
+        MOXIE_E_CAPACITY);
+    e.dims[1][0] = tokens_max_of(&bench) * bench.layer.top_k + 1;
+    ck_assert_int_eq(
+        runner_fold(bench.rank.runner, &bench.call, &e.out, &e.row_index, &bench.out, error),
+        MOXIE_E_CAPACITY);
+    instance_stats(bench.rank.instance, &stats);
+    ck_assert_uint_eq(stats.refused, 2);
+    expanded_free(&e);
+    bench_close(&bench);
+}
+END_TEST
+
 // No rows into no places: counts are those of the layout, one for each expert.
 START_TEST(nothing_is_expanded_into_masked_rows)
 {
@@ -515,6 +540,7 @@ static void add(TCase *tests)
     tcase_add_loop_test(tests, expert_maps, 0, 3);
     tcase_add_test(tests, what_does_not_fit_is_refused_before_a_write);
     tcase_add_test(tests, expanded_rows_must_hold_the_worst_case);
+    tcase_add_test(tests, what_fold_refuses_is_counted);
     tcase_add_test(tests, nothing_is_expanded_into_masked_rows);
     tcase_add_test(tests, expanded_rows_are_of_the_format_and_the_index_is_compact);
     tcase_add_test(tests, layers_and_updates_are_checked);

@@ -90,6 +90,12 @@ static int32_t check_call(const moxie_runner *runner, const moxie_call *call, mo
     return MOXIE_OK;
 }
 
+static int32_t refuse_capacity(moxie_instance *instance, int32_t code)
+{
+    instance->stats.refused += code == MOXIE_E_CAPACITY;
+    return code;
+}
+
 static int32_t read_rows(const moxie_runner *runner, const moxie_call *call, const moxie_rows *rows,
                          struct rows_view *view, moxie_error *error)
 {
@@ -100,8 +106,7 @@ static int32_t read_rows(const moxie_runner *runner, const moxie_call *call, con
     TRY(rows_read(rows, &instance->plan.limits, instance->device->tensor_device,
                   instance->explained, view, error));
 out:
-    if (st == MOXIE_E_CAPACITY) instance->stats.refused++;
-    return st;
+    return refuse_capacity(instance, st);
 }
 
 // Whether results lie in what the products may still read when the first of them are written. What
@@ -230,9 +235,7 @@ int32_t runner_expand(moxie_runner *runner, const moxie_call *call, const moxie_
     if (tensor_rows_overlap(&out->slabs->rows))
         TRY(fail_with(error, MOXIE_E_INVALID,
                       "expand: out.slab.rows: its rows overlap each other"));
-    st = check_expanded(instance, &from, &to, error);
-    instance->stats.refused += st == MOXIE_E_CAPACITY;
-    TRY(st);
+    TRY(refuse_capacity(instance, check_expanded(instance, &from, &to, error)));
     TRY(check_index(runner, row_index, (int64_t)from.slabs_count * from.rows_cap, error));
     TRY(forward_route(&job, &route, error));
     args = (struct expand_args){
@@ -305,5 +308,5 @@ int32_t runner_fold(moxie_runner *runner, const moxie_call *call, const moxie_ro
         instance->device->kernels->combine(&args, instance_stream(instance, call->stream)),
         "combine", error));
 out:
-    return st;
+    return refuse_capacity(instance, st);
 }
