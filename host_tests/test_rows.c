@@ -432,8 +432,7 @@ START_TEST(more_than_the_plan_is_refused)
 }
 END_TEST
 
-// Most places of a masked layout are empty, so only an index has to fit them; what is there is
-// dropped past the plan.
+// Most places of a masked layout are empty, so only an index has to fit them.
 START_TEST(masked_places_may_outnumber_the_plan)
 {
     int64_t strides[3] = {0, 0, 1};

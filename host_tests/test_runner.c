@@ -395,6 +395,52 @@ START_TEST(expanded_rows_must_hold_the_worst_case)
 }
 END_TEST
 
+// Places for more rows than the plan holds are no rows yet; counts of more are.
+START_TEST(masked_counts_past_the_plan_are_refused_before_a_write)
+{
+    struct bench bench;
+    struct expanded e;
+    moxie_stats stats = {.struct_size = sizeof stats};
+    moxie_error *error;
+    int64_t left, each;
+    unsigned char *written;
+
+    bench_open(&bench, "qwen2_moe_a");
+    error = &bench.rank.mock.error;
+    expanded_make(&e, &bench, MOXIE_LAYOUT_EXPERT_MASKED);
+    left = tokens_max_of(&bench) * bench.layer.top_k;
+    each = e.dims[0][1];
+    ck_assert_int_gt(bench.layer.experts * each, left + each);
+    memset(e.rows, 0, (size_t)(bench.layer.experts * each * bench.layer.hidden * 2));
+    memset(e.weights, 0, (size_t)(bench.layer.experts * each) * sizeof *e.weights);
+    for (int64_t expert = 0; expert < bench.layer.experts; expert++) {
+        int64_t rows = left < each ? left : each;
+
+        e.counts[expert] = rows > 0 ? (int32_t)rows : -1;
+        left -= rows;
+    }
+    written = (unsigned char *)e.results;
+    e.counts[bench.layer.experts - 1] = 1;
+    ck_assert_int_eq(runner_run(bench.rank.runner, &bench.call, &e.in, &e.out, error),
+                     MOXIE_E_CAPACITY);
+    ck_assert_msg(strstr(bench.rank.mock.text, "rows.counts") != NULL &&
+                      strstr(bench.rank.mock.text, "forward_tokens_max") != NULL,
+                  "%s", bench.rank.mock.text);
+    ck_assert_int_eq(written[0], 0xff);
+    instance_stats(bench.rank.instance, &stats);
+    ck_assert_uint_eq(stats.refused, 1);
+    e.counts[bench.layer.experts - 1] = -1;
+    ck_assert_msg(runner_run(bench.rank.runner, &bench.call, &e.in, &e.out, error) == MOXIE_OK,
+                  "%s", bench.rank.mock.text);
+    ck_assert_int_eq(written[0], 0);
+    // More rows of an expert than it has places are as many as the places.
+    e.counts[0] = INT32_MAX;
+    ck_assert_int_eq(runner_run(bench.rank.runner, &bench.call, &e.in, &e.out, error), MOXIE_OK);
+    expanded_free(&e);
+    bench_close(&bench);
+}
+END_TEST
+
 START_TEST(what_fold_refuses_is_counted)
 {
     struct bench bench;
@@ -540,6 +586,7 @@ static void add(TCase *tests)
     tcase_add_loop_test(tests, expert_maps, 0, 3);
     tcase_add_test(tests, what_does_not_fit_is_refused_before_a_write);
     tcase_add_test(tests, expanded_rows_must_hold_the_worst_case);
+    tcase_add_test(tests, masked_counts_past_the_plan_are_refused_before_a_write);
     tcase_add_test(tests, what_fold_refuses_is_counted);
     tcase_add_test(tests, nothing_is_expanded_into_masked_rows);
     tcase_add_test(tests, expanded_rows_are_of_the_format_and_the_index_is_compact);

@@ -292,6 +292,24 @@ out:
     return st;
 }
 
+int32_t rows_check_counts(const struct rows_view *view, const struct limits *limits, int32_t device,
+                          const char *explained, moxie_error *error)
+{
+    int64_t rows = 0;
+
+    if (view->by != ROUTE_BY_COUNTS || device != MOXIE_DEVICE_CPU) return MOXIE_OK;
+    for (int32_t expert = 0; expert < limits->experts_local; expert++) {
+        int32_t count = view->expert_counts[expert];
+
+        if (count > 0) rows += count < view->rows_per_expert ? count : view->rows_per_expert;
+    }
+    if (rows <= limits->pairs_max) return MOXIE_OK;
+    return fail_with(error, MOXIE_E_CAPACITY,
+                     "rows.counts: %" PRId64 " rows of all experts; the plan holds %" PRId64
+                     " expert places (%s)",
+                     rows, limits->pairs_max, explained);
+}
+
 static int32_t read_out_slab(const moxie_tensor *rows, const struct tensor_want *want,
                              struct out_slab *to, moxie_error *error)
 {

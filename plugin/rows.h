@@ -35,6 +35,11 @@ struct out_view {
 int32_t rows_read(const moxie_rows *rows, const struct limits *limits, int32_t device,
                   const char *explained, struct rows_view *view, moxie_error *error);
 
+// Of rows that have been read: MOXIE_E_CAPACITY when EXPERT_MASKED counts come to more than the
+// plan holds. Those of a GPU cannot be read here, and route drops what is past it.
+int32_t rows_check_counts(const struct rows_view *view, const struct limits *limits, int32_t device,
+                          const char *explained, moxie_error *error);
+
 // A GPU reads rows 16 bytes at a time: MOXIE_E_UNSUPPORTED naming the tensor when they lie
 // otherwise.
 int32_t rows_check_aligned(const char *name, const void *rows, int64_t stride_bytes,

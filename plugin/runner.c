@@ -105,6 +105,8 @@ static int32_t read_rows(const moxie_runner *runner, const moxie_call *call, con
     TRY(check_call(runner, call, error));
     TRY(rows_read(rows, &instance->plan.limits, instance->device->tensor_device,
                   instance->explained, view, error));
+    TRY(rows_check_counts(view, &instance->plan.limits, instance->device->tensor_device,
+                          instance->explained, error));
 out:
     return refuse_capacity(instance, st);
 }
@@ -231,7 +233,10 @@ int32_t runner_expand(moxie_runner *runner, const moxie_call *call, const moxie_
     int32_t st = MOXIE_OK;
 
     TRY(read_rows(runner, call, in, &from, error));
-    TRY(read_rows(runner, call, out, &to, error));
+    // Its counts are yet to be written.
+    TRY(refuse_capacity(instance,
+                        rows_read(out, &instance->plan.limits, instance->device->tensor_device,
+                                  instance->explained, &to, error)));
     if (tensor_rows_overlap(&out->slabs->rows))
         TRY(fail_with(error, MOXIE_E_INVALID,
                       "expand: out.slab.rows: its rows overlap each other"));
