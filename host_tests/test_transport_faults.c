@@ -51,11 +51,41 @@ START_TEST(every_failing_system_call_fails_all_ranks)
         nothing_is_left(files);
         if (!trial->outcomes[_i].failed) break;
         ck_assert_int_ne(trial->outcomes[_i].code, MOXIE_OK);
+        // For want of descriptors, whatever else the call may fail for.
+        ck_assert_msg(strstr(trial->outcomes[_i].text, "mount") == NULL &&
+                          strstr(trial->outcomes[_i].text, "one user") == NULL,
+                      "%s", trial->outcomes[_i].text);
         trial_alike(trial, trial->outcomes[_i].code, trial->outcomes[_i].rank);
     }
     ck_assert_int_gt(trial->call, 20);
     ck_assert_int_lt(trial->call, CALLS_MAX);
     ck_assert_int_eq(trial->outcomes[0].code, MOXIE_OK);
+}
+END_TEST
+
+START_TEST(descriptors_that_ran_out_are_told)
+{
+    struct trial *trial = trial_create(WINDOW);
+    struct rlimit limit, none;
+
+    traces_start();
+    ck_assert_int_eq(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    none = limit;
+    none.rlim_cur = 0;
+    ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &none), 0);
+    trial_run(trial, take_part);
+    ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    trial_alike(trial, MOXIE_E_UNAVAILABLE, 0);
+    ck_assert_msg(strstr(trial->outcomes[0].text, "ulimit -n") != NULL, "%s",
+                  trial->outcomes[0].text);
+}
+END_TEST
+
+START_TEST(remedies_are_of_what_failed)
+{
+    ck_assert_ptr_nonnull(strstr(transport_remedy(EMFILE, "mount /proc"), "ulimit -n"));
+    ck_assert_ptr_nonnull(strstr(transport_remedy(ENFILE, "mount /proc"), "fs.file-max"));
+    ck_assert_str_eq(transport_remedy(ENOENT, "mount /proc"), "mount /proc");
 }
 END_TEST
 
@@ -298,6 +328,8 @@ END_TEST
 static void add(TCase *tests)
 {
     tcase_add_loop_test(tests, every_failing_system_call_fails_all_ranks, 0, RANKS);
+    tcase_add_test(tests, descriptors_that_ran_out_are_told);
+    tcase_add_test(tests, remedies_are_of_what_failed);
     tcase_add_loop_test(tests, every_failing_all_gather_leaves_nothing, 0, 4);
     tcase_add_loop_test(tests, sizes_are_refused_in_words, 0, sizeof sizes / sizeof sizes[0]);
     tcase_add_test(tests, a_file_size_limit_is_no_signal);

@@ -2,6 +2,7 @@
 
 #include "plugin/transport.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <time.h>
 #include <unistd.h>
@@ -51,4 +52,11 @@ int32_t transport_window_bytes(uint64_t bytes, int32_t ranks, uint64_t *bytes_ma
                          "a window of %" PRIu64 " bytes is more than can be addressed", bytes);
     *bytes_mapped = (uint64_t)mapped;
     return MOXIE_OK;
+}
+
+const char *transport_remedy(int os_error, const char *otherwise)
+{
+    if (os_error == EMFILE) return "raise this process's limit of open files (ulimit -n)";
+    if (os_error == ENFILE) return "raise this machine's limit of open files (fs.file-max)";
+    return otherwise;
 }

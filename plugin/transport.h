@@ -93,5 +93,8 @@ void clock_pause(void);
 int32_t transport_check_bootstrap(const struct bootstrap *bootstrap, moxie_error *error);
 int32_t transport_window_bytes(uint64_t bytes, int32_t ranks, uint64_t *bytes_mapped,
                                moxie_error *error);
+// What to do about a call that failed with `os_error`: `otherwise`, where there was a file
+// descriptor left.
+const char *transport_remedy(int os_error, const char *otherwise);
 
 #endif

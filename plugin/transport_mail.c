@@ -90,9 +90,9 @@ int32_t mail_post(const unsigned char token[MEETING_TOKEN_BYTES], int32_t from, 
     if (connection < 0 || connect(connection, (const struct sockaddr *)&address, length) != 0 ||
         !send_letter(connection, from, fd))
         TRY(fail_rank(error, MOXIE_E_UNAVAILABLE, to,
-                      "the window cannot be passed to rank %d (%s); run the ranks in one network "
-                      "namespace (docker: --network=host, or one container)",
-                      to, strerror(errno)));
+                      "the window cannot be passed to rank %d (%s); %s", to, strerror(errno),
+                      transport_remedy(errno, "run the ranks in one network namespace (docker: "
+                                              "--network=host, or one container)")));
 out:
     if (connection >= 0) (void)close(connection);
     return st;

@@ -97,20 +97,21 @@ static int32_t identify(struct meeting_identity *identity, moxie_error *error)
 {
     int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
     ssize_t length = fd < 0 ? -1 : read(fd, identity->boot_id, MEETING_BOOT_ID_BYTES - 1);
+    int os_error = length < 0 ? errno : ENODATA;
     struct stat pid_namespace;
 
     if (fd >= 0) (void)close(fd);
     if (length <= 0)
         return fail_with(error, MOXIE_E_UNAVAILABLE,
-                         "/proc/sys/kernel/random/boot_id cannot be read, so ranks of this host "
-                         "cannot be told from "
-                         "others; mount /proc");
+                         "/proc/sys/kernel/random/boot_id cannot be read (%s), so ranks of this "
+                         "host cannot be told from others; %s",
+                         strerror(os_error), transport_remedy(os_error, "mount /proc"));
     if (stat("/proc/self/ns/pid", &pid_namespace) != 0)
         return fail_with(
             error, MOXIE_E_UNAVAILABLE,
             "/proc/self/ns/pid cannot be read (%s), so threads of this process cannot be told from "
-            "others; mount /proc",
-            strerror(errno));
+            "others; %s",
+            strerror(errno), transport_remedy(errno, "mount /proc"));
     identity->pid_namespace[0] = pid_namespace.st_dev;
     identity->pid_namespace[1] = pid_namespace.st_ino;
     identity->pid = getpid();

@@ -126,8 +126,8 @@ static int32_t check_address(uint64_t address, const unsigned char token[MEETING
     int here;
 
     if (pipe2(pipe_fds, O_CLOEXEC | O_NONBLOCK) != 0)
-        return fail_with(error, MOXIE_E_MEMORY, "a pipe to check an address with: %s",
-                         strerror(errno));
+        return fail_with(error, MOXIE_E_MEMORY, "no pipe to check an address with (%s); %s",
+                         strerror(errno), transport_remedy(errno, "try again"));
     here = syscall(SYS_write, pipe_fds[1], address, sizeof line) == (long)sizeof line &&
            read(pipe_fds[0], &line, sizeof line) == (ssize_t)sizeof line &&
            memcmp(line.token, token, MEETING_TOKEN_BYTES) == 0;

@@ -141,10 +141,9 @@ int32_t shared_memory_make(const unsigned char token[MEETING_TOKEN_BYTES], uint6
     name_of(token, name);
     fd = shm_open(name, O_RDWR | O_CREAT | O_EXCL, 0600);
     if (fd < 0)
-        TRY(fail_with(
-            error, open_code(errno),
-            "shared memory cannot be made (shm_open: %s); /dev/shm must be mounted and writable",
-            strerror(errno)));
+        TRY(fail_with(error, open_code(errno), "shared memory cannot be made (shm_open: %s); %s",
+                      strerror(errno),
+                      transport_remedy(errno, "/dev/shm must be mounted and writable")));
     TRY(reserve(fd, bytes, error));
     TRY(map(fd, bytes, out, error));
 out:
@@ -164,10 +163,9 @@ int32_t shared_memory_open(const unsigned char token[MEETING_TOKEN_BYTES], uint6
     fd = shm_open(name, O_RDWR, 0);
     if (fd < 0)
         TRY(fail_rank(error, open_code(errno), owner,
-                      "the window of rank %d cannot be opened (%s); run the ranks as one user with "
-                      "one /dev/shm "
-                      "(docker: --ipc=host, or one container)",
-                      owner, strerror(errno)));
+                      "the window of rank %d cannot be opened (%s); %s", owner, strerror(errno),
+                      transport_remedy(errno, "run the ranks as one user with one /dev/shm "
+                                              "(docker: --ipc=host, or one container)")));
     if (fstat(fd, &file) != 0 || file.st_size < 0 || (uint64_t)file.st_size != bytes)
         TRY(fail_rank(error, MOXIE_E_COLLECTIVE_MISMATCH, owner,
                       "the window of rank %d is not of the agreed %" PRIu64 " bytes", owner,
