@@ -16,8 +16,8 @@
 #define ALIGN_BYTES       128 // of rows, slabs and pieces: what bulk copies on a GPU want
 #define SCALE_ALIGN_BYTES 16
 #define COUNT_BYTES       64   // between two counts: a line each, every source writes one
-#define PAGE_BYTES        4096 // shared memory is mapped in pages
-#define DEVICE_PAGE_BYTES ((int64_t)2 << 20) // and a GPU's in larger ones
+#define PAGE_BYTES        4096 // what shared memory is aligned to at least
+#define DEVICE_PAGE_BYTES ((int64_t)2 << 20) // a GPU's is aligned to and mapped in more
 
 struct planner {
     struct plan *plan;
@@ -271,7 +271,8 @@ static int piece_add(const struct planner *planner, const struct request *reques
 {
     struct plan *plan = planner->plan;
     int symmetric = request->kind == MOXIE_MEMORY_SYMMETRIC;
-    int64_t page = on_cpu(planner) ? PAGE_BYTES : DEVICE_PAGE_BYTES;
+    int64_t align = on_cpu(planner) ? PAGE_BYTES : DEVICE_PAGE_BYTES;
+    int64_t page = on_cpu(planner) ? TRANSPORT_PAGE_BYTES : DEVICE_PAGE_BYTES;
     int64_t granule = symmetric ? page : 1;
     uint64_t *total = total_of(plan, request->kind);
     int64_t bytes, mapped, sum, most;
@@ -294,7 +295,7 @@ static int piece_add(const struct planner *planner, const struct request *reques
         .name = request->name,
         .bytes = (uint64_t)bytes,
         .bytes_mapped = (uint64_t)mapped,
-        .align = symmetric ? (uint64_t)page : ALIGN_BYTES,
+        .align = symmetric ? (uint64_t)align : ALIGN_BYTES,
         .why = request->why,
     };
     plan->buffer_ids[plan->buffers_count++] = (int32_t)request->id;

@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <time.h>
-#include <unistd.h>
 
 int64_t clock_ns(void)
 {
@@ -47,7 +46,7 @@ int32_t transport_window_bytes(uint64_t bytes, int32_t ranks, uint64_t *bytes_ma
                          "a window of %" PRIu64
                          " bytes; the control words of %d ranks take %" PRId64,
                          bytes, ranks, control_bytes);
-    if (bytes > INT64_MAX || !size_align((int64_t)bytes, sysconf(_SC_PAGESIZE), &mapped))
+    if (bytes > INT64_MAX || !size_align((int64_t)bytes, TRANSPORT_PAGE_BYTES, &mapped))
         return fail_with(error, MOXIE_E_MEMORY,
                          "a window of %" PRIu64 " bytes is more than can be addressed", bytes);
     *bytes_mapped = (uint64_t)mapped;

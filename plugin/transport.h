@@ -12,6 +12,9 @@
 #include "kernels/flags.h"
 #include "plugin/status.h"
 
+// Windows of host memory are mapped in multiples of the largest page that 64-bit Linux commonly
+// has: the plan says how much that is, and is the same on every machine.
+#define TRANSPORT_PAGE_BYTES           65536
 #define TRANSPORT_LINE_BYTES           FLAG_LINE_BYTES
 #define TRANSPORT_CONTROL_BYTES(ranks) (((int64_t)(ranks)*WORD_COUNT + 1) * TRANSPORT_LINE_BYTES)
 
@@ -38,7 +41,7 @@ struct window {
     // window, whose slab of index r < rank ? r : r - 1 holds what is to go to rank r. Set by who
     // opens the window.
     unsigned char *staging;
-    uint64_t bytes, bytes_mapped; // as asked for, and rounded up to whole pages
+    uint64_t bytes, bytes_mapped; // as asked for, and rounded up to what is mapped
     void *impl;
 };
 
@@ -89,7 +92,8 @@ int64_t clock_ns(void);
 void clock_pause(void);
 
 // For the implementations. The first refuses a bootstrap that nothing collective could be done
-// with; the second gives the bytes of a window in whole pages, or says why there can be none.
+// with; the second gives the bytes of a window of host memory as they are mapped, or says why there
+// can be none.
 int32_t transport_check_bootstrap(const struct bootstrap *bootstrap, moxie_error *error);
 int32_t transport_window_bytes(uint64_t bytes, int32_t ranks, uint64_t *bytes_mapped,
                                moxie_error *error);

@@ -12,8 +12,8 @@
 int32_t shared_memory_check(uint64_t bytes, int32_t pieces, moxie_error *error);
 
 // Makes and maps zeroed memory with all its pages there: a full /dev/shm is an error here instead
-// of SIGBUS at the first touch. `bytes` is a multiple of the page size. After a failure the name
-// may exist; unlink it.
+// of SIGBUS at the first touch. `bytes` is a multiple of TRANSPORT_PAGE_BYTES. After a failure the
+// name may exist; unlink it.
 int32_t shared_memory_make(const unsigned char token[MEETING_TOKEN_BYTES], uint64_t bytes,
                            void **out, moxie_error *error);
 
