@@ -63,6 +63,62 @@ START_TEST(calls_have_an_order)
 }
 END_TEST
 
+// y is wide. A half with another stride would sum rows that nobody wrote; one with another x would
+// compute a rank's own rows of that.
+static void one_batch_scenario(struct crew_member *member)
+{
+    const int64_t hidden = member->crew->layer.hidden, tokens = member->tokens;
+    int64_t wide[] = {2 * hidden, 1}, narrow[] = {hidden, 1};
+    float *room = calloc((size_t)(2 * tokens * hidden), sizeof *room);
+    moxie_dispatcher *dispatcher = member->rank.dispatcher;
+    moxie_batch *batch = &member->batch.batch;
+    moxie_error *error = &member->rank.mock.error;
+    moxie_call call = {.struct_size = sizeof call};
+    const moxie_rows *in, *out;
+    moxie_batch other;
+
+    ck_assert_ptr_nonnull(room);
+    ck_assert_int_gt(tokens, 1);
+    batch->y.data = room;
+    batch->y.strides = wide;
+    crew_begin(member);
+    crew_expect(member, dispatcher_dispatch_send(dispatcher, batch, error), MOXIE_OK, NULL);
+    other = *batch;
+    other.x.byte_offset += 2;
+    crew_expect(member, dispatcher_dispatch_recv(dispatcher, &other, &in, &out, error),
+                MOXIE_E_INVALID, "not the x of this layer");
+    other = *batch;
+    other.x.strides = wide;
+    crew_expect(member, dispatcher_dispatch_recv(dispatcher, &other, &in, &out, error),
+                MOXIE_E_INVALID, "not the x of this layer");
+    crew_expect(member, dispatcher_dispatch_recv(dispatcher, batch, &in, &out, error), MOXIE_OK,
+                NULL);
+    crew_expect(member, runner_run(member->rank.runner, &call, in, out, error), MOXIE_OK, NULL);
+    crew_expect(member, dispatcher_combine_send(dispatcher, &other, error), MOXIE_OK, NULL);
+    other.y.strides = narrow;
+    crew_expect(member, dispatcher_combine_recv(dispatcher, &other, error), MOXIE_E_INVALID,
+                "not the y of this layer");
+    other.y.strides = wide;
+    crew_expect(member, dispatcher_combine_recv(dispatcher, &other, error), MOXIE_OK, NULL);
+    for (int64_t token = 0; token < tokens; token++)
+        memcpy(member->y + token * hidden, room + token * 2 * hidden,
+               (size_t)hidden * sizeof *room);
+    free(room);
+}
+
+START_TEST(halves_are_of_one_batch)
+{
+    struct crew crew = {.layer_name = "qwen3_moe_a",
+                        .ranks = 1 + _i,
+                        .dispatcher = "alltoall",
+                        .scenario = one_batch_scenario};
+
+    crew_run(&crew);
+    ck_assert_double_le(golden_error(crew.y, &crew.layer.want), 2e-6);
+    crew_fini(&crew);
+}
+END_TEST
+
 // ---- capacity ----------------------------------------------------------------------------------
 
 static void capacity_keys(struct crew_member *member)
@@ -527,6 +583,7 @@ END_TEST
 static void add(TCase *tests)
 {
     tcase_add_loop_test(tests, calls_have_an_order, 0, 2);
+    tcase_add_loop_test(tests, halves_are_of_one_batch, 0, 2);
     tcase_add_test(tests, capacity_is_refused_before_a_write);
     tcase_add_loop_test(tests, two_forwards_in_flight, 0, 2);
     tcase_add_loop_test(tests, ids_without_an_expert_contribute_zero, 0, 3);

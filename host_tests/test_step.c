@@ -530,6 +530,24 @@ START_TEST(results_have_memory_of_their_own)
 }
 END_TEST
 
+START_TEST(no_rows_are_anywhere)
+{
+    struct sample s;
+    struct tensors t;
+    struct step_rows sent;
+
+    sample_init(&s, 0, 0);
+    tensors_init(&t);
+    sent = step_rows_of(&t.batch);
+    ACCEPTED(&s.said, step_check_rows(&sent, &t.batch, 1, &s.said.error));
+    t.batch.x.data = t.batch.y.data = NULL;
+    SAID(&s.said, MOXIE_E_INVALID, step_check_rows(&sent, &t.batch, 1, &s.said.error), "batch.y");
+    t.x_dims[0] = t.y_dims[0] = t.k_dims[0] = 0;
+    ACCEPTED(&s.said, step_check_rows(&sent, &t.batch, 1, &s.said.error));
+    sample_fini(&s);
+}
+END_TEST
+
 static void add(TCase *tests)
 {
     tcase_add_test(tests, tokens_up_to_the_bound);
@@ -550,6 +568,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, layers_spaces_and_streams);
     tcase_add_test(tests, wrong_tensors_are_named);
     tcase_add_test(tests, results_have_memory_of_their_own);
+    tcase_add_test(tests, no_rows_are_anywhere);
 }
 
 SUITE_MAIN("step", 20, add)

@@ -38,7 +38,7 @@ struct slot {
     int32_t reserved;
     struct step_shape shape;
     struct exchange_round round; // between dispatch_send and combine_recv
-    const void *y;               // of that layer
+    struct step_rows rows;       // of that layer
 };
 
 struct moxie_dispatcher {
@@ -486,7 +486,7 @@ int32_t dispatcher_send_round(moxie_dispatcher *dispatcher, const moxie_batch *b
     };
     if (slot->shape.padding == MOXIE_PADDING_MAX_LEN)
         slot->round.pad_rows = (int32_t)slot->shape.tokens_most;
-    slot->y = tensor_data(&batch->y);
+    slot->rows = step_rows_of(batch);
     TRY(capture_round(dispatcher, slot, batch, error));
     TRY(take_step(dispatcher, batch->slot, exchange_dispatch_send, error));
     slot->state = SLOT_SENT;
@@ -546,8 +546,7 @@ static int32_t check_half(moxie_dispatcher *dispatcher, const moxie_batch *batch
 
     TRY(check_batch(dispatcher, batch, state, error));
     slot = &dispatcher->slots[batch->slot];
-    if (slot->y != tensor_data(&batch->y))
-        TRY(fail_with(error, MOXIE_E_INVALID, "batch.y is not the y of this layer's dispatch"));
+    TRY(step_check_rows(&slot->rows, batch, state == SLOT_SENT, error));
     slot->round.batch = batch;
 out:
     return st;

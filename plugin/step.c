@@ -174,3 +174,24 @@ int32_t step_check_batch(const moxie_instance *instance, int local, int64_t toke
 out:
     return st;
 }
+
+struct step_rows step_rows_of(const moxie_batch *batch)
+{
+    return (struct step_rows){.x = tensor_data(&batch->x),
+                              .y = tensor_data(&batch->y),
+                              .x_stride_bytes = tensor_stride_bytes(&batch->x, 0),
+                              .y_stride_bytes = tensor_stride_bytes(&batch->y, 0)};
+}
+
+int32_t step_check_rows(const struct step_rows *sent, const moxie_batch *batch, int x_too,
+                        moxie_error *error)
+{
+    const struct step_rows rows = step_rows_of(batch);
+
+    if (batch->y.shape[0] == 0) return MOXIE_OK;
+    if (rows.y != sent->y || rows.y_stride_bytes != sent->y_stride_bytes)
+        return fail_with(error, MOXIE_E_INVALID, "batch.y is not the y of this layer's dispatch");
+    if (x_too && (rows.x != sent->x || rows.x_stride_bytes != sent->x_stride_bytes))
+        return fail_with(error, MOXIE_E_INVALID, "batch.x is not the x of this layer's dispatch");
+    return MOXIE_OK;
+}

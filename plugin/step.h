@@ -27,4 +27,18 @@ int32_t step_check_slot(const moxie_instance *instance, const char *name, int32_
 int32_t step_check_batch(const moxie_instance *instance, int local, int64_t tokens,
                          const moxie_batch *batch, moxie_error *error);
 
+// Where the rows of a layer lie: its halves come with one batch each.
+struct step_rows {
+    const void *x, *y;
+    int64_t x_stride_bytes, y_stride_bytes;
+};
+
+struct step_rows step_rows_of(const moxie_batch *batch);
+
+// The batch of a later half, whose tensors have been checked: y is written where the experts wrote
+// it, and with `x_too` the own rows are read where those were that went to the peers. No rows are
+// anywhere.
+int32_t step_check_rows(const struct step_rows *sent, const moxie_batch *batch, int x_too,
+                        moxie_error *error);
+
 #endif
