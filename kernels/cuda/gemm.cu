@@ -310,20 +310,6 @@ __global__ void __launch_bounds__((product_of<type, true, up_in, is_few>::thread
 
 // ---- Launching ---------------------------------------------------------------------------------
 
-operand operand_of(int32_t format)
-{
-    return format == FORMAT_BF16 ? OPERAND_BF16 : format == FORMAT_F16 ? OPERAND_F16 : OPERAND_E4M3;
-}
-
-int32_t sm_count()
-{
-    int device = 0, count = 0;
-
-    if (cudaGetDevice(&device) != cudaSuccess) return 1;
-    if (cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) return 1;
-    return count;
-}
-
 struct gemms_entry {
     void (*kernel)(gemms_args_device);
     unsigned threads;

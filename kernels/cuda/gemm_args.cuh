@@ -3,33 +3,17 @@
 #ifndef MOXIE_KERNELS_CUDA_GEMM_ARGS_CUH
 #define MOXIE_KERNELS_CUDA_GEMM_ARGS_CUH
 
+#include "kernels/cuda/activation.cuh"
 #include "kernels/cuda/gemm_tile.cuh"
 #include "kernels/cuda/tensor_map.cuh"
 #include "kernels/gemm.h"
 #include "kernels/route.h"
 
 #include <limits.h>
-#include <math.h>
 
 namespace {
 
 constexpr int64_t kL2Bytes = 48 << 20; // for rows by pair, of the 50 MB of an H200
-
-// Of the weights; 0 when there is no kernel.
-int32_t element_bytes_of(int32_t format)
-{
-    switch (format) {
-    case FORMAT_BF16:
-    case FORMAT_F16:
-        return 2;
-    case FORMAT_FP8_TENSOR:
-    case FORMAT_FP8_CHANNEL:
-    case FORMAT_FP8_BLOCK128:
-        return 1;
-    default:
-        return 0;
-    }
-}
 
 CUtensorMapDataType numbers_of(int32_t format)
 {
@@ -62,48 +46,7 @@ void take_weights(gemm_args &to, const weight_view &view)
     to.bias_expert_stride_bytes = view.bias_expert_stride_bytes;
     to.order = view.order;
     to.depth = static_cast<int32_t>(view.k);
-    to.scales.scales = static_cast<const float *>(view.scales);
-    to.scales.expert_stride = view.scale_expert_stride_bytes / 4;
-    to.scales.row_stride = static_cast<int32_t>(view.scale_row_stride_bytes / 4);
-    to.scales.format = view.format;
-    to.scales.second_block = static_cast<int32_t>((view.n / 2 + 127) / 128);
-    to.scales.halves = view.global_stride;
-}
-
-// Of gelu's: logit(Phi(x)) = x p(x^2), fitted so that x Phi(x) is at most 2.6e-5 off, a bf16's half step at 0.013. Past |x| = 6 the
-// sigmoid is 0 or 1.
-activation_terms terms_of(const gate_up_args &from)
-{
-    const float to_power = -1.4426950408889634f; // -1 / ln 2
-    const float tanh_slope = 1.5957691216057308f; // 2 sqrt(2 / pi)
-
-    switch (from.activation) {
-    case ACTIVATION_GELU:
-        return {{to_power * 1.59501575f, to_power * 0.0740113034f, to_power * -0.000703035284f}, 36.0f, 0.0f, INFINITY};
-    case ACTIVATION_GELU_TANH:
-        return {{to_power * tanh_slope, to_power * tanh_slope * 0.044715f, 0.0f}, 36.0f, 0.0f, INFINITY};
-    case ACTIVATION_SWIGLUOAI:
-        return {{to_power * from.alpha, 0.0f, 0.0f}, 36.0f, from.beta, from.limit > 0.0f ? from.limit : INFINITY};
-    default:
-        return {{to_power, 0.0f, 0.0f}, 36.0f, 0.0f, INFINITY};
-    }
-}
-
-// What the tensor maps and 16-byte copies need.
-bool fits(const weight_view &view)
-{
-    int32_t element_bytes = element_bytes_of(view.format);
-
-    return element_bytes != 0 && !(element_bytes == 1 && view.rows_in) && view.block_offset == 0 && view.k * element_bytes % 16 == 0 &&
-           view.n % (view.order == ORDER_PLAIN ? 8 : 16) == 0 && view.row_stride_bytes % 16 == 0 &&
-           view.expert_stride_bytes % 16 == 0 && reinterpret_cast<uintptr_t>(view.values) % 16 == 0;
-}
-
-// The formats that belong to those of the weights: what the products multiply, and mid and pair_out.
-bool formats_meet(const weight_view &view, int32_t operand, int32_t out)
-{
-    if (element_bytes_of(view.format) == 1) return operand == FORMAT_FP8 && out == FORMAT_BF16;
-    return operand == view.format && out == view.format;
+    to.scales = scales_of(view);
 }
 
 int32_t rows_format_of(const weight_view &view)

@@ -3,32 +3,12 @@
 #ifndef MOXIE_KERNELS_CUDA_GEMM_FINISH_CUH
 #define MOXIE_KERNELS_CUDA_GEMM_FINISH_CUH
 
+#include "kernels/cuda/activation.cuh"
 #include "kernels/cuda/gemm_tile.cuh"
 #include "kernels/cuda/number.cuh"
 #include "kernels/cuda/ptx.cuh"
 
 namespace {
-
-// gate * sigmoid(gate * p(gate^2)) * (up + beta), after the bias of gate (x) and up (y): every function with a gate as straight code,
-// because a thread runs through up to 64 copies of it for each tile. `bare`: SiLU, where p is a constant and there is nothing else.
-template <bool bare> __device__ __forceinline__ float activate(const gemm_args &args, float gate, float up, float2 bias)
-{
-    const activation_terms &by = args.activation;
-    float square, power;
-
-    if (bare) return gate * reciprocal_approx(1.0f + exp2_approx(gate * by.terms[0])) * up;
-    gate = min_nan(gate + bias.x, by.limit);
-    up = max_nan(min_nan(up + bias.y, by.limit), -by.limit) + by.beta;
-    square = fminf(gate * gate, by.square_max);
-    power = exp2_approx(gate * (by.terms[0] + square * (by.terms[1] + square * by.terms[2])));
-    return gate * reciprocal_approx(1.0f + power) * up;
-}
-
-// relu2, which has no gate.
-__device__ __forceinline__ float activate_plain(float x)
-{
-    return x < 0.0f ? 0.0f : x * x; // NaN stays
-}
 
 __device__ __forceinline__ float bias_at(const gemm_args &args, int32_t expert, int64_t row)
 {
@@ -142,7 +122,7 @@ __device__ __forceinline__ void store_turned(const gemm_args &args, const tile &
 template <bool is_bf16, bool bare>
 __device__ __forceinline__ uint32_t activate_pair(const gemm_args &args, float2 gate, float2 up, float2 bias)
 {
-    return number_pack<is_bf16>(activate<bare>(args, gate.x, up.x, bias), activate<bare>(args, gate.y, up.y, bias));
+    return number_pack<is_bf16>(activate<bare>(args.activation, gate.x, up.x, bias), activate<bare>(args.activation, gate.y, up.y, bias));
 }
 
 // The router's weight of each token's input.

@@ -138,7 +138,7 @@ __device__ __forceinline__ uint32_t finish_two(const gemm_args &args, const many
         bool swapped = args.order == ORDER_UP_GATE;
         float2 low = {c[0], c[1]}, high = {c[4], c[5]}, gate = swapped ? high : low, up = swapped ? low : high;
 
-        out = {activate<bare>(args, gate.x, up.x, bias[0]), activate<bare>(args, gate.y, up.y, bias[1])};
+        out = {activate<bare>(args.activation, gate.x, up.x, bias[0]), activate<bare>(args.activation, gate.y, up.y, bias[1])};
     } else if (P::is_gate_up) {
         out = {activate_plain(out.x), activate_plain(out.y)};
     }

@@ -3,9 +3,11 @@
 #ifndef MOXIE_KERNELS_CUDA_GEMM_TILE_CUH
 #define MOXIE_KERNELS_CUDA_GEMM_TILE_CUH
 
+#include "kernels/cuda/activation.cuh"
 #include "kernels/cuda/ids.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/search.cuh"
+#include "kernels/cuda/weights.cuh"
 #include "kernels/types.h"
 
 #include <cuda_runtime.h>
@@ -31,8 +33,6 @@ constexpr int kExpertsMax = 1024;
 constexpr int kTiles = 2 * kStagesMax; // that the loading threads may be ahead: a tile takes a stage at least
 constexpr int kQuantised = 128; // units of mid with one scale, fp8
 constexpr int kTurnedFew = kFewScaled * kTurnPitch; // bytes in which a warpgroup keeps 64 units of kFewScaled tokens for it
-
-enum operand { OPERAND_BF16, OPERAND_F16, OPERAND_E4M3 };
 
 // What a kernel is compiled for, and which of its two products. e4m3 is multiplied 128 inputs at a time and scaled in fp32; its
 // outputs are bf16, but for mid, which is e4m3 again.
@@ -167,22 +167,6 @@ template <class Smem> __device__ __forceinline__ void release_stage(Smem &smem, 
 struct gemm_slab {
     const unsigned char *rows;
     int64_t row_stride_bytes;
-};
-
-// Scales of fp8 weights: by block of 128 x 128, by row, or one or two an expert.
-struct weight_scales {
-    const float *scales;
-    int64_t expert_stride; // floats
-    int32_t row_stride;
-    int32_t format;
-    int32_t second_block; // block row of the half that lies second in w1
-    int32_t halves;       // scales an expert, FORMAT_FP8_TENSOR
-};
-
-// gate * sigmoid(gate * p(min(gate^2, square_max))) * (up + beta), after gate <= limit and |up| <= limit; terms are those of -p / ln 2.
-struct activation_terms {
-    float terms[3];
-    float square_max, beta, limit;
 };
 
 // One of the products, on the device.

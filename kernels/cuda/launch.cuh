@@ -64,6 +64,16 @@ template <class Args> cudaError_t launch(void (*kernel)(Args), const launch_shap
     return cudaLaunchKernelEx(&config, kernel, args);
 }
 
+// Of the current device.
+static inline int32_t sm_count()
+{
+    int device = 0, count = 0;
+
+    if (cudaGetDevice(&device) != cudaSuccess) return 1;
+    if (cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) return 1;
+    return count;
+}
+
 // Loads a kernel on the current device, so that its first launch has not to.
 template <class Kernel> cudaError_t load_kernel(Kernel *kernel)
 {
