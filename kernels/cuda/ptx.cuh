@@ -219,10 +219,24 @@ __device__ __forceinline__ void cp_async_bulk_tensor_3d(void *smem, const CUtens
                      : "memory");
 }
 
+// As many bytes, a multiple of 16, as `global` and `smem` are; they count towards the barrier. Nobody reads them again.
+__device__ __forceinline__ void cp_async_bulk(void *smem, const void *global, uint32_t bytes, uint64_t *barrier)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(smem_address(smem)),
+                 "l"(global), "r"(bytes), "r"(smem_address(barrier)), "l"(l2_evict_first())
+                 : "memory");
+}
+
 // 16 bytes past the L1 into shared memory; `given` 0 writes zeros and reads nothing.
 __device__ __forceinline__ void cp_async(uint32_t smem, const void *global, uint32_t given)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem), "l"(global), "r"(given) : "memory");
+}
+
+// 4 bytes, through it.
+__device__ __forceinline__ void cp_async_4(uint32_t smem, const void *global)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(smem), "l"(global) : "memory");
 }
 
 __device__ __forceinline__ void cp_async_commit()
@@ -379,6 +393,17 @@ __device__ __forceinline__ float max_nan(float x, float y)
     return most;
 }
 
+// Four codes as fp16, which holds each: two and two.
+__device__ __forceinline__ void e4m3_to_f16(uint32_t codes, uint32_t &low, uint32_t &high)
+{
+    asm("{\n\t.reg .b16 l, h;\n\t"
+        "mov.b32 {l, h}, %2;\n\t"
+        "cvt.rn.f16x2.e4m3x2 %0, l;\n\t"
+        "cvt.rn.f16x2.e4m3x2 %1, h;\n\t}"
+        : "=r"(low), "=r"(high)
+        : "r"(codes));
+}
+
 // 2^x, with two units of the last place.
 __device__ __forceinline__ float exp2_approx(float x)
 {
@@ -403,6 +428,22 @@ __device__ __forceinline__ float reciprocal_approx(float x)
 template <uint32_t barrier, uint32_t threads> __device__ __forceinline__ void bar_sync()
 {
     asm volatile("bar.sync %0, %1;" ::"n"(barrier), "n"(threads) : "memory");
+}
+
+// ---- mma ---------------------------------------------------------------------------------------
+
+// c[16 x 8] += a[16 x 16] . b[16 x 8] of 16-bit numbers, by a warp. Lane 4 r + q has, of a, inputs 2 q and 2 q + 1 of rows r and r + 8,
+// then inputs 2 q + 8 and 2 q + 9 of both; of b, the same inputs of column r; of c, columns 2 q and 2 q + 1 of row r, then of r + 8.
+template <bool is_bf16> __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b, uint32_t b_next)
+{
+    if constexpr (is_bf16)
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(b_next));
+    else
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(b_next));
 }
 
 // ---- wgmma -------------------------------------------------------------------------------------

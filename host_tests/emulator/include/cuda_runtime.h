@@ -29,6 +29,9 @@
 struct float2 {
     float x, y;
 };
+struct float4 {
+    float x, y, z, w;
+};
 struct alignas(8) uint2 {
     uint32_t x, y;
 };
@@ -135,6 +138,10 @@ static inline uint32_t __match_any_sync(uint32_t mask, int32_t value)
 
 // Relaxed, as on the device; here they are whole for other processes too, which there only the ones
 // of system scope are.
+static inline unsigned atomicOr(unsigned *at, unsigned value)
+{
+    return __atomic_fetch_or(at, value, __ATOMIC_RELAXED);
+}
 static inline unsigned atomicAdd(unsigned *at, unsigned value)
 {
     return __atomic_fetch_add(at, value, __ATOMIC_RELAXED);

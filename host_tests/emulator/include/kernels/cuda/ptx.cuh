@@ -4,6 +4,7 @@
 #define MOXIE_KERNELS_CUDA_PTX_CUH
 
 #include "host_tests/emulator/async.h"
+#include "host_tests/emulator/numbers.h"
 
 #include <cuda_runtime.h>
 
@@ -121,9 +122,19 @@ void cp_async_bulk_tensor_3d(void *smem, const CUtensorMap *map, uint64_t *barri
     emulator::copy_tensor(smem, map, barrier, at, 3);
 }
 
+static inline void cp_async_bulk(void *smem, const void *global, uint32_t bytes, uint64_t *barrier)
+{
+    emulator::copy_bulk(smem, global, bytes, barrier);
+}
+
 static inline void cp_async(uint32_t smem, const void *global, uint32_t given)
 {
     emulator::copy(smem, global, 16, given);
+}
+
+static inline void cp_async_4(uint32_t smem, const void *global)
+{
+    emulator::copy(smem, global, 4, 4);
 }
 
 static inline void cp_async_commit()
@@ -252,6 +263,16 @@ static inline float max_nan(float x, float y)
     return x > y || x != x ? x : y;
 }
 
+static inline void e4m3_to_f16(uint32_t codes, uint32_t &low, uint32_t &high)
+{
+    uint16_t halves[4];
+
+    for (int32_t i = 0; i < 4; i++)
+        halves[i] = emulator::to_f16(emulator::from_e4m3(static_cast<uint8_t>(codes >> i * 8)));
+    low = halves[0] | static_cast<uint32_t>(halves[1]) << 16;
+    high = halves[2] | static_cast<uint32_t>(halves[3]) << 16;
+}
+
 static inline float exp2_approx(float x)
 {
     return exp2f(x);
@@ -265,6 +286,31 @@ static inline float reciprocal_approx(float x)
 template <uint32_t barrier, uint32_t threads> void bar_sync()
 {
     emulator::barrier(barrier, threads);
+}
+
+template <bool is_bf16> float mma_number(uint64_t words, int32_t index)
+{
+    const uint16_t bits = static_cast<uint16_t>(words >> index * 16);
+
+    return is_bf16 ? emulator::from_bf16(bits) : emulator::from_f16(bits);
+}
+
+template <bool is_bf16> void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b, uint32_t b_next)
+{
+    uint64_t rows[2][4], columns[2][4]; // of the lanes that share this lane's row, and of those with its two columns
+
+    for (int32_t half = 0; half < 2; half++) {
+        const uint64_t *all = emulator::warp_exchange("mma", a[half] | uint64_t{a[half + 2]} << 32);
+
+        memcpy(rows[half], all + emulator::lane() / 4 * 4, sizeof rows[half]);
+    }
+    const uint64_t *all = emulator::warp_exchange("mma", b | uint64_t{b_next} << 32);
+
+    for (int32_t next = 0; next < 2; next++)
+        memcpy(columns[next], all + (emulator::lane() % 4 * 2 + next) * 4, sizeof columns[next]);
+    for (int32_t i = 0; i < 4; i++)
+        for (int32_t k = 0; k < 16; k++)
+            c[i] += mma_number<is_bf16>(rows[i / 2][k % 4], k / 4) * mma_number<is_bf16>(columns[i % 2][k % 4], k / 4);
 }
 
 static inline void wgmma_fence()
