@@ -8,6 +8,7 @@
 #include "kernels/expand.h"
 #include "kernels/flags.h"
 #include "kernels/gemm.h"
+#include "kernels/layer.h"
 #include "kernels/quantise.h"
 #include "kernels/record.h"
 #include "kernels/route.h"
@@ -17,6 +18,8 @@
 struct kernels {
     const char *name;
     int32_t (*record)(const struct record_args *args, void *stream);
+    // NULL on the CPU, where launches cost nothing.
+    int32_t (*layer)(const struct layer_args *args, void *stream);
     int32_t (*route)(const struct route_args *args, void *stream);
     int32_t (*tally)(const struct tally_args *args, void *stream);
     int32_t (*gemms)(const struct gemms_args *args, void *stream);

@@ -121,28 +121,24 @@ static struct quantise_args quantise_x_stage(const struct experts_job *job,
 }
 
 // As x came, or as e4m3 in `quantised`.
-static int32_t quantise_x(const struct experts_job *job, const struct experts_buffers *b,
-                          struct row_slab *quantised, struct operand_rows *operand,
-                          moxie_error *error)
+static struct operand_rows operand_of(const struct experts_job *job,
+                                      const struct experts_buffers *b,
+                                      const struct quantise_args *args, struct row_slab *quantised)
 {
-    const struct quantise_args args = quantise_x_stage(job, b);
     const struct rows_view *in = job->in;
 
-    *operand = (struct operand_rows){in->slabs, b->pair_row, in->slabs_count, in->rows_cap};
-    if (args.rows == NULL) return MOXIE_OK;
+    if (args->rows == NULL)
+        return (struct operand_rows){in->slabs, b->pair_row, in->slabs_count, in->rows_cap};
     *quantised = (struct row_slab){
-        .rows = args.rows,
-        .scales = args.scales,
-        .row_stride_bytes = args.row_stride_bytes,
-        .scale_stride_bytes = args.scale_stride_bytes,
-        .group_stride_bytes = args.group_stride_bytes,
+        .rows = args->rows,
+        .scales = args->scales,
+        .row_stride_bytes = args->row_stride_bytes,
+        .scale_stride_bytes = args->scale_stride_bytes,
+        .group_stride_bytes = args->group_stride_bytes,
         .cap = (int32_t)job->instance->plan.limits.pairs_max, // never 0, as a box wants it
-        .format = args.format,
+        .format = args->format,
     };
-    *operand = (struct operand_rows){quantised, NULL, 1, quantised->cap};
-    return instance_launched(job->instance,
-                             job->instance->device->kernels->quantise(&args, job->stream),
-                             "quantise", error);
+    return (struct operand_rows){quantised, NULL, 1, quantised->cap};
 }
 
 static struct gate_up_args gate_up_stage(const struct experts_job *job,
@@ -277,45 +273,72 @@ int32_t forward_route(const struct experts_job *job, struct route_args *route, m
 }
 
 // What each expert is about to compute, added to its counter of this layer.
-static int32_t count_load(const struct experts_job *job, const struct experts_buffers *b,
-                          moxie_error *error)
+static struct tally_args tally_stage(const struct experts_job *job, const struct experts_buffers *b)
 {
     const int32_t experts = job->instance->plan.limits.experts_local;
     int64_t *load = memory_slot(&job->instance->memory, BUFFER_EXPERT_LOAD, 0);
-    const struct tally_args args = {
+
+    if (load == NULL || experts == 0) return (struct tally_args){0};
+    return (struct tally_args){
         .expert_offset = b->expert_offset,
-        .load = load == NULL ? NULL : load + (int64_t)job->layer * experts,
+        .load = load + (int64_t)job->layer * experts,
         .experts = experts,
     };
+}
 
-    if (load == NULL || experts == 0) return MOXIE_OK;
-    return instance_launched(
-        job->instance, job->instance->device->kernels->tally(&args, job->stream), "tally", error);
+static void layer_stages(const struct experts_job *job, struct layer_args *layer,
+                         struct row_slab *quantised)
+{
+    const struct experts_buffers buffers = buffers_of(job);
+    struct operand_rows operand;
+
+    *layer = (struct layer_args){
+        .route = route_stage(job, &buffers),
+        .tally = tally_stage(job, &buffers),
+        .quantise = quantise_x_stage(job, &buffers),
+        .gemms = {.quantise = quantise_mid_stage(job, &buffers),
+                  .down = down_stage(job, &buffers),
+                  .progress = buffers.gemm_progress,
+                  .route = are_counted(job->in) ? &layer->route : NULL},
+        .combine = combine_stage(job, &buffers),
+        .turns = memory_slot(&job->instance->memory, BUFFER_LAYER_TURNS, job->slot),
+    };
+    operand = operand_of(job, &buffers, &layer->quantise, quantised);
+    layer->gemms.gate_up = gate_up_stage(job, &buffers, &operand);
+    place_results(job, &buffers, &layer->gemms.down, &layer->combine);
+}
+
+// One launch for everything, where the device has one for so few tokens.
+static int32_t launch_at_once(const struct experts_job *job, const struct layer_args *layer)
+{
+    const struct kernels *kernels = job->instance->device->kernels;
+
+    if (kernels->layer == NULL || job->in_place) return LAYER_UNFIT;
+    return kernels->layer(layer, job->stream);
 }
 
 int32_t forward_experts(const struct experts_job *job, moxie_error *error)
 {
     const struct kernels *kernels = job->instance->device->kernels;
-    const struct experts_buffers buffers = buffers_of(job);
-    struct route_args route;
-    struct operand_rows operand;
+    const moxie_instance *instance = job->instance;
     struct row_slab quantised;
-    struct gemms_args gemms = {.quantise = quantise_mid_stage(job, &buffers),
-                               .down = down_stage(job, &buffers),
-                               .progress = buffers.gemm_progress,
-                               .route = are_counted(job->in) ? &route : NULL};
-    struct combine_args combine = combine_stage(job, &buffers);
-    moxie_instance *instance = job->instance;
+    struct layer_args layer;
+    int32_t answer;
     int32_t st = MOXIE_OK;
 
-    TRY(forward_route(job, &route, error));
-    TRY(count_load(job, &buffers, error));
-    TRY(quantise_x(job, &buffers, &quantised, &operand, error));
-    gemms.gate_up = gate_up_stage(job, &buffers, &operand);
-    place_results(job, &buffers, &gemms.down, &combine);
-    TRY(instance_launched(instance, kernels->gemms(&gemms, job->stream), "gemms", error));
-    if (combine.placed && combine.row_pair == NULL) goto out;
-    TRY(instance_launched(instance, kernels->combine(&combine, job->stream), "combine", error));
+    layer_stages(job, &layer, &quantised);
+    answer = launch_at_once(job, &layer);
+    if (answer != LAYER_UNFIT) return instance_launched(instance, answer, "layer", error);
+    TRY(instance_launched(instance, kernels->route(&layer.route, job->stream), "route", error));
+    if (layer.tally.load != NULL)
+        TRY(instance_launched(instance, kernels->tally(&layer.tally, job->stream), "tally", error));
+    if (layer.quantise.rows != NULL)
+        TRY(instance_launched(instance, kernels->quantise(&layer.quantise, job->stream), "quantise",
+                              error));
+    TRY(instance_launched(instance, kernels->gemms(&layer.gemms, job->stream), "gemms", error));
+    if (layer.combine.placed && layer.combine.row_pair == NULL) goto out;
+    TRY(instance_launched(instance, kernels->combine(&layer.combine, job->stream), "combine",
+                          error));
 out:
     return st;
 }

@@ -24,7 +24,8 @@ struct experts_job {
 // `instance`, `in`, `slot` and `stream` of the job.
 int32_t forward_route(const struct experts_job *job, struct route_args *route, moxie_error *error);
 
-// route, gate_up, down, combine; on a GPU with fp8 weights, quantise before each product.
+// route, gate_up, down, combine; on a GPU with fp8 weights, quantise before each product. A few
+// tokens there in one launch.
 int32_t forward_experts(const struct experts_job *job, moxie_error *error);
 
 // The one-call forward: dispatch, run and combine of one layer, in rounds.

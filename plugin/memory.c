@@ -22,11 +22,29 @@ static moxie_allocation request_of(const moxie_buffer *buffer)
                               .name = buffer->name};
 }
 
+// What was given, and zeros in it where the plan says so.
+static int32_t check_made(const struct memory *memory, enum buffer_id id,
+                          const moxie_buffer *buffer, void *base, moxie_error *error)
+{
+    int32_t answer;
+
+    if (((uintptr_t)base & (buffer->align - 1)) != 0)
+        return fail_with(error, MOXIE_E_MEMORY,
+                         "%s: the host's allocator gave %p; want alignment %" PRIu64, buffer->name,
+                         base, buffer->align);
+    if ((BUFFERS_ZERO & 1u << id) == 0) return MOXIE_OK;
+    answer = memory->device->fill(base, 0, (int64_t)buffer->bytes);
+    if (answer == 0) return MOXIE_OK;
+    return fail_with(error,
+                     memory->device->is_capture_error(answer) ? MOXIE_E_CAPTURING : MOXIE_E_DEVICE,
+                     "%s: %s (%d)", buffer->name, memory->device->error_text(answer), answer);
+}
+
 int32_t memory_make(struct memory *memory, enum buffer_id id, void **base, moxie_error *error)
 {
     const moxie_buffer *buffer = plan_buffer(memory->plan, id);
     moxie_allocation request;
-    int32_t answer;
+    int32_t answer, st;
 
     *base = NULL;
     if (buffer == NULL || buffer->bytes == 0) return MOXIE_OK;
@@ -48,13 +66,11 @@ int32_t memory_make(struct memory *memory, enum buffer_id id, void **base, moxie
                          buffer->bytes, answer);
     }
     memory->bytes_held += buffer->bytes_mapped;
-    if (((uintptr_t)*base & (buffer->align - 1)) == 0) return MOXIE_OK;
-    (void)fail_with(error, MOXIE_E_MEMORY,
-                    "%s: the host's allocator gave %p; want alignment %" PRIu64, buffer->name,
-                    *base, buffer->align);
+    st = check_made(memory, id, buffer, *base, error);
+    if (st == MOXIE_OK) return MOXIE_OK;
     memory_unmake(memory, id, *base);
     *base = NULL;
-    return MOXIE_E_MEMORY;
+    return st;
 }
 
 void memory_unmake(struct memory *memory, enum buffer_id id, void *base)

@@ -4,7 +4,7 @@
 #include "plugin/plan.h"
 
 #include "kernels/cpu/cpu.h"
-#include "kernels/types.h"
+#include "kernels/layer.h"
 #include "plugin/backends.h"
 #include "plugin/transport.h"
 
@@ -324,6 +324,9 @@ static int runner_buffers(const struct planner *planner)
          "tiles of the GEMMs that blocks have begun, and ended of each local expert, uint32", slots,
          (int64_t)limits->experts_local + GEMM_PROGRESS_WORDS, on_cpu(planner) ? 0 : 4,
          KEY_NUM_EXPERTS},
+        {BUFFER_LAYER_TURNS, MOXIE_MEMORY_DEVICE, "layer_turns",
+         "turns that blocks took at whole layers of few tokens, uint64", slots, LAYER_TURNS,
+         on_cpu(planner) ? 0 : 8, KEY_NUM_EXPERTS},
         {BUFFER_PAIR_ROW, MOXIE_MEMORY_DEVICE, "pair_row",
          "row of each (row, local expert) pair, int32", slots, limits->pairs_max, 4, KEY_TOP_K},
         {BUFFER_PAIR_WEIGHT, MOXIE_MEMORY_DEVICE, "pair_weight", "router weight of each pair, f32",

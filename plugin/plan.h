@@ -65,6 +65,7 @@ struct window_layout {
 enum buffer_id {
     BUFFER_EXPERT_OFFSET, // route: per slot
     BUFFER_GEMM_PROGRESS, // of the GEMMs' blocks: per slot
+    BUFFER_LAYER_TURNS,   // of the blocks of whole layers: per slot
     BUFFER_PAIR_ROW,
     BUFFER_PAIR_WEIGHT,
     BUFFER_ROW_PAIR,
@@ -87,6 +88,9 @@ enum buffer_id {
     BUFFER_EXPERT_LOAD,
     BUFFER_COUNT
 };
+
+// Buffers that are zero when they are made.
+#define BUFFERS_ZERO (1u << BUFFER_LAYER_TURNS)
 
 struct plan {
     struct limits limits;

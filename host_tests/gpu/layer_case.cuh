@@ -148,6 +148,7 @@ struct stages {
     route_args route;
     gemms_args gemms;
     combine_args combine;
+    uint64_t *turns; // NULL: stages one by one
 };
 
 // Of one product: [E, N, K], or [E, K, N] where rows_in; scales of fp8 alone.
@@ -334,9 +335,27 @@ static void write_16(stages &s, bool placed)
     s.combine.placed = 1;
 }
 
+static layer_args at_once(const stages &s)
+{
+    layer_args args = {};
+    args.route = s.route;
+    if (s.fp8) args.quantise = s.quantise_x;
+    args.gemms = s.gemms;
+    args.combine = s.combine;
+    args.turns = s.turns;
+    return args;
+}
+
+// In one launch, where `turns` are given and the device has one; else one by one.
 static int run_stages(const struct kernels *kernels, const stages &s, void *stream)
 {
-    int st = kernels->route(&s.route, stream);
+    int st = LAYER_UNFIT;
+    if (s.turns != NULL) {
+        const layer_args args = at_once(s);
+        st = kernels->layer(&args, stream);
+    }
+    if (st != LAYER_UNFIT) return st;
+    st = kernels->route(&s.route, stream);
     if (st == 0 && s.fp8) st = kernels->quantise(&s.quantise_x, stream);
     if (st == 0) st = kernels->gemms(&s.gemms, stream);
     return st == 0 ? kernels->combine(&s.combine, stream) : st;
@@ -359,7 +378,8 @@ static void buffers_for(const layer_case &c, size_t sizes[BUFFERS])
 
 struct gpu_layer {
     stages s;
-    void *memory[BUFFERS + 11];
+    void *memory[BUFFERS + 12];
+    uint64_t *turns;
     float *y;
 };
 
@@ -405,6 +425,8 @@ static void upload_layer(gpu_layer &g, const layer &l, const gpu_layer *first = 
     m[7] = fp8 ? upload(l.s1) : NULL;
     m[8] = fp8 ? upload(l.s2) : NULL;
     m[9] = poison<uint32_t>(GEMM_PROGRESS_WORDS + c.experts);
+    m[11] = upload(std::vector<uint64_t>(LAYER_TURNS));
+    g.turns = (uint64_t *)m[11];
     g.y = poison<float>((size_t)c.tokens * c.hidden);
     weight_view w1 = view_of(c, false, m[3], m[7], m[5]), w2 = view_of(c, true, m[4], m[8], m[6]);
     make_stages(g.s, c, m[0], m[1], m[2], w1, w2, format_16(c), buffers, g.y);

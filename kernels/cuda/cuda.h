@@ -15,6 +15,8 @@ extern const struct kernels kernels_cuda;
 // has to. 0, or a cudaError_t.
 int32_t kernels_cuda_load(void);
 
+int32_t layer_cuda(const struct layer_args *args, void *stream);
+int32_t layer_cuda_load(void);
 int32_t route_cuda(const struct route_args *args, void *stream);
 int32_t route_cuda_load(void);
 int32_t gemms_cuda(const struct gemms_args *args, void *stream);

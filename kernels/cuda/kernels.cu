@@ -13,6 +13,7 @@ constexpr struct kernels make_table()
 
     table.name = "sm_90";
     table.record = record_cuda;
+    table.layer = layer_cuda;
     table.route = route_cuda;
     table.tally = tally_cuda;
     table.gemms = gemms_cuda;
@@ -35,7 +36,7 @@ extern "C" int32_t kernels_cuda_load(void)
 {
     int32_t (*const loads[])(void) = {record_cuda_load,  route_cuda_load, gemm_cuda_load,   dispatch_cuda_load,
                                       combine_cuda_load, sum_cuda_load,   expand_cuda_load, quantise_cuda_load,
-                                      flags_cuda_load,   tally_cuda_load};
+                                      flags_cuda_load,   tally_cuda_load, layer_cuda_load};
 
     for (int32_t (*load)(void) : loads) {
         int32_t st = load();
