@@ -149,6 +149,7 @@ struct stages {
     gemms_args gemms;
     combine_args combine;
     uint64_t *turns; // NULL: stages one by one
+    int64_t *load;   // with turns, [experts]; NULL: not counted
 };
 
 // Of one product: [E, N, K], or [E, K, N] where rows_in; scales of fp8 alone.
@@ -339,6 +340,7 @@ static layer_args at_once(const stages &s)
 {
     layer_args args = {};
     args.route = s.route;
+    args.tally = {s.route.expert_offset, s.load, s.route.experts, 0};
     if (s.fp8) args.quantise = s.quantise_x;
     args.gemms = s.gemms;
     args.combine = s.combine;
@@ -378,8 +380,9 @@ static void buffers_for(const layer_case &c, size_t sizes[BUFFERS])
 
 struct gpu_layer {
     stages s;
-    void *memory[BUFFERS + 12];
+    void *memory[BUFFERS + 13];
     uint64_t *turns;
+    int64_t *load;
     float *y;
 };
 
@@ -427,6 +430,8 @@ static void upload_layer(gpu_layer &g, const layer &l, const gpu_layer *first = 
     m[9] = poison<uint32_t>(GEMM_PROGRESS_WORDS + c.experts);
     m[11] = upload(std::vector<uint64_t>(LAYER_TURNS));
     g.turns = (uint64_t *)m[11];
+    m[12] = upload(std::vector<int64_t>(c.experts));
+    g.load = (int64_t *)m[12];
     g.y = poison<float>((size_t)c.tokens * c.hidden);
     weight_view w1 = view_of(c, false, m[3], m[7], m[5]), w2 = view_of(c, true, m[4], m[8], m[6]);
     make_stages(g.s, c, m[0], m[1], m[2], w1, w2, format_16(c), buffers, g.y);

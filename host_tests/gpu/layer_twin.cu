@@ -83,12 +83,23 @@ static bool fits_one_launch(const gpu_layer &g)
 // and there.
 struct expected {
     std::vector<float> exact, tensor_core;
+    std::vector<int64_t> load; // rows of each expert
 };
+
+static int same_load(const gpu_layer &g, const expected &want, int runs)
+{
+    std::vector<int64_t> load(want.load.size());
+    CHECK(cudaMemcpy(load.data(), g.load, load.size() * sizeof(int64_t), cudaMemcpyDeviceToHost));
+    for (size_t i = 0; i < load.size(); i++)
+        if (load[i] != runs * want.load[i]) return 0;
+    return 1;
+}
 
 static int compare_launched(gpu_layer &g, const layer_case &c, const expected &want, bool at_once)
 {
     std::vector<float> got((size_t)c.tokens * c.hidden), again(got.size());
     g.s.turns = at_once ? g.turns : NULL;
+    g.s.load = at_once ? g.load : NULL;
     CHECK(cudaMemset(g.y, 0xff, got.size() * 4));
     CHECK(run_stages(&kernels_cuda, g.s, NULL));
     CHECK(cudaDeviceSynchronize());
@@ -96,19 +107,21 @@ static int compare_launched(gpu_layer &g, const layer_case &c, const expected &w
     CHECK(run_stages(&kernels_cuda, g.s, NULL));
     CHECK(cudaDeviceSynchronize());
     CHECK(cudaMemcpy(again.data(), g.y, got.size() * 4, cudaMemcpyDeviceToHost));
+    int load = !at_once || same_load(g, want, 2);
     double exact_error = relative_error(got, want.exact);
     double error = g.s.fp8 && !at_once ? relative_error(got, want.tensor_core) : exact_error;
     int bits = memcmp(got.data(), again.data(), got.size() * 4) == 0;
     int alone = same_alone(g, c, got, false) && same_alone(g, c, got, true);
     int placed = at_once || same_placed(g, c);
     double error_max = c.format == FORMAT_F16 ? 1e-3 : 5e-3;
-    int ok = error <= error_max && exact_error <= 5e-2 && bits && alone && placed;
+    int ok = error <= error_max && exact_error <= 5e-2 && bits && alone && placed && load;
     printf("%s tokens %d hidden %d intermediate %d experts %d top-k %d order %d activation %d skew %d bias %d on-input %d rows-in %d format %d%s: error %.2e, of exact sums %.2e%s\n",
            ok ? "ok  " : "FAIL", c.tokens, c.hidden, c.intermediate, c.experts, c.top_k, c.order, c.activation, c.skew, c.bias,
            c.weight_on_input, c.rows_in, c.format, at_once ? " at once" : "", error, exact_error,
            !bits     ? ", bits differ between runs"
            : !alone  ? ", bits differ without the other tokens"
            : !placed ? ", bits differ where down writes the results"
+           : !load   ? ", the load of its experts is miscounted"
                      : "");
     fflush(stdout);
     return !ok;
@@ -123,6 +136,9 @@ static int compare(const layer_case &c)
     int failed;
     make(l, c);
     upload_layer(g, l);
+    want.load.resize(c.experts);
+    for (int32_t expert : l.ids)
+        if (expert < c.experts) want.load[expert]++;
     run_cpu(l, kernels_cpu, want.exact);
     twin.gemms = tensor_core_gemms;
     if (g.s.fp8) run_cpu(l, twin, want.tensor_core);
@@ -319,6 +335,10 @@ static const layer_case cases[] = {
     {40, 264, 136, 8, 2, ORDER_GATE_UP, ACTIVATION_SILU, 0, 1, 0, 1, FORMAT_F16},
     {40, 264, 136, 8, 2, ORDER_PLAIN, ACTIVATION_RELU2, 0, 1, 0, 2, FORMAT_F16},
     {40, 264, 136, 8, 2, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 3, FORMAT_F16},
+    {2, 1416, 1480, 3, 2, ORDER_UP_GATE, ACTIVATION_SILU, 2, 1, 1, 0, FORMAT_BF16}, // at once, as are all of few tokens: rows of several stages
+    {2, 2064, 1168, 3, 2, ORDER_INTERLEAVED, ACTIVATION_SWIGLUOAI, 0, 1, 0, 0, FORMAT_FP8_BLOCK128},
+    {5, 256, 160, 4, 2, ORDER_UP_GATE, ACTIVATION_SILU, 2, 1, 1, 0, FORMAT_FP8_TENSOR},
+    {3, 384, 144, 2, 4, ORDER_PLAIN, ACTIVATION_RELU2, 0, 1, 0, 0, FORMAT_FP8_CHANNEL},
     {9, 128, 64, 0, 2, ORDER_GATE_UP, ACTIVATION_SILU, 2, 0, 0, 0, FORMAT_BF16}, // a rank that owns no expert
     {9, 128, 64, 0, 1, ORDER_GATE_UP, ACTIVATION_SILU, 2, 0, 0, 0, FORMAT_BF16},
     {90, 256, 128, 0, 2, ORDER_GATE_UP, ACTIVATION_SILU, 2, 0, 0, 0, FORMAT_FP8_BLOCK128},
