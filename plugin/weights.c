@@ -358,6 +358,17 @@ out:
     return st;
 }
 
+// A GPU has kernels for weights that lie alike.
+static int32_t check_device_weights(const moxie_weights *weights, moxie_error *error)
+{
+    if (weights->w1->orientation == weights->w2->orientation) return MOXIE_OK;
+    return fail_with(error, MOXIE_E_UNSUPPORTED,
+                     "weights: orientation is %d for w1 and %d for w2; on this device want both "
+                     "MOXIE_ROWS_OUT [E, N, K] (%d), or both MOXIE_ROWS_IN [E, K, N] (%d)",
+                     weights->w1->orientation, weights->w2->orientation, MOXIE_ROWS_OUT,
+                     MOXIE_ROWS_IN);
+}
+
 int32_t weights_read(const moxie_weights *weights, const struct limits *limits, int32_t device,
                      struct layer_weights *out, moxie_error *error)
 {
@@ -369,7 +380,10 @@ int32_t weights_read(const moxie_weights *weights, const struct limits *limits, 
         TRY(fail_with(error, MOXIE_E_INVALID,
                       "weights: block_offset is %d for w1 and %d for w2; a shard has one offset",
                       out->w1.block_offset, out->w2.block_offset));
-    if (device != MOXIE_DEVICE_CPU) goto out;
+    if (device != MOXIE_DEVICE_CPU) {
+        st = check_device_weights(weights, error);
+        goto out;
+    }
     for (int32_t expert = 0; expert < limits->experts_local; expert++)
         TRY(weights_check_scales(out, expert, error));
 out:

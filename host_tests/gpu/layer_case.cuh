@@ -38,7 +38,7 @@ static double uniform() // 0..1
 
 struct layer_case {
     // skew: 0 none, 1 all pairs are of the first top_k experts, 2 ids without an expert and a map, 3 half of the pairs are of the first
-    // rows_in: the weights that are [E, K, N]: 0 none, 1 both, 2 gate and up, 3 down
+    // rows_in: weights are [E, K, N]
     int tokens, hidden, intermediate, experts, top_k, order, activation, skew, bias, weight_on_input, rows_in, format;
 };
 
@@ -51,16 +51,6 @@ static bool is_fp8(const layer_case &c)
 static int format_16(const layer_case &c)
 {
     return c.format == FORMAT_F16 ? FORMAT_F16 : FORMAT_BF16;
-}
-
-static bool up_in(const layer_case &c)
-{
-    return c.rows_in == 1 || c.rows_in == 2;
-}
-
-static bool down_in(const layer_case &c)
-{
-    return c.rows_in == 1 || c.rows_in == 3;
 }
 
 struct layer {
@@ -156,15 +146,15 @@ struct stages {
 static weight_view view_of(const layer_case &c, bool is_down, const void *values, const void *scales, const void *bias)
 {
     weight_view v = {};
-    int order = is_down ? ORDER_PLAIN : c.order, rows_in = is_down ? down_in(c) : up_in(c), bytes = is_fp8(c) ? 1 : 2;
+    int order = is_down ? ORDER_PLAIN : c.order, bytes = is_fp8(c) ? 1 : 2;
     int64_t halves = order == ORDER_PLAIN ? 1 : 2, n = is_down ? c.hidden : halves * c.intermediate;
     int64_t k = is_down ? c.intermediate : c.hidden, block_rows = halves * ((n / halves + 127) / 128), columns = (k + 127) / 128;
     v.values = values;
     v.bias = bias;
     v.n = n;
     v.k = k;
-    v.row_stride_bytes = (rows_in ? n : k) * bytes;
-    v.rows_in = rows_in;
+    v.row_stride_bytes = (c.rows_in ? n : k) * bytes;
+    v.rows_in = c.rows_in;
     v.expert_stride_bytes = n * k * bytes;
     v.bias_expert_stride_bytes = n * 2;
     v.format = c.format;

@@ -343,6 +343,32 @@ START_TEST(a_shard_begins_with_a_block)
 }
 END_TEST
 
+START_TEST(weights_lie_alike)
+{
+    static const struct registry none;
+    moxie_instance *other = NULL;
+    moxie_runner *runner = NULL;
+    struct gpu_layer gpu;
+    moxie_matrix *w2;
+    int64_t outputs;
+
+    gpu_layer_open(&gpu, "mixtral_a", bf16);
+    gpu_accept(&gpu, instance_open(&gpu.mock.host, &none, &other, &gpu.mock.error));
+    w2 = &gpu.weights.w2;
+    ck_assert_int_eq(w2->orientation, MOXIE_ROWS_OUT);
+    w2->orientation = MOXIE_ROWS_IN;
+    outputs = w2->values.shape[1];
+    w2->values.shape[1] = w2->values.shape[2];
+    w2->values.shape[2] = outputs;
+    ck_assert_int_eq(runner_create(other, 0, &gpu.weights.weights, &runner, &gpu.mock.error),
+                     MOXIE_E_UNSUPPORTED);
+    ck_assert(strstr(gpu.mock.text, "want both MOXIE_ROWS_OUT") != NULL);
+    ck_assert_ptr_null(runner);
+    gpu_accept(&gpu, instance_close(other, &gpu.mock.error));
+    gpu_layer_close(&gpu);
+}
+END_TEST
+
 static void add(TCase *tests)
 {
     tcase_add_loop_test(tests, golden_layers, 0, GPU_LAYERS);
@@ -356,6 +382,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, tensors_that_lie_wrongly_are_refused);
     tcase_add_test(tests, rows_of_another_format_are_refused);
     tcase_add_test(tests, a_shard_begins_with_a_block);
+    tcase_add_test(tests, weights_lie_alike);
 }
 
 int main(void)

@@ -268,12 +268,12 @@ template <class U, class D> __device__ __forceinline__ void consumer_loop(const 
 template <int type, bool is_gate_up, bool rows_in, bool is_few>
 using product_of = product<static_cast<operand>(type), is_gate_up, rows_in, is_few>;
 
-template <int type, bool up_in, bool down_in, bool is_few>
-__global__ void __launch_bounds__((product_of<type, true, up_in, is_few>::threads), 1)
+template <int type, bool rows_in, bool is_few>
+__global__ void __launch_bounds__((product_of<type, true, rows_in, is_few>::threads), 1)
     gemms_kernel(const __grid_constant__ gemms_args_device args)
 {
-    using U = product_of<type, true, up_in, is_few>;
-    using D = product_of<type, false, down_in, is_few>;
+    using U = product_of<type, true, rows_in, is_few>;
+    using D = product_of<type, false, rows_in, is_few>;
     gemm_smem<U> &smem = *dynamic_smem<gemm_smem<U>>();
     int32_t warpgroup = uniform(threadIdx.x / 128);
     uint32_t taken = 0;
@@ -316,30 +316,29 @@ struct gemms_entry {
     size_t smem_bytes;
 };
 
-template <int type, bool up_in, bool down_in, bool is_few = false> gemms_entry entry()
+template <int type, bool rows_in, bool is_few = false> gemms_entry entry()
 {
-    using U = product_of<type, true, up_in, is_few>;
+    using U = product_of<type, true, rows_in, is_few>;
 
-    return {gemms_kernel<type, up_in, down_in, is_few>, U::threads, sizeof(gemm_smem<U>)};
+    return {gemms_kernel<type, rows_in, is_few>, U::threads, sizeof(gemm_smem<U>)};
 }
 
-template <int type> gemms_entry entry_of(bool up_in, bool down_in, bool is_few)
+template <int type> gemms_entry entry_of(bool rows_in, bool is_few)
 {
-    if (is_few) return entry<type, false, false, true>();
-    if (up_in) return down_in ? entry<type, true, true>() : entry<type, true, false>();
-    return down_in ? entry<type, false, true>() : entry<type, false, false>();
+    if (is_few) return entry<type, false, true>();
+    return rows_in ? entry<type, true>() : entry<type, false>();
 }
 
-// By the operand, whether tokens are few, and if not, whether the weights of gate_up and of down are [E, K, N].
-gemms_entry entry_of(operand type, bool up_in, bool down_in, bool is_few)
+// By the operand, whether tokens are few, and if not, whether weights are [E, K, N].
+gemms_entry entry_of(operand type, bool rows_in, bool is_few)
 {
     switch (type) {
     case OPERAND_BF16:
-        return entry_of<OPERAND_BF16>(up_in, down_in, is_few);
+        return entry_of<OPERAND_BF16>(rows_in, is_few);
     case OPERAND_F16:
-        return entry_of<OPERAND_F16>(up_in, down_in, is_few);
+        return entry_of<OPERAND_F16>(rows_in, is_few);
     default:
-        return entry<OPERAND_E4M3, false, false>();
+        return entry<OPERAND_E4M3, false>();
     }
 }
 
@@ -349,8 +348,8 @@ extern "C" int32_t gemm_cuda_load(void)
 {
     cudaError_t st = cudaSuccess;
 
-    for (int32_t i = 0; i < 24 && st == cudaSuccess; i++) {
-        gemms_entry entry = entry_of(static_cast<operand>(i / 8), i & 1, i & 2, i & 4);
+    for (int32_t i = 0; i < 12 && st == cudaSuccess; i++) {
+        gemms_entry entry = entry_of(static_cast<operand>(i / 4), i & 1, i & 2);
 
         st = cudaFuncSetAttribute(entry.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(entry.smem_bytes));
     }
@@ -367,6 +366,6 @@ extern "C" int32_t gemms_cuda(const struct gemms_args *args, void *stream)
     if (args->gate_up.experts == 0) return cudaSuccess; // of which there is no tensor map
     st = gemms_args_make(to, *args, is_few ? kBlockRows : kRows);
     if (st != cudaSuccess) return st;
-    by = entry_of(operand_of(args->gate_up.w1.format), args->gate_up.w1.rows_in != 0, args->down.w2.rows_in != 0, is_few);
+    by = entry_of(operand_of(args->gate_up.w1.format), args->gate_up.w1.rows_in != 0, is_few);
     return launch(by.kernel, {static_cast<unsigned>(sm_count()), by.threads, by.smem_bytes, LAUNCH_EARLY}, stream, to);
 }

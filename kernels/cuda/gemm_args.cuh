@@ -206,7 +206,7 @@ bool tokens_are_few(const gemms_args &from)
 
     for (int32_t i = 0; i < gate_up.slabs_count; i++)
         tokens += gate_up.slabs[i].cap;
-    return tokens <= kFew && element_bytes_of(gate_up.w1.format) == 2 && !gate_up.w1.rows_in && !from.down.w2.rows_in;
+    return tokens <= kFew && element_bytes_of(gate_up.w1.format) == 2 && !gate_up.w1.rows_in;
 }
 
 // tile_rows: weight rows of a tile.
@@ -217,7 +217,7 @@ cudaError_t gemms_args_make(gemms_args_device &to, const gemms_args &from, int32
     map_requests asked = {};
     cudaError_t st;
 
-    if (gate_up.w1.format != down.w2.format || gate_up.experts != down.experts || gate_up.expert_offset != down.expert_offset)
+    if (gate_up.w1.format != down.w2.format || gate_up.w1.rows_in != down.w2.rows_in || gate_up.experts != down.experts || gate_up.expert_offset != down.expert_offset)
         return cudaErrorInvalidValue;
     to.expert_offset = gate_up.expert_offset;
     to.progress = reinterpret_cast<gemm_progress *>(from.progress);
