@@ -292,17 +292,15 @@ static void layer_stages(const struct experts_job *job, struct layer_args *layer
     const struct experts_buffers buffers = buffers_of(job);
     struct operand_rows operand;
 
-    *layer = (struct layer_args){
-        .route = route_stage(job, &buffers),
-        .tally = tally_stage(job, &buffers),
-        .quantise = quantise_x_stage(job, &buffers),
-        .gemms = {.quantise = quantise_mid_stage(job, &buffers),
-                  .down = down_stage(job, &buffers),
-                  .progress = buffers.gemm_progress,
-                  .route = are_counted(job->in) ? &layer->route : NULL},
-        .combine = combine_stage(job, &buffers),
-        .turns = memory_slot(&job->instance->memory, BUFFER_LAYER_TURNS, job->slot),
-    };
+    layer->route = route_stage(job, &buffers);
+    layer->tally = tally_stage(job, &buffers);
+    layer->quantise = quantise_x_stage(job, &buffers);
+    layer->gemms.quantise = quantise_mid_stage(job, &buffers);
+    layer->gemms.down = down_stage(job, &buffers);
+    layer->gemms.progress = buffers.gemm_progress;
+    layer->gemms.route = are_counted(job->in) ? &layer->route : NULL;
+    layer->combine = combine_stage(job, &buffers);
+    layer->turns = memory_slot(&job->instance->memory, BUFFER_LAYER_TURNS, job->slot);
     operand = operand_of(job, &buffers, &layer->quantise, quantised);
     layer->gemms.gate_up = gate_up_stage(job, &buffers, &operand);
     place_results(job, &buffers, &layer->gemms.down, &layer->combine);
