@@ -40,7 +40,7 @@ struct down_args {
     const int32_t *expert_offset; // [experts + 1]
     const void *mid;              // [pairs, intermediate] of mid_format
     int64_t mid_stride_bytes;
-    struct weight_view w2; // n = hidden, k = intermediate
+    struct weight_view w2; // n = hidden, k = intermediate; CUDA: rows_in as w1
     void *pair_out;        // out [pairs, hidden] of pair_format; with result_row [rows, hidden]
     int64_t pair_stride_bytes;
     // Where a pair is all that its row's result is made of: the row of pair_out that becomes

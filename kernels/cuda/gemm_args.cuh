@@ -169,7 +169,7 @@ cudaError_t take_down(gemms_args_device &to, map_requests &asked, const down_arg
     return ask_for_rows(asked, own, from.w2, mid);
 }
 
-cudaError_t take_ids(counted_ids &to, const route_args *from, int64_t pairs_max)
+cudaError_t take_ids(slab_ids &to, const route_args *from, int64_t pairs_max)
 {
     const row_slab *slab;
     int64_t positions;
@@ -179,16 +179,7 @@ cudaError_t take_ids(counted_ids &to, const route_args *from, int64_t pairs_max)
     slab = &from->slabs[0];
     positions = static_cast<int64_t>(slab->cap) * from->top_k;
     if (slab->cap > from->rows_cap || positions > GEMMS_IDS_MAX || positions > pairs_max || slab->ids == nullptr) return cudaErrorInvalidValue;
-    to.ids = static_cast<const unsigned char *>(slab->ids);
-    to.rows_valid[0] = slab->count;
-    to.rows_valid[1] = from->valid_slab == 0 ? from->tokens_valid : nullptr;
-    to.expert_map = from->expert_map;
-    to.row_stride_bytes = slab->id_stride_bytes;
-    to.map_count = from->map_count;
-    to.expert_first = from->expert_first;
-    to.id_bytes = slab->id_bytes;
-    to.rows = slab->cap;
-    to.top_k = from->top_k;
+    to = ids_of(*from);
     return cudaSuccess;
 }
 

@@ -213,21 +213,12 @@ struct gemm_progress {
 };
 static_assert(sizeof(gemm_progress) == GEMM_PROGRESS_WORDS * 4);
 
-// Few ids, as route reads them. ids NULL: expert_offset is read, behind route.
-struct counted_ids {
-    const unsigned char *ids; // [rows, top_k]
-    const int32_t *rows_valid[2]; // each NULL: all
-    const int32_t *expert_map;
-    int64_t row_stride_bytes, map_count, expert_first;
-    int32_t id_bytes, rows, top_k;
-};
-
 struct gemms_args_device {
     gemm_args gate_up, down;
     gemm_slab slabs[KERNEL_RANKS_MAX]; // to gather from
     const int32_t *pair_row;           // by which
     const int32_t *expert_offset;
-    counted_ids counted;
+    slab_ids counted; // few; ids NULL: expert_offset is read, behind route
     gemm_progress *progress;
     uint32_t *late; // [experts]: late tiles that have ended
     int64_t rows_bytes; // of the only slab, as far as a line for each thread reaches; 0: several slabs, or rows apart
@@ -293,19 +284,16 @@ __device__ __forceinline__ int32_t first_late(const gemms_args_device &args, con
 // The pairs of each expert, as route counts them. They lie where their sums will.
 template <class P> __device__ __forceinline__ void count_ids(const gemms_args_device &args, gemm_smem<P> &smem)
 {
-    const counted_ids &from = args.counted;
-    int32_t rows = from.rows;
+    const slab_ids &from = args.counted;
+    int32_t rows;
 
     for (int32_t e = threadIdx.x; e < args.experts; e += P::threads)
         smem.expert_first[e] = 0;
-#pragma unroll
-    for (int32_t i = 0; i < 2; i++)
-        if (from.rows_valid[i] != nullptr) rows = min(rows, max(number_read<READ_PAST_L1>(from.rows_valid[i]), 0));
+    rows = rows_in<READ_PAST_L1>(from);
     __syncthreads();
     for (int32_t position = threadIdx.x; position < from.rows * from.top_k; position += P::threads) {
         const int32_t row = position / from.top_k;
-        const int64_t id = id_read<READ_PAST_L1>(from.ids + row * from.row_stride_bytes, position - row * from.top_k, from.id_bytes);
-        const int32_t expert = id_mapped<READ_PAST_L1>(from.expert_map, from.map_count, id, from.expert_first, args.experts);
+        const int32_t expert = expert_in<READ_PAST_L1>(from, row, position - row * from.top_k, args.experts);
 
         if (row < rows && expert >= 0) atomicAdd(&smem.expert_first[expert], 1);
     }

@@ -3,6 +3,8 @@
 #ifndef MOXIE_KERNELS_CUDA_IDS_CUH
 #define MOXIE_KERNELS_CUDA_IDS_CUH
 
+#include "kernels/route.h"
+
 #include <cuda_runtime.h>
 
 // Of launches that may read before they have waited: past the L1, which may be older than what they read.
@@ -28,6 +30,50 @@ __device__ __forceinline__ int32_t id_mapped(const int32_t *map, int64_t map_cou
         id = number_read<past>(map + id);
     }
     return id >= first && id - first < limit ? static_cast<int32_t>(id - first) : -1;
+}
+
+// Ids of one slab, as route reads them.
+struct slab_ids {
+    const unsigned char *ids; // [rows, top_k]
+    const int32_t *rows_valid[2]; // each NULL: all
+    const int32_t *expert_map;
+    int64_t row_stride_bytes, map_count, expert_first;
+    int32_t id_bytes, rows, top_k;
+};
+
+static inline slab_ids ids_of(const route_args &from)
+{
+    const row_slab &slab = from.slabs[0];
+
+    return {static_cast<const unsigned char *>(slab.ids),
+            {slab.count, from.valid_slab == 0 ? from.tokens_valid : nullptr},
+            from.expert_map,
+            slab.id_stride_bytes,
+            from.map_count,
+            from.expert_first,
+            slab.id_bytes,
+            slab.cap,
+            from.top_k};
+}
+
+// Rows that are valid.
+template <read_past past = READ_CACHED> __device__ __forceinline__ int32_t rows_in(const slab_ids &from)
+{
+    int32_t rows = from.rows;
+
+#pragma unroll
+    for (int32_t i = 0; i < 2; i++)
+        if (from.rows_valid[i] != nullptr) rows = min(rows, max(number_read<past>(from.rows_valid[i]), 0));
+    return rows;
+}
+
+// The local expert of a row's choice, -1: none; whether the row is valid is another question.
+template <read_past past = READ_CACHED>
+__device__ __forceinline__ int32_t expert_in(const slab_ids &from, int32_t row, int32_t choice, int32_t experts)
+{
+    const int64_t id = id_read<past>(from.ids + row * from.row_stride_bytes, choice, from.id_bytes);
+
+    return id_mapped<past>(from.expert_map, from.map_count, id, from.expert_first, experts);
 }
 
 #endif

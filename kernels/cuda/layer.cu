@@ -58,7 +58,7 @@ __device__ __forceinline__ void touch_rows(const layer_args_device &args, int32_
     const int32_t lines = (args.up.depth * 2 + 127) / 128;
 
     if (thread < args.tokens * lines) prefetch_l2(args.x + thread / lines * args.x_stride_bytes + thread % lines * 128);
-    if (thread < args.tokens) prefetch_l2(args.ids + thread * args.id_stride_bytes);
+    if (thread < args.tokens) prefetch_l2(args.ids.ids + thread * args.ids.row_stride_bytes);
     if (thread < args.tokens && args.router_weights != nullptr) prefetch_l2(args.router_weights + thread * args.router_weight_stride_bytes);
 }
 
@@ -182,14 +182,7 @@ void take_rows(layer_args_device &to, const layer_args &from)
     const row_slab &x = from.route.slabs[0];
     const out_slab &y = from.combine.slabs[0];
 
-    to.ids = static_cast<const unsigned char *>(x.ids);
-    to.rows_valid[0] = x.count;
-    to.rows_valid[1] = from.route.valid_slab == 0 ? from.route.tokens_valid : nullptr;
-    to.expert_map = from.route.expert_map;
-    to.id_stride_bytes = x.id_stride_bytes;
-    to.map_count = from.route.map_count;
-    to.expert_first = from.route.expert_first;
-    to.id_bytes = x.id_bytes;
+    to.ids = ids_of(from.route);
     to.router_weights = static_cast<const unsigned char *>(x.weights);
     to.router_weight_stride_bytes = x.weight_stride_bytes;
     to.router_weight_format = x.weight_format;

@@ -73,10 +73,7 @@ static_assert(sizeof(layer_turns) == LAYER_TURNS * sizeof(uint64_t));
 struct layer_args_device {
     layer_product up, down;
     activation_terms activation;
-    const unsigned char *ids;     // [tokens, top_k]
-    const int32_t *rows_valid[2]; // each NULL: all
-    const int32_t *expert_map;
-    int64_t id_stride_bytes, map_count, expert_first;
+    slab_ids ids;
     const unsigned char *router_weights; // NULL: 1
     int64_t router_weight_stride_bytes;
     const unsigned char *x;
@@ -87,7 +84,7 @@ struct layer_args_device {
     int64_t y_stride_bytes;
     unsigned long long *load; // NULL: not counted
     layer_turns *turns;
-    int32_t id_bytes, router_weight_format, y_format, x_is_bf16;
+    int32_t router_weight_format, y_format, x_is_bf16;
     int32_t experts, tokens, top_k;
     int32_t weighs_input;    // 1: the router's weight multiplies the input row, 0: the result
     int32_t operand_offset; // bytes, from the stages to the operand rows
@@ -107,7 +104,6 @@ struct job {
 struct tile {
     int32_t job, group;
 };
-
 
 struct layer_smem {
     float sums[kParts][kSums]; // of stages
@@ -130,15 +126,11 @@ constexpr int32_t kKeys = KERNEL_TOP_K_MAX;
 // What does not depend on each other is asked for at once.
 __device__ __forceinline__ int32_t expert_of(const layer_args_device &args, int32_t token, int32_t choice, float &weight)
 {
-    const int64_t id = id_read(args.ids + token * args.id_stride_bytes, choice, args.id_bytes);
-    int32_t rows = args.tokens;
+    const int32_t expert = expert_in(args.ids, token, choice, args.experts);
 
     if (args.router_weights != nullptr)
         weight = number_load(args.router_weights + token * args.router_weight_stride_bytes, choice, args.router_weight_format);
-#pragma unroll
-    for (int32_t i = 0; i < 2; i++)
-        if (args.rows_valid[i] != nullptr) rows = min(rows, *args.rows_valid[i]);
-    return token < rows ? id_mapped(args.expert_map, args.map_count, id, args.expert_first, args.experts) : -1;
+    return token < rows_in(args.ids) ? expert : -1;
 }
 
 // By the first kPositions threads. Jobs are in the order of their keys, so that a token's do not depend on its batch mates.
