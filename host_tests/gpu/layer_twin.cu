@@ -292,6 +292,7 @@ static const layer_case cases[] = {
     {57, 2880, 1440, 4, 2, ORDER_INTERLEAVED, ACTIVATION_SWIGLUOAI, 0, 1, 0, 0, FORMAT_BF16},
     {23, 64, 128, 8, 1, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 1, 0, FORMAT_BF16},
     {300, 256, 256, 4, 2, ORDER_GATE_UP, ACTIVATION_SILU, 1, 0, 0, 0, FORMAT_BF16},
+    {300, 456, 136, 2, 1, ORDER_GATE_UP, ACTIVATION_SILU, 0, 1, 0, 0, FORMAT_BF16}, // five stages of up to 176 tokens
     {600, 512, 192, 128, 8, ORDER_GATE_UP, ACTIVATION_SILU, 2, 0, 0, 0, FORMAT_BF16},
     {1000, 128, 96, 1, 1, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_BF16},
     {1700, 264, 8, 12, 4, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_BF16}, // more results than warps: pairs are spent
@@ -318,6 +319,7 @@ static const layer_case cases[] = {
     {50, 256, 160, 8, 2, ORDER_UP_GATE, ACTIVATION_SILU, 0, 1, 0, 0, FORMAT_FP8_TENSOR},
     {9, 256, 160, 8, 1, ORDER_PLAIN, ACTIVATION_RELU2, 0, 0, 1, 0, FORMAT_FP8_TENSOR},
     {4, 64, 1088, 2, 1, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_BF16}, // two rounds of down's stages
+    {2, 5184, 64, 3, 2, ORDER_GATE_UP, ACTIVATION_SILU, 0, 1, 0, 0, FORMAT_BF16}, // one launch: a tile has more stages than the ring
     {160, 64, 3200, 16, 1, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_BF16}, // early tiles on every SM
     {80, 64, 6400, 16, 1, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_FP8_BLOCK128},
     {200, 272, 320, 2, 1, ORDER_UP_GATE, ACTIVATION_SILU, 0, 1, 1, 0, FORMAT_FP8_BLOCK128},

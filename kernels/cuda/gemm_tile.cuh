@@ -19,6 +19,7 @@ constexpr int kBlockRows = 64;  // of one wgmma
 constexpr int kBlockBytes = kBlockRows * 128; // of a stage
 constexpr int kColumns = 256;   // tokens of the largest tile
 constexpr int kFew = 16;        // tokens of a launch whose tiles are halves, and of their largest
+constexpr int kMiddle = 176;    // of the largest 16-bit one of which five stages fit, not four
 constexpr int kScaled = 192;    // of the largest fp8 one: 64 of a warpgroup, which keeps its sums twice
 constexpr int kFewScaled = 80;  // tokens up to which fp8 has them on wgmma's N
 constexpr int kScales = kScaled + 4;      // tokens of a box of scales, which begins at a multiple of 4
@@ -48,6 +49,7 @@ template <operand type, bool is_gate_up_, bool rows_in_, bool is_few_> struct pr
     static constexpr int part_depth = kRowBytes / element_bytes;
     static constexpr int depth = part_depth * parts; // inputs of a stage
     static constexpr int columns = is_few ? kFew : is_scaled ? kScaled : kColumns; // tokens of the largest tile
+    static constexpr bool takes_middle = !is_scaled && !is_few && !rows_in; // whose columns may be 176
     static constexpr int columns_on_n = is_few ? kFew : is_scaled ? kFewScaled : kColumns;
     static constexpr bool gathers = is_gate_up && !is_scaled; // the loading threads copy tokens; else the engine does
     static constexpr bool quantises = is_gate_up && is_scaled;
@@ -256,6 +258,7 @@ template <class P> __device__ __forceinline__ int32_t columns_most_for(int32_t p
 
     while (columns < pairs && columns <= 128)
         columns *= 2;
+    if (P::takes_middle && pairs <= kMiddle && columns > kMiddle) return kMiddle;
     return min(columns, P::columns);
 }
 
