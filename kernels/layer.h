@@ -15,6 +15,18 @@
 #define LAYER_UNFIT     (-1) // no error: nothing was launched, since there is no code for these args
 #define LAYER_TURNS     2    // uint64 that blocks count in
 #define LAYER_POSITIONS 128  // choices of all tokens, at most
+#define LAYER_TOKENS    8
+#define LAYER_WEIGHTS   (96 << 20) // bytes, at most, if each choice has an expert of its own
+
+// Tokens of a launch, at most, where an expert has so many bytes of weights; 0: none.
+static inline int32_t layer_tokens(double expert_bytes, int32_t top_k)
+{
+    const double by_weights = LAYER_WEIGHTS / (expert_bytes * top_k);
+    const int32_t by_choices = LAYER_POSITIONS / top_k,
+                  most = by_choices < LAYER_TOKENS ? by_choices : LAYER_TOKENS;
+
+    return by_weights < most ? (int32_t)by_weights : most;
+}
 
 struct layer_args {
     struct route_args route;       // one slab by ids; what it writes need not be there
@@ -22,7 +34,11 @@ struct layer_args {
     struct quantise_args quantise; // of x; rows NULL: x is multiplied as it is
     struct gemms_args gemms;
     struct combine_args combine; // results may not lie in what route and gemms read
-    uint64_t *turns; // device [LAYER_TURNS], 0 before each launch and after it; NULL: unfit
+    uint64_t *turns; // device [LAYER_TURNS], 0 before the first launch, then the launches' own;
+                     // NULL: unfit
+    uint32_t *mid;   // device [2][mid_words], the same; 16-byte aligned. Two launches with the same
+                     // may not overlap
+    int64_t mid_words; // a multiple of 4; fewer than cap * top_k * intermediate of the slab: unfit
 };
 
 #endif

@@ -312,10 +312,21 @@ static int buffer_add(const struct planner *planner, const struct request *reque
     return piece_add(planner, request, piece);
 }
 
+// Of the largest layer of few tokens that goes in one launch.
+static int64_t layer_choices(const struct limits *limits)
+{
+    const int matrices = limits->activation == ACTIVATION_RELU2 ? 2 : 3;
+    const double expert_bytes = (double)row_bytes_of(limits->weight_format, limits->hidden) *
+                                limits->intermediate * matrices;
+    const int64_t tokens = layer_tokens(expert_bytes, limits->top_k);
+
+    return limits->top_k * (tokens < limits->rows_cap ? tokens : limits->rows_cap);
+}
+
 static int runner_buffers(const struct planner *planner)
 {
     const struct limits *limits = &planner->plan->limits;
-    int64_t slots = limits->slots;
+    int64_t slots = limits->slots, choices = layer_choices(limits);
     const struct request requests[] = {
         {BUFFER_EXPERT_OFFSET, MOXIE_MEMORY_DEVICE, "expert_offset",
          "first pair of each local expert, int32", slots, (int64_t)limits->experts_local + 1, 4,
@@ -327,6 +338,10 @@ static int runner_buffers(const struct planner *planner)
         {BUFFER_LAYER_TURNS, MOXIE_MEMORY_DEVICE, "layer_turns",
          "turns that blocks took at whole layers of few tokens, uint64", slots, LAYER_TURNS,
          on_cpu(planner) ? 0 : 8, KEY_NUM_EXPERTS},
+        {BUFFER_LAYER_MID, MOXIE_MEMORY_DEVICE, "layer_mid",
+         "mid of whole layers of few tokens: two words for each number of a choice", slots, choices,
+         on_cpu(planner) || choices == 0 ? 0 : (int64_t)limits->intermediate * 2 * 4,
+         KEY_INTERMEDIATE_SIZE},
         {BUFFER_PAIR_ROW, MOXIE_MEMORY_DEVICE, "pair_row",
          "row of each (row, local expert) pair, int32", slots, limits->pairs_max, 4, KEY_TOP_K},
         {BUFFER_PAIR_WEIGHT, MOXIE_MEMORY_DEVICE, "pair_weight", "router weight of each pair, f32",

@@ -66,6 +66,7 @@ enum buffer_id {
     BUFFER_EXPERT_OFFSET, // route: per slot
     BUFFER_GEMM_PROGRESS, // of the GEMMs' blocks: per slot
     BUFFER_LAYER_TURNS,   // of the blocks of whole layers: per slot
+    BUFFER_LAYER_MID,     // what they tell each other: per slot
     BUFFER_PAIR_ROW,
     BUFFER_PAIR_WEIGHT,
     BUFFER_ROW_PAIR,
@@ -90,7 +91,7 @@ enum buffer_id {
 };
 
 // Buffers that are zero when they are made.
-#define BUFFERS_ZERO (1u << BUFFER_LAYER_TURNS)
+#define BUFFERS_ZERO (1u << BUFFER_LAYER_TURNS | 1u << BUFFER_LAYER_MID)
 
 struct plan {
     struct limits limits;

@@ -139,6 +139,8 @@ struct stages {
     gemms_args gemms;
     combine_args combine;
     uint64_t *turns; // NULL: stages one by one
+    uint32_t *mid_words;
+    int64_t mid_words_count;
     int64_t *load;   // with turns, [experts]; NULL: not counted
 };
 
@@ -335,6 +337,8 @@ static layer_args at_once(const stages &s)
     args.gemms = s.gemms;
     args.combine = s.combine;
     args.turns = s.turns;
+    args.mid = s.mid_words;
+    args.mid_words = s.mid_words_count;
     return args;
 }
 
@@ -370,7 +374,7 @@ static void buffers_for(const layer_case &c, size_t sizes[BUFFERS])
 
 struct gpu_layer {
     stages s;
-    void *memory[BUFFERS + 13];
+    void *memory[BUFFERS + 14];
     uint64_t *turns;
     int64_t *load;
     float *y;
@@ -420,12 +424,16 @@ static void upload_layer(gpu_layer &g, const layer &l, const gpu_layer *first = 
     m[9] = poison<uint32_t>(GEMM_PROGRESS_WORDS + c.experts);
     m[11] = upload(std::vector<uint64_t>(LAYER_TURNS));
     g.turns = (uint64_t *)m[11];
+    int64_t words = (int64_t)c.tokens * c.top_k * c.intermediate;
+    m[13] = upload(std::vector<uint32_t>(2 * words));
     m[12] = upload(std::vector<int64_t>(c.experts));
     g.load = (int64_t *)m[12];
     g.y = poison<float>((size_t)c.tokens * c.hidden);
     weight_view w1 = view_of(c, false, m[3], m[7], m[5]), w2 = view_of(c, true, m[4], m[8], m[6]);
     make_stages(g.s, c, m[0], m[1], m[2], w1, w2, format_16(c), buffers, g.y);
     if (c.skew == 2) upload_mapped(g, l, m[1], m[10]);
+    g.s.mid_words = (uint32_t *)m[13];
+    g.s.mid_words_count = words;
     g.s.route.slabs = g.s.quantise_x.slabs = &g.s.slab;
     g.s.gemms.gate_up.slabs = fp8 ? &g.s.quantised_slab : &g.s.slab;
     g.s.combine.slabs = &g.s.out;

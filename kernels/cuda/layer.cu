@@ -2,16 +2,15 @@
 // takes long.
 //
 // grid   one block an SM. Tiles of gate_up, eight units of a job, go each to the block that is free; then a block has a share of down,
-//        for which it waits until all tiles of gate_up have ended. Only blocks that run have tiles, so nobody waits for a block that
-//        has not begun
-// block  8 warps that multiply, by mma, one that ends tiles of gate_up, one that finds them, and 4 that load, down's weights while others
-//        end gate_up
-// smem   4 to 8 stages of 16 weight rows by 1024 bytes, which the warps take in turns; the sums of up to 32; and the operand rows: those
-//        of x, then those of mid
+//        for which it waits until all of mid is there. Only blocks that run have tiles, so nobody waits for a block that has not begun
+// block  11 warps that multiply, by mma, one that finds tiles of gate_up, and 4 that load, down's weights while others end gate_up
+// smem   4 to 11 stages of 16 weight rows by 1024 bytes, each of which one warp multiplies; the sums of up to 32, which the last of a
+//        tile's warps adds; and the operand rows: those of x, then those of mid
 //
 // Every block reads all ids, and makes a job of each expert and the tokens that chose it. Of down a block has the same few outputs of all
 // jobs, so that it weighs and sums a token's results itself, in the order of their experts. The stages' sums are added in their order in
-// fp32: bits do not depend on batch mates. x and mid of e4m3 are coded by each block for itself, with the bits of quantise; products of
+// fp32: bits do not depend on batch mates. mid passes through memory in words that say whether they are there, so that no count of ended
+// tiles stands between its writers and its readers. x and mid of e4m3 are coded by each block for itself, with the bits of quantise; products of
 // codes are exact in mma's fp16.
 //
 // bytes  weights of experts with tokens
@@ -26,19 +25,27 @@
 
 namespace {
 
-// By one thread.
-__device__ __forceinline__ void make_barriers(layer_smem &smem, bool is_scaled)
+// By one thread of each loading warp: barriers at addresses that the lanes of a warp do not share are made one after the other, with a
+// fence for each.
+__device__ __forceinline__ void make_barriers(layer_smem &smem, int32_t warp, bool is_scaled)
 {
-    for (int32_t i = 0; i < kTiles; i++) {
-        mbarrier_init(&smem.found[i], 1);
-        mbarrier_init(&smem.begun[i], 1);
+    constexpr int32_t tiles = kTiles / kLoaders, stages = (kStagesMost + kLoaders - 1) / kLoaders, parts = kParts / kLoaders;
+
+    static_assert(kTiles % kLoaders == 0 && kParts % kLoaders == 0);
+#pragma unroll
+    for (int32_t i = 0; i < tiles; i++) {
+        mbarrier_init(&smem.found[warp * tiles + i], 1);
+        mbarrier_init(&smem.begun[warp * tiles + i], 1);
     }
-    for (int32_t stage = 0; stage < kStagesMost; stage++) {
-        mbarrier_init(&smem.full[stage], 1 + (is_scaled ? 32 : 0));
-        mbarrier_init(&smem.empty[stage], 1);
-        mbarrier_init(&smem.summed[stage], 1);
-        mbarrier_init(&smem.read[stage], 1);
+#pragma unroll
+    for (int32_t i = 0; i < stages; i++) {
+        if (warp * stages + i >= kStagesMost) break;
+        mbarrier_init(&smem.full[warp * stages + i], 1 + (is_scaled ? 32 : 0));
+        mbarrier_init(&smem.empty[warp * stages + i], 1);
     }
+#pragma unroll
+    for (int32_t i = 0; i < parts; i++)
+        mbarrier_init(&smem.read[warp * parts + i], 1);
     fence_mbarrier_init();
 }
 
@@ -66,29 +73,34 @@ template <int type> __global__ void __launch_bounds__(kThreads, 1) layer_kernel(
 {
     using P = product<static_cast<operand>(type)>;
     layer_smem &smem = *dynamic_smem<layer_smem>();
-    uint32_t turn = 0; // the block's first, of the thread that finds tiles
+    const int32_t thread = threadIdx.x;
+    first_turn first = {};
 
-    if (threadIdx.x == kFinding) make_barriers(smem, P::is_scaled);
-    if (threadIdx.x == 0) touch_args(args);
-    touch_rows(args, static_cast<int32_t>(threadIdx.x));
+    if (thread >= kLoading && thread % 32 == 0) make_barriers(smem, (thread - kLoading) / 32, P::is_scaled);
+    if (thread == kFinding) {
+        prefetch_tensormap(&args.up.map);
+        prefetch_tensormap(&args.down.map);
+    }
+    if (thread < kTiles) smem.summed[thread] = 0;
+    if (thread == 0) touch_args(args);
+    touch_rows(args, thread);
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
-    if (threadIdx.x == kFinding) turn = atomicAdd(&args.turns->taken, 1u);
-    if (threadIdx.x < kPositions)
+    if (thread == kFinding) first = take_first(args);
+    // Who loads need not wait for x.
+    if (thread < kPositions)
         find_jobs(args, smem);
-    else if (threadIdx.x < kMultiplying)
-        keep_rows<P>(args.up, operand_of(args, smem), args.x, args.x_stride_bytes, args.tokens, P::is_scaled ? args.x_is_bf16 : P::mid_is_bf16,
-                     threadIdx.x - kPositions, kMultiplying - kPositions);
-    __syncthreads();
-    if (threadIdx.x >= kLoading) {
+    else if (thread < kMultiplying)
+        keep_rows<P>(args, smem, thread - kPositions, kMultiplying - kPositions);
+    if (thread < kPositions || thread >= kMultiplying) bar_sync<3, kThreads - (kMultiplying - kPositions)>();
+    if (thread < kMultiplying) multiplying_sync();
+    if (thread >= kLoading) {
         load_all<P>(args, smem);
-    } else if (threadIdx.x >= kFinding) {
-        if (threadIdx.x == kFinding) find_tiles(args, smem, turn);
-    } else if (threadIdx.x >= kEnding) {
-        end_up<P>(args, smem);
+    } else if (thread >= kFinding) {
+        if (thread == kFinding) find_tiles(args, smem, first);
     } else {
-        if (args.load != nullptr && blockIdx.x == 0 && threadIdx.x < kPositions && smem.key[threadIdx.x] >= 0)
-            atomicAdd(&args.load[smem.key[threadIdx.x] / kKeys], 1ull);
+        if (args.load != nullptr && blockIdx.x == 0 && thread < kPositions && smem.key[thread] >= 0)
+            atomicAdd(&args.load[smem.key[thread] / kKeys], 1ull);
         multiply_all<P>(args, smem);
     }
 }
@@ -102,17 +114,13 @@ layer_entry entry_of(operand type)
     return type == OPERAND_BF16 ? layer_kernel<OPERAND_BF16> : type == OPERAND_F16 ? layer_kernel<OPERAND_F16> : layer_kernel<OPERAND_E4M3>;
 }
 
-// A layer of so few bytes that it is bound by what begins and ends launches: of weights, if each choice has an expert of its own. From an
-// H200: 75 MB of bf16 take 27 us both ways, 38 MB of fp8 18 instead of 24, and 75 31 instead of 33; 151 MB of either more than launch by
-// launch.
-constexpr int64_t kWeightBytes = 96 << 20;
-
+// A layer of so few bytes that it is bound by what begins and ends launches. See the ladder for LAYER_WEIGHTS.
 bool is_small(const layer_args &from)
 {
     const weight_view &w1 = from.gemms.gate_up.w1, &w2 = from.gemms.down.w2;
     const double expert_bytes = (static_cast<double>(w1.n) * w1.k + static_cast<double>(w2.n) * w2.k) * element_bytes_of(w1.format);
 
-    return from.route.slabs[0].cap * from.route.top_k * expert_bytes <= kWeightBytes;
+    return from.route.slabs[0].cap <= layer_tokens(expert_bytes, from.route.top_k);
 }
 
 bool is_layer(const layer_args &from)
@@ -124,12 +132,41 @@ bool is_layer(const layer_args &from)
     const bool is_fp8 = element_bytes_of(gate_up.w1.format) == 1;
 
     return from.turns != nullptr && route.by == ROUTE_BY_IDS && route.slabs_count == 1 && from.combine.slabs_count == 1 && x->cap > 0 &&
-           x->cap <= route.rows_cap && x->cap <= kTokens && x->cap * route.top_k <= kPositions && x->ids != nullptr && route.experts > 0 &&
+           x->cap <= route.rows_cap && x->ids != nullptr && route.experts > 0 &&
            gate_up.w1.format == down.w2.format && !gate_up.w1.rows_in && !down.w2.rows_in && fits(gate_up.w1) && fits(down.w2) &&
            formats_meet(gate_up.w1, gate_up.operand_format, gate_up.mid_format) && formats_meet(down.w2, down.operand_format, down.pair_format) &&
            (gate_up.w1.order == ORDER_PLAIN) == (gate_up.activation == ACTIVATION_RELU2) &&
            (is_fp8 ? x->format == FORMAT_BF16 || x->format == FORMAT_F16 : x->format == gate_up.w1.format) && is_aligned(x->rows, 16) &&
            x->row_stride_bytes % 16 == 0;
+}
+
+divider divider_of(int32_t divisor)
+{
+    return {static_cast<uint32_t>(((int64_t(1) << 31) + divisor - 1) / divisor)};
+}
+
+// See layer_product.
+tensor_map_shape map_shape(const layer_product &by, const weight_view &view, int32_t experts)
+{
+    const bool in_turns = view.order == ORDER_INTERLEAVED;
+    const cuuint64_t row = view.row_stride_bytes, expert = experts == 1 ? row * view.n : view.expert_stride_bytes;
+    const cuuint64_t bytes = by.row_bytes, rows = in_turns ? view.n / 2 : view.n, kinds = in_turns ? 2 : 1;
+
+    return {5,
+            {by.is_whole ? kUnitBytes : bytes, rows, kinds, by.is_whole ? bytes / kUnitBytes : 1, cuuint64_t(experts)},
+            {in_turns ? 2 * row : row, row, kUnitBytes, expert},
+            {kUnitBytes, kHalf, 1, by.is_whole ? kUnits : 1u, 1}};
+}
+
+cudaError_t make_maps(layer_args_device &to, const layer_args &from)
+{
+    const weight_view &w1 = from.gemms.gate_up.w1, &w2 = from.gemms.down.w2;
+    const tensor_map_request maps[] = {
+        {&to.up.map, w1.values, CU_TENSOR_MAP_DATA_TYPE_UINT8, map_shape(to.up, w1, from.route.experts)},
+        {&to.down.map, w2.values, CU_TENSOR_MAP_DATA_TYPE_UINT8, map_shape(to.down, w2, from.route.experts)},
+    };
+
+    return tensor_maps_make(maps, 2);
 }
 
 template <class P> void take_product(layer_product &to, const weight_view &from, int32_t outputs, int32_t rows)
@@ -147,8 +184,11 @@ template <class P> void take_product(layer_product &to, const weight_view &from,
     to.depth = static_cast<int32_t>(from.k);
     to.row_bytes = to.depth * P::element_bytes;
     to.stages = (to.row_bytes + kRowBytes - 1) / kRowBytes;
+    to.is_whole = to.row_bytes % kUnitBytes == 0;
+    to.by_stages = divider_of(to.stages);
+    to.by_eights = divider_of(inputs / 8);
     to.outputs = outputs;
-    to.operand_pitch_bytes = inputs * 2 + P::skew_bytes;
+    to.operand_pitch_bytes = inputs * 2 + kSkewBytes;
     to.scale_offset = rows * to.operand_pitch_bytes;
     to.scale_pitch = P::is_scaled ? inputs / kFp8Group : 0;
 }
@@ -160,7 +200,7 @@ size_t take_smem(layer_args_device &to)
     const size_t down = to.down.scale_offset + size_t(4) * to.tokens * to.top_k * to.down.scale_pitch;
     const size_t other = std::max(up, down) + sizeof(layer_smem);
 
-    if (other + kStagesLeast * kStageBytes > kSmemBytes || to.down.stages > kParts) return 0;
+    if (other + kStagesLeast * kStageBytes > kSmemBytes || std::max(to.up.stages, to.down.stages) > kParts) return 0;
     to.stages = static_cast<int32_t>(std::min((kSmemBytes - other) / kStageBytes, size_t(kStagesMost)));
     to.operand_offset = to.stages * kStageBytes;
     return other + to.operand_offset;
@@ -171,7 +211,10 @@ template <class P> size_t take_products(layer_args_device &to, const layer_args 
 {
     const gate_up_args &gate_up = from.gemms.gate_up;
 
+    const int64_t groups = gate_up.intermediate / kHalf;
+
     if (std::max(gate_up.hidden, gate_up.intermediate) > kSmemBytes) return 0; // a row has no room
+    if (to.tokens * to.top_k * groups * groups > INT32_MAX) return 0;          // see divider
     take_product<P>(to.up, gate_up.w1, gate_up.intermediate, to.tokens);
     take_product<P>(to.down, from.gemms.down.w2, gate_up.hidden, to.tokens * to.top_k);
     return take_smem(to);
@@ -195,6 +238,18 @@ void take_rows(layer_args_device &to, const layer_args &from)
     to.tokens = x.cap;
     to.top_k = from.route.top_k;
     to.experts = from.route.experts;
+    to.by_top_k = divider_of(to.top_k);
+}
+
+// How a grid of so many blocks shares the work out.
+void share_out(layer_args_device &to, int32_t blocks)
+{
+    const int32_t eights = to.down.outputs / kHalf;
+
+    to.by_groups = divider_of(to.up.outputs / kHalf);
+    to.by_turns = divider_of(3 * blocks);
+    to.eights_each = eights / blocks;
+    to.eights_more = eights % blocks;
 }
 
 } // namespace
@@ -210,13 +265,14 @@ extern "C" int32_t layer_cuda_load(void)
     return st;
 }
 
-// mid lies where route may write, which nothing here needs.
 extern "C" int32_t layer_cuda(const struct layer_args *from, void *stream)
 {
     const gate_up_args &gate_up = from->gemms.gate_up;
     const operand type = operand_of(gate_up.w1.format);
+    const int32_t blocks = sm_count();
     layer_args_device to = {};
     size_t smem_bytes;
+    cudaError_t st;
 
     if (!is_layer(*from) || !is_small(*from)) return LAYER_UNFIT;
     take_rows(to, *from);
@@ -230,14 +286,17 @@ extern "C" int32_t layer_cuda(const struct layer_args *from, void *stream)
     default:
         smem_bytes = take_products<product<OPERAND_E4M3>>(to, *from);
     }
-    to.mid = static_cast<unsigned char *>(from->route.scratch);
-    to.mid_stride_bytes = (static_cast<int64_t>(gate_up.intermediate) * 2 + 127) / 128 * 128;
-    if (smem_bytes == 0 || to.tokens * to.top_k * to.mid_stride_bytes > from->route.scratch_bytes || !is_aligned(to.mid, 16))
+    to.mid = from->mid;
+    to.mid_words = from->mid_words;
+    if (smem_bytes == 0 || to.tokens * to.top_k * gate_up.intermediate > to.mid_words || to.mid_words % 4 != 0 || !is_aligned(to.mid, 16))
         return LAYER_UNFIT;
+    st = make_maps(to, *from);
+    if (st != cudaSuccess) return st;
+    share_out(to, blocks);
     to.activation = terms_of(gate_up);
     to.weighs_input = gate_up.pair_weight != nullptr;
     to.load = reinterpret_cast<unsigned long long *>(from->tally.load);
     to.turns = reinterpret_cast<layer_turns *>(from->turns);
     to.scale = from->combine.scale;
-    return launch(entry_of(type), {static_cast<unsigned>(sm_count()), kThreads, smem_bytes, LAUNCH_EARLY}, stream, to);
+    return launch(entry_of(type), {static_cast<unsigned>(blocks), kThreads, smem_bytes, LAUNCH_EARLY}, stream, to);
 }

@@ -8,30 +8,34 @@
 #include "kernels/cuda/number.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/quantise.cuh"
+#include "kernels/cuda/tensor_map.cuh"
 #include "kernels/cuda/weights.cuh"
 #include "kernels/layer.h"
 
 namespace {
 
-// A block: warps that multiply, one that ends tiles of gate_up, one that finds them, and four that load.
-constexpr int kWarps = 8, kLoaders = 4;
-constexpr int kMultiplying = kWarps * 32, kEnding = kMultiplying, kFinding = kEnding + 32, kLoading = kFinding + 32, kThreads = kLoading + kLoaders * 32;
+// A block: warps that multiply, one that finds tiles of gate_up, and some that load.
+constexpr int kWarps = 11, kLoaders = 4;
+constexpr int kMultiplying = kWarps * 32, kFinding = kMultiplying, kLoading = kFinding + 32, kThreads = kLoading + kLoaders * 32;
 constexpr int kPositions = LAYER_POSITIONS;
-constexpr int kTokens = 8;             // at most: N of mma
+constexpr int kTokens = LAYER_TOKENS;  // at most: N of mma
 constexpr int kHalf = 8;               // weight rows of half a tile: gate of as many units, or up; or outputs
 constexpr int kRows = 2 * kHalf;       // M of mma
 constexpr int kSums = kRows * kTokens; // of a tile
 constexpr int kUnitBytes = 128;        // of each row, that a warp multiplies at once
-constexpr int kRowBytes = 1024;        // of a row, that a stage has
-constexpr int kRowPitch = kRowBytes + 64;      // so that two rows lie in other banks
-constexpr int kStageBytes = kRows * kRowPitch;
+constexpr int kUnits = 8;              // of a stage
+constexpr int kRowBytes = kUnits * kUnitBytes; // of a row, that a stage has
+constexpr int kHalfUnitBytes = kHalf * kUnitBytes;
+constexpr int kHalfBytes = kUnits * kHalfUnitBytes; // of a stage, [kUnits][kHalf][kUnitBytes], swizzled by 128 bytes
+constexpr int kStageBytes = 2 * kHalfBytes;
+constexpr int kSkewBytes = 64; // behind an operand row, so that two rows lie in other banks
 constexpr int kStagesMost = kWarps, kStagesLeast = 4;
-constexpr int kAhead = 2;               // tiles that are found before the one whose stages are asked for
-constexpr int kTiles = 32;              // that who finds them may be ahead of who ends them: a tile takes a stage at least
-constexpr int kParts = 32;              // stages of down whose sums wait at once
+constexpr int kAhead = 0;               // tiles that are found before the one whose stages are asked for, but for the next
+constexpr int kTiles = 64;              // that who finds them may be ahead of who multiplies them: a tile takes a stage at least
+constexpr int kParts = 32;              // stages whose sums wait at once, of gate_up for the last of their tile, of down to be added; a power of two
 constexpr int kSmemBytes = 232448;      // that a block may have
-constexpr int kAheadBytes = 192 << 10;  // of down's weights, that a block asks for while gate_up ends
-static_assert(kTiles > kAhead + kLoaders + 2 * kStagesMost + 2 && kParts >= kStagesMost);
+constexpr int kAheadBytes = 96 << 10;  // of down's weights, that a block asks for while gate_up ends
+static_assert(kTiles > kParts + 2 * kStagesMost + kAhead + 2);
 
 // What a kernel is compiled for. e4m3 is multiplied as fp16, which holds every code.
 template <operand type> struct product {
@@ -40,11 +44,22 @@ template <operand type> struct product {
     static constexpr bool mid_is_bf16 = type != OPERAND_F16;
     static constexpr int element_bytes = is_scaled ? 1 : 2;
     static constexpr int depth = kUnitBytes / element_bytes; // inputs of a unit
-    static constexpr int skew_bytes = is_scaled ? 16 : 64;   // behind an operand row, so that two rows lie in other banks
+    static constexpr int pieces = depth / 8;                 // of 16 bytes of an operand row, of a unit
+};
+
+// Divisions take longer than what they are for. The number times the divisor is below 2^31.
+struct divider {
+    uint32_t inverse; // 2^31 / divisor, rounded up
+
+    __device__ __forceinline__ int32_t divide(int32_t number) const
+    {
+        return static_cast<int32_t>(static_cast<uint64_t>(static_cast<uint32_t>(number) * 2) * inverse >> 32);
+    }
 };
 
 // One of the two products, on the device.
 struct layer_product {
+    CUtensorMap map; // (K bytes, rows, 2 if gate and up lie in turns, units, experts): boxes of kHalf rows, of a stage or of a unit
     const unsigned char *weights;
     int64_t expert_stride_bytes, row_stride_bytes;
     weight_scales scales;
@@ -55,17 +70,19 @@ struct layer_product {
     int32_t depth;     // K
     int32_t row_bytes; // of K inputs
     int32_t stages;    // of a tile
+    int32_t is_whole;  // 1: rows are whole units, and a box is half a stage; 0: it is half a unit
+    divider by_stages;
+    divider by_eights; // of an operand row
     int32_t outputs;   // units, or hidden
     int32_t operand_pitch_bytes;
     int32_t scale_offset; // bytes, from the operand rows to their scales, f32 [rows, scale_pitch]
     int32_t scale_pitch;
 };
 
-// 0 before each launch, and after it.
 struct layer_turns {
-    uint32_t taken; // tiles of gate_up
-    uint32_t ended; // of those
-    uint32_t left;  // blocks that will look at neither again
+    uint32_t taken; // tiles of gate_up; 0 before each launch, and after it
+    uint32_t left;  // blocks that will not look at them again; the same
+    uint32_t launches;
     uint32_t reserved;
 };
 static_assert(sizeof(layer_turns) == LAYER_TURNS * sizeof(uint64_t));
@@ -78,14 +95,18 @@ struct layer_args_device {
     int64_t router_weight_stride_bytes;
     const unsigned char *x;
     int64_t x_stride_bytes;
-    unsigned char *mid; // [tokens * top_k, intermediate] of 16 bits, by position
-    int64_t mid_stride_bytes;
+    uint32_t *mid; // [2][mid_words], of which each launch has another half than the last: numbers [tokens * top_k, intermediate]
+    int64_t mid_words;
     unsigned char *y;
     int64_t y_stride_bytes;
     unsigned long long *load; // NULL: not counted
     layer_turns *turns;
     int32_t router_weight_format, y_format, x_is_bf16;
     int32_t experts, tokens, top_k;
+    divider by_top_k;
+    divider by_groups; // of eight units
+    divider by_turns;  // of a third of all tiles
+    int32_t eights_each, eights_more; // of outputs of down: of each block, and how many blocks have one more
     int32_t weighs_input;    // 1: the router's weight multiplies the input row, 0: the result
     int32_t operand_offset; // bytes, from the stages to the operand rows
     int32_t stages;
@@ -106,17 +127,22 @@ struct tile {
 };
 
 struct layer_smem {
-    float sums[kParts][kSums]; // of stages
+    float sums[kParts][kSums]; // of stages; down: weighed, and zeros for other tokens than the job's
     float stage_scale[kStagesMost][kRows]; // of the weights, first half of the rows and second: by group of 128 inputs, or by row
     uint64_t full[kStagesMost], empty[kStagesMost];
-    uint64_t summed[kStagesMost], read[kStagesMost]; // their sums, of gate_up
+    uint64_t read[kParts]; // that sums have been, of gate_up
     tile tiles[kTiles];                     // of gate_up, in turns
-    uint64_t found[kTiles], begun[kTiles]; // that they are there, and that their stages are asked for
-    int32_t key[kPositions];  // expert * kKeys + how often the token had it before; -1: none
+    uint64_t found[kTiles], begun[kTiles]; // that they are there, and their stages asked for
+    uint32_t summed[kTiles];               // stages whose sums are there
+    uint32_t launches;                     // before this one; there with the first tile
+    int32_t expert[kPositions]; // -1: none
+    int32_t key[kPositions];    // expert * kKeys + how often the token had it before; -1: none
     job jobs[kPositions];
     uint32_t leaders[kPositions / 32]; // a bit for each position that is its job's first
     int32_t jobs_count;
-    alignas(16) unsigned char stages[]; // [args.stages][kStageBytes]; then x's rows and scales, later mid's
+    int32_t places_count;             // choices of an expert
+    uint8_t place[kPositions];        // their positions, by job
+    alignas(1024) unsigned char stages[]; // [args.stages][kStageBytes]; then x's rows and scales, later mid's
 };
 
 // ---- Jobs --------------------------------------------------------------------------------------
@@ -136,20 +162,19 @@ __device__ __forceinline__ int32_t expert_of(const layer_args_device &args, int3
 // By the first kPositions threads. Jobs are in the order of their keys, so that a token's do not depend on its batch mates.
 __device__ __forceinline__ void find_jobs(const layer_args_device &args, layer_smem &smem)
 {
-    const int32_t positions = args.tokens * args.top_k, position = threadIdx.x, token = position / args.top_k;
-    int32_t expert = -1, key = -1, leader = position, index = 0;
+    const int32_t positions = args.tokens * args.top_k, position = threadIdx.x, token = args.by_top_k.divide(position);
+    int32_t expert = -1, key = -1, leader = position, index = 0, place = 0, places = 0;
     float weight = 1.0f;
     uint32_t leaders;
 
     if (position < positions) expert = expert_of(args, token, position - token * args.top_k, weight);
-    smem.key[position] = expert;
+    smem.expert[position] = expert;
     bar_sync<1, kPositions>();
     if (expert >= 0) {
         key = expert * kKeys;
         for (int32_t other = token * args.top_k; other < position; other++)
-            key += smem.key[other] == expert;
+            key += smem.expert[other] == expert;
     }
-    bar_sync<1, kPositions>();
     smem.key[position] = key;
     smem.jobs[position].tokens = 0;
     bar_sync<1, kPositions>();
@@ -158,10 +183,17 @@ __device__ __forceinline__ void find_jobs(const layer_args_device &args, layer_s
     leaders = __ballot_sync(~0u, key >= 0 && leader == position);
     if (position % 32 == 0) smem.leaders[position / 32] = leaders;
     bar_sync<1, kPositions>();
-    for (int32_t other = 0; other < positions; other++)
-        index += (smem.leaders[other / 32] >> other % 32 & 1) != 0 && smem.key[other] < key;
+    for (int32_t other = 0; other < positions; other++) {
+        const int32_t its = smem.key[other];
+
+        index += (smem.leaders[other / 32] >> other % 32 & 1) != 0 && its < key;
+        place += its >= 0 && (its < key || (its == key && other < position));
+        places += its >= 0;
+    }
+    if (position == 0) smem.places_count = places;
     if (position == 0) smem.jobs_count = __popc(smem.leaders[0]) + __popc(smem.leaders[1]) + __popc(smem.leaders[2]) + __popc(smem.leaders[3]);
     if (key < 0) return;
+    smem.place[place] = static_cast<uint8_t>(position);
     smem.jobs[index].expert = expert;
     smem.jobs[index].position[token] = static_cast<uint8_t>(position);
     smem.jobs[index].weight[token] = weight;
@@ -179,37 +211,139 @@ __device__ __forceinline__ unsigned char *operand_of(const layer_args_device &ar
 // Eight numbers of the rows, zeros behind their end.
 __device__ __forceinline__ uint4 row_piece(const layer_product &by, const unsigned char *rows, int64_t stride_bytes, int32_t item, int32_t items, int32_t eights)
 {
-    const int32_t row = item / eights, column = (item - row * eights) * 8;
+    const int32_t row = by.by_eights.divide(item), column = (item - row * eights) * 8;
 
     if (item >= items || column >= by.depth) return {};
     return __ldcg(reinterpret_cast<const uint4 *>(rows + row * stride_bytes + column * 2));
 }
 
-// Rows as mma takes them. e4m3: half a warp a group of 128, its codes as fp16, with the scale. The next numbers are under way meanwhile.
-template <class P>
-__device__ __forceinline__ void keep_rows(const layer_product &by, unsigned char *to, const unsigned char *rows, int64_t stride_bytes, int32_t count,
-                                          bool is_bf16, int32_t thread, int32_t threads)
+// Where an operand row has its eight numbers from `column` on: those that the lanes of a row multiply at once lie side by side, a lane's
+// being of 32 bytes of weights.
+template <class P> __device__ __forceinline__ int32_t piece_offset(int32_t column)
 {
-    const int32_t eights = (by.operand_pitch_bytes - P::skew_bytes) / 16, items = count * eights;
-    uint4 next = row_piece(by, rows, stride_bytes, thread, items, eights);
+    const int32_t piece = column / 8, in_unit = piece % P::pieces;
+
+    return (piece - in_unit + in_unit % (P::pieces / 4) * 4 + in_unit / (P::pieces / 4)) * 16;
+}
+
+// Of an operand row eight numbers, as mma takes them. e4m3: half a warp a group of 128, its codes as fp16, with the scale.
+template <class P>
+__device__ __forceinline__ void keep_eight(const layer_product &by, unsigned char *to, uint4 words, bool is_bf16, bool is_there, int32_t row, int32_t column)
+{
+    if constexpr (P::is_scaled) {
+        float values[kFp8Lane];
+        fp8_eight coded;
+
+        unpack_8(words, is_bf16, values);
+        coded = fp8_code(values, fp8_largest(words, is_bf16));
+        e4m3_to_f16(coded.codes.x, words.x, words.y);
+        e4m3_to_f16(coded.codes.y, words.z, words.w);
+        if (is_there && column % kFp8Group == 0)
+            reinterpret_cast<float *>(to + by.scale_offset)[row * by.scale_pitch + column / kFp8Group] = coded.scale;
+    }
+    if (is_there) *reinterpret_cast<uint4 *>(to + row * by.operand_pitch_bytes + piece_offset<P>(column)) = words;
+}
+
+__device__ __forceinline__ int32_t eights_of(const layer_product &by)
+{
+    return (by.operand_pitch_bytes - kSkewBytes) / 16;
+}
+
+// Rows of x. The next numbers are under way meanwhile.
+template <class P>
+__device__ __forceinline__ void keep_rows(const layer_args_device &args, layer_smem &smem, int32_t thread, int32_t threads)
+{
+    const layer_product &by = args.up;
+    const int32_t eights = eights_of(by), items = args.tokens * eights;
+    uint4 next = row_piece(by, args.x, args.x_stride_bytes, thread, items, eights);
 
     for (int32_t first = 0; first < items; first += threads) { // all lanes of a warp go on or none
-        const int32_t item = first + thread, row = item / eights, column = (item - row * eights) * 8;
-        uint4 words = next;
+        const int32_t item = first + thread, row = by.by_eights.divide(item), column = (item - row * eights) * 8;
+        const uint4 words = next;
 
-        next = row_piece(by, rows, stride_bytes, item + threads, items, eights);
-        if constexpr (P::is_scaled) {
-            float values[kFp8Lane];
-            fp8_eight coded;
+        next = row_piece(by, args.x, args.x_stride_bytes, item + threads, items, eights);
+        keep_eight<P>(by, operand_of(args, smem), words, P::is_scaled ? args.x_is_bf16 : P::mid_is_bf16, item < items, row, column);
+    }
+}
 
-            unpack_8(words, is_bf16, values);
-            coded = fp8_code(values, fp8_largest(words, is_bf16));
-            e4m3_to_f16(coded.codes.x, words.x, words.y);
-            e4m3_to_f16(coded.codes.y, words.z, words.w);
-            if (item < items && column % kFp8Group == 0)
-                reinterpret_cast<float *>(to + by.scale_offset)[row * by.scale_pitch + column / kFp8Group] = coded.scale;
+// ---- mid ---------------------------------------------------------------------------------------
+
+// Between blocks a number of 16 bits is a word whose lowest bit says that it is there, so that it need not wait for a count of what has
+// ended. Each launch writes one half of them, and clears the other.
+constexpr uint32_t kIsThere = 1;
+constexpr int kLooks = 3; // of a thread, under way at once
+
+// Of this launch 0, of the next 1.
+__device__ __forceinline__ uint32_t *mid_half(const layer_args_device &args, const layer_smem &smem, uint32_t next)
+{
+    return args.mid + ((smem.launches + next) % 2) * args.mid_words;
+}
+
+__device__ __forceinline__ uint32_t high_halves(uint32_t first, uint32_t second)
+{
+    return first >> 16 | (second & 0xffff0000u);
+}
+
+// Eight numbers of mid, or zeros, as the thread saw them last.
+struct mid_eight {
+    const uint32_t *from; // NULL: zeros
+    int32_t row, column;  // of the operand
+    uint4 low, high;
+
+    __device__ __forceinline__ void look()
+    {
+        if (from == nullptr) return;
+        low = load_relaxed_device(from);
+        high = load_relaxed_device(from + 4);
+    }
+
+    __device__ __forceinline__ bool is_there() const
+    {
+        return from == nullptr || (low.x & low.y & low.z & low.w & high.x & high.y & high.z & high.w & kIsThere) != 0;
+    }
+
+    __device__ __forceinline__ uint4 numbers() const
+    {
+        return {high_halves(low.x, low.y), high_halves(low.z, low.w), high_halves(high.x, high.y), high_halves(high.z, high.w)};
+    }
+};
+
+__device__ __forceinline__ mid_eight mid_eight_at(const layer_product &by, const layer_smem &smem, const uint32_t *mid, int32_t item, int32_t items, int32_t eights)
+{
+    const int32_t place = by.by_eights.divide(item);
+    mid_eight to = {};
+
+    to.column = (item - place * eights) * 8;
+    if (item >= items) return to;
+    to.row = smem.place[place];
+    if (to.column < by.depth) to.from = mid + to.row * by.depth + to.column;
+    to.look();
+    return to;
+}
+
+// Rows of mid, by job, since those of the last tiles come last. Several looks are under way at once.
+template <class P>
+__device__ __forceinline__ void keep_mid(const layer_args_device &args, layer_smem &smem, int32_t thread, int32_t threads)
+{
+    const layer_product &by = args.down;
+    const int32_t eights = eights_of(by), items = smem.places_count * eights;
+    const uint32_t *mid = mid_half(args, smem, 0);
+
+    for (int32_t first = 0; first < items; first += kLooks * threads) { // all lanes of a warp go on or none
+        mid_eight at[kLooks];
+
+#pragma unroll
+        for (int32_t i = 0; i < kLooks; i++)
+            at[i] = mid_eight_at(by, smem, mid, first + i * threads + thread, items, eights);
+#pragma unroll
+        for (int32_t i = 0; i < kLooks; i++) {
+            while (!at[i].is_there()) {
+                spin_pause(20);
+                at[i].look();
+            }
+            __syncwarp();
+            keep_eight<P>(by, operand_of(args, smem), at[i].numbers(), P::mid_is_bf16, first + i * threads + thread < items, at[i].row, at[i].column);
         }
-        if (item < items) *reinterpret_cast<uint4 *>(to + row * by.operand_pitch_bytes + column * 2) = words;
     }
 }
 

@@ -19,6 +19,12 @@ struct stage_ring {
         stage = 0;
         round_odd ^= 1;
     }
+
+    __device__ __forceinline__ void advance(int32_t stages)
+    {
+        for (stage += stages; stage >= count; stage -= count)
+            round_odd ^= 1;
+    }
 };
 
 // A stage has one warp that loads it and one that multiplies it, round by round: a wait for a parity cannot tell a round from the one
@@ -28,39 +34,40 @@ __device__ __forceinline__ bool is_loaded_by(const stage_ring &ring)
     return ring.stage % kLoaders == (static_cast<int32_t>(threadIdx.x) - kLoading) / 32;
 }
 
-__device__ __forceinline__ bool is_multiplied_by(const stage_ring &ring)
-{
-    return ring.stage == static_cast<int32_t>(threadIdx.x) / 32;
-}
-
 __device__ __forceinline__ unsigned char *stage_at(layer_smem &smem, int32_t stage)
 {
     return smem.stages + stage * kStageBytes;
 }
 
-// A tile's rows: of the matrix, the first of each half, and how far apart they are; high -1: there is no second half. And the rows of
-// blocks of scales.
+// A tile's rows: of the matrix, the first of each half, or where gate and up lie in turns the first of their kind; high -1: there is no
+// second half. And the rows of blocks of scales.
 struct tile_rows {
-    int32_t low, high, apart;
+    int32_t low, high;
     int32_t low_block, high_block;
 };
+
+// Of the matrix, row `index` of a half.
+__device__ __forceinline__ int32_t row_at(const layer_product &by, int32_t first, int32_t index, bool is_high)
+{
+    return by.order == ORDER_INTERLEAVED ? 2 * (first + index) + is_high : first + index;
+}
 
 // gate_up: gate and up of eight units.
 __device__ __forceinline__ tile_rows rows_of_up(const layer_product &by, int32_t group)
 {
     const int32_t unit = group * kHalf, block = unit / 128, second = by.scales.second_block + block;
 
-    if (by.order == ORDER_PLAIN) return {unit, -1, 1, block, block};
-    if (by.order == ORDER_INTERLEAVED) return {2 * unit, 2 * unit + 1, 2, block, second};
-    if (by.order == ORDER_UP_GATE) return {by.outputs + unit, unit, 1, second, block};
-    return {unit, by.outputs + unit, 1, block, second};
+    if (by.order == ORDER_PLAIN) return {unit, -1, block, block};
+    if (by.order == ORDER_INTERLEAVED) return {unit, unit, block, second};
+    if (by.order == ORDER_UP_GATE) return {by.outputs + unit, unit, second, block};
+    return {unit, by.outputs + unit, block, second};
 }
 
 __device__ __forceinline__ tile_rows rows_of_down(int32_t output, int32_t end)
 {
     const bool has_high = output + kHalf < end;
 
-    return {output, has_high ? output + kHalf : -1, 1, output / 128, (output + kHalf) / 128};
+    return {output, has_high ? output + kHalf : -1, output / 128, (output + kHalf) / 128};
 }
 
 // The block's share of down: outputs, in eights, each of all jobs.
@@ -70,10 +77,9 @@ struct share {
 
 __device__ __forceinline__ share share_of_down(const layer_args_device &args)
 {
-    const int32_t eights = args.down.outputs / kHalf, blocks = gridDim.x, block = blockIdx.x, each = eights / blocks, more = eights % blocks;
-    const int32_t first = (block * each + min(block, more)) * kHalf;
+    const int32_t block = blockIdx.x, first = (block * args.eights_each + min(block, args.eights_more)) * kHalf;
 
-    return {first, first + (each + (block < more)) * kHalf};
+    return {first, first + (args.eights_each + (block < args.eights_more)) * kHalf};
 }
 
 __device__ __forceinline__ int32_t tiles_of_up(const layer_args_device &args, const layer_smem &smem)
@@ -95,7 +101,7 @@ __device__ __forceinline__ void load_scales(const layer_product &by, layer_smem 
         from += static_cast<int64_t>(is_high ? rows.high_block : rows.low_block) * by.scales.row_stride + group + index;
         is_there = is_there && (group + index) * kFp8Group < by.depth;
     } else if (by.scales.format == FORMAT_FP8_CHANNEL) {
-        from += (is_high ? rows.high : rows.low) + index * rows.apart;
+        from += row_at(by, is_high ? rows.high : rows.low, index, is_high);
     } else {
         from += is_high && by.order != ORDER_PLAIN && by.scales.halves > 1;
     }
@@ -103,24 +109,30 @@ __device__ __forceinline__ void load_scales(const layer_product &by, layer_smem 
     cp_async_mbarrier_arrive_noinc(&smem.full[stage]);
 }
 
-// A stage of a tile, `at` bytes along its rows. By one warp.
+// Of a stage that has so many bytes of its rows and more.
+__device__ __forceinline__ int32_t units_of(int32_t left)
+{
+    return min((left + kUnitBytes - 1) / kUnitBytes, kUnits);
+}
+
+// A stage of a tile, `at` bytes along its rows, and zeros past their end. By one warp.
 template <class P>
 __device__ __forceinline__ void load_stage(const layer_product &by, layer_smem &smem, int32_t expert, const tile_rows &rows, const stage_ring &ring, int32_t at)
 {
-    const int64_t apart = rows.apart * by.row_stride_bytes;
-    const unsigned char *weights = by.weights + expert * by.expert_stride_bytes + at;
-    const unsigned char *low = weights + rows.low * by.row_stride_bytes, *high = weights + rows.high * by.row_stride_bytes;
-    const int32_t bytes = min(kRowBytes, by.row_bytes - at);
+    const bool has_high = rows.high >= 0;
     unsigned char *to = stage_at(smem, ring.stage);
     uint64_t *full = &smem.full[ring.stage];
 
     mbarrier_wait(&smem.empty[ring.stage], ring.round_odd ^ 1);
     if (elect_one()) {
-        mbarrier_arrive_expect_tx(full, (rows.high >= 0 ? kRows : kHalf) * bytes);
-#pragma unroll
-        for (int32_t r = 0; r < kHalf; r++) {
-            cp_async_bulk(to + r * kRowPitch, low + r * apart, bytes, full);
-            if (rows.high >= 0) cp_async_bulk(to + (kHalf + r) * kRowPitch, high + r * apart, bytes, full);
+        const int32_t boxes = by.is_whole ? 1 : units_of(by.row_bytes - at), box_bytes = by.is_whole ? kHalfBytes : kHalfUnitBytes;
+
+        mbarrier_arrive_expect_tx(full, (has_high ? 2 : 1) * boxes * box_bytes);
+        for (int32_t box = 0; box < boxes; box++, to += kHalfUnitBytes) {
+            const int32_t byte = by.is_whole ? 0 : at + box * kUnitBytes, unit = by.is_whole ? at / kUnitBytes : 0;
+
+            cp_async_bulk_tensor_5d<true>(to, &by.map, full, byte, rows.low, 0, unit, expert);
+            if (has_high) cp_async_bulk_tensor_5d<true>(to + kHalfBytes, &by.map, full, byte, rows.high, by.order == ORDER_INTERLEAVED, unit, expert);
         }
     }
     __syncwarp();
@@ -161,30 +173,41 @@ struct tile_range {
 
 __device__ __forceinline__ tile_range tiles_of_turn(const layer_args_device &args, const layer_smem &smem, uint32_t turn)
 {
-    const int32_t blocks = gridDim.x, all = tiles_of_up(args, smem), chunk = max(all / (3 * blocks), 1), index = static_cast<int32_t>(turn);
+    const int32_t blocks = gridDim.x, all = tiles_of_up(args, smem), chunk = max(args.by_turns.divide(all), 1), index = static_cast<int32_t>(turn);
     const int32_t first = index < blocks ? index * chunk : blocks * (chunk - 1) + index;
 
     return {first, min(first + (index < blocks ? chunk : 1), all)};
 }
 
-// By one thread, from the block's first turn on; then two are asked for ahead, since an answer takes 2 us behind the weights of all blocks.
-// The last tile has no job.
-__device__ __forceinline__ void find_tiles(const layer_args_device &args, layer_smem &smem, uint32_t turn)
+// By one thread. The block's first turn, and how many launches there have been.
+struct first_turn {
+    uint32_t turn, launches;
+};
+
+__device__ __forceinline__ first_turn take_first(const layer_args_device &args)
+{
+    return {atomicAdd(&args.turns->taken, 1u), __ldcg(&args.turns->launches)};
+}
+
+// From there on; what comes next is asked for ahead, since an answer takes 2 us behind the weights of all blocks. The last tile has no job.
+// The last block makes all turns those of the next launch.
+__device__ __forceinline__ void find_tiles(const layer_args_device &args, layer_smem &smem, const first_turn &first)
 {
     const int32_t groups = args.up.outputs / kHalf, all = tiles_of_up(args, smem);
-    tile_range now = tiles_of_turn(args, smem, turn);
-    uint32_t next = atomicAdd(&args.turns->taken, 1u), later = atomicAdd(&args.turns->taken, 1u);
+    tile_range now = tiles_of_turn(args, smem, first.turn);
+    uint32_t next = atomicAdd(&args.turns->taken, 1u);
     int32_t number = 0;
 
+    smem.launches = first.launches;
     while (now.first < all) {
         for (; now.first < now.end; now.first++)
-            publish_tile(smem, number++, {now.first / groups, now.first % groups});
+            publish_tile(smem, number++, {args.by_groups.divide(now.first), now.first - args.by_groups.divide(now.first) * groups});
         now = tiles_of_turn(args, smem, next);
-        next = later;
-        if (now.first < all) later = atomicAdd(&args.turns->taken, 1u);
+        if (now.first < all) next = atomicAdd(&args.turns->taken, 1u);
     }
     // No answer comes after the block has left, when others may have begun to count anew.
-    publish_tile(smem, number, {-1, static_cast<int32_t>(next + later)});
+    publish_tile(smem, number, {-1, static_cast<int32_t>(next)});
+    if (atomicAdd(&args.turns->left, 1u) == gridDim.x - 1) *args.turns = {0, 0, first.launches + 1, 0};
 }
 
 // ---- The loading warps -------------------------------------------------------------------------
@@ -200,10 +223,20 @@ template <class P> __device__ __forceinline__ void ask_ahead(const layer_args_de
             prefetch_l2_bulk(by.weights + smem.jobs[i].expert * by.expert_stride_bytes + of.first * by.row_stride_bytes, static_cast<uint32_t>(bytes));
 }
 
+// The half of mid that the next launch writes.
+__device__ __forceinline__ void clear_mid(const layer_args_device &args, const layer_smem &smem)
+{
+    const int64_t threads = kLoaders * 32;
+    uint4 *half = reinterpret_cast<uint4 *>(mid_half(args, smem, 1));
+
+    for (int64_t i = blockIdx.x * threads + threadIdx.x - kLoading; i < args.mid_words / 4; i += gridDim.x * threads)
+        half[i] = {};
+}
+
 template <class P> __device__ __forceinline__ void load_all(const layer_args_device &args, layer_smem &smem)
 {
-    const share of = share_of_down(args);
     stage_ring ring = {args.stages, 0, 0};
+    share of;
 
     for (int32_t number = 0;; number++) {
         const tile t = tile_at(smem, number);
@@ -212,10 +245,12 @@ template <class P> __device__ __forceinline__ void load_all(const layer_args_dev
         if (is_loaded_by(ring) && threadIdx.x % 32 == 0) mbarrier_arrive(&smem.begun[number % kTiles]);
         load_tile<P>(args.up, smem, smem.jobs[t.job].expert, rows_of_up(args.up, t.group), ring);
     }
+    of = share_of_down(args);
     if (of.end > of.first) ask_ahead<P>(args, smem, of);
     for (int32_t output = of.first; output < of.end; output += kRows)
         for (int32_t job = 0; job < smem.jobs_count; job++)
             load_tile<P>(args.down, smem, smem.jobs[job].expert, rows_of_down(output, of.end), ring);
+    clear_mid(args, smem);
 }
 
 } // namespace

@@ -18,105 +18,93 @@ __device__ __forceinline__ uint32_t word_of(const uint4 &words, int32_t index)
 // Half a unit of 16 rows, of which a lane has 16 bytes of rows r and r + 8, times its token's inputs.
 template <class P> __device__ __forceinline__ void multiply_half(const uint4 &low, const uint4 &high, const uint4 *inputs, float (&sums)[4])
 {
-    constexpr int32_t pieces = P::is_scaled ? 2 : 1;
-    uint4 b[pieces] = {};
+    const uint4 b = inputs[0];
 
-    if (inputs != nullptr)
-#pragma unroll
-        for (int32_t i = 0; i < pieces; i++)
-            b[i] = inputs[i];
     if constexpr (!P::is_scaled) {
-        mma<P::multiplies_bf16>(sums, {low.x, high.x, low.y, high.y}, b[0].x, b[0].y);
-        mma<P::multiplies_bf16>(sums, {low.z, high.z, low.w, high.w}, b[0].z, b[0].w);
+        mma<P::multiplies_bf16>(sums, {low.x, high.x, low.y, high.y}, b.x, b.y);
+        mma<P::multiplies_bf16>(sums, {low.z, high.z, low.w, high.w}, b.z, b.w);
     } else {
+        const uint4 more = inputs[4];
+
 #pragma unroll
         for (int32_t word = 0; word < 4; word++) {
+            const uint4 &of = word < 2 ? b : more;
             uint32_t a[4];
 
             e4m3_to_f16(word_of(low, word), a[0], a[2]);
             e4m3_to_f16(word_of(high, word), a[1], a[3]);
-            mma<P::multiplies_bf16>(sums, a, word_of(b[word / 2], word % 2 * 2), word_of(b[word / 2], word % 2 * 2 + 1));
+            mma<P::multiplies_bf16>(sums, a, word_of(of, word % 2 * 2), word_of(of, word % 2 * 2 + 1));
         }
     }
 }
 
-// What a lane multiplies with its rows of a job.
+// What a lane multiplies with its rows of a job: of token lane / 4, and the scales of tokens lane % 4 * 2 and the next. Those of another
+// token where the job has not that one, whose sums nobody reads.
 struct lane_inputs {
-    const uint4 *inputs;                 // of token lane / 4; NULL: zeros
-    const float *even_scale, *odd_scale; // of tokens lane % 4 * 2 and the next; NULL: 0
+    const uint4 *inputs;
+    const float *even_scale, *odd_scale;
 };
 
-// From input `first` on. `row` is the operand row of each token; NULL: its own number.
-template <class P>
-__device__ __forceinline__ lane_inputs inputs_of(const layer_product &by, const unsigned char *operand, uint32_t tokens, const uint8_t *row, int32_t first)
+// From stage `stage` on. is_down: operand rows are those of positions, not of tokens.
+template <class P, bool is_down>
+__device__ __forceinline__ lane_inputs inputs_of(const layer_product &by, const unsigned char *operand, const job &j, int32_t stage)
 {
-    const int32_t lane = threadIdx.x % 32, r = lane / 4, token = lane % 4 * 2;
-    const float *scales = reinterpret_cast<const float *>(operand + by.scale_offset) + first / kFp8Group;
+    const int32_t lane = threadIdx.x % 32, r = lane / 4, even = lane % 4 * 2, odd = even + 1, any = __ffs(j.tokens) - 1;
+    const unsigned char *at = operand + stage * (kUnits * P::pieces * 16);
+    auto row = [&](int32_t token) {
+        token = j.tokens >> token & 1 ? token : any;
+        return is_down ? static_cast<int32_t>(j.position[token]) : token;
+    };
     lane_inputs to = {};
 
-    if (tokens >> r & 1)
-        to.inputs = reinterpret_cast<const uint4 *>(operand + (row != nullptr ? row[r] : r) * by.operand_pitch_bytes + first * 2 +
-                                                    lane % 4 * (32 / P::element_bytes));
-    if (P::is_scaled && tokens >> token & 1) to.even_scale = scales + (row != nullptr ? row[token] : token) * by.scale_pitch;
-    if (P::is_scaled && tokens >> token >> 1 & 1) to.odd_scale = scales + (row != nullptr ? row[token + 1] : token + 1) * by.scale_pitch;
+    to.inputs = reinterpret_cast<const uint4 *>(at + row(r) * by.operand_pitch_bytes) + lane % 4;
+    if constexpr (P::is_scaled) {
+        const float *scales = reinterpret_cast<const float *>(operand + by.scale_offset) + stage * kUnits;
+
+        to.even_scale = scales + row(even) * by.scale_pitch;
+        to.odd_scale = scales + row(odd) * by.scale_pitch;
+    }
     return to;
 }
 
-// A unit of bytes, of which `left` are there. Two sums in turns, so that products need not wait for each other.
-template <class P>
-__device__ __forceinline__ void multiply_unit(const unsigned char *rows, int32_t left, bool has_high, const uint4 *inputs, float (&even)[4], float (&odd)[4])
+// A lane's 32 bytes of a unit, of rows r and r + 8.
+struct lane_weights {
+    uint4 low[2], high[2];
+};
+
+__device__ __forceinline__ lane_weights weights_at(const unsigned char *first, const unsigned char *second)
 {
-    constexpr int32_t half = P::is_scaled ? 8 : 4; // a unit's inputs, pieces of 16 bytes
-    uint4 low[2] = {}, high[2] = {};
+    const auto at = [](const unsigned char *row) { return *reinterpret_cast<const uint4 *>(row); };
 
-#pragma unroll
-    for (int32_t i = 0; i < 2; i++) {
-        const bool is_there = i * 64 + static_cast<int32_t>(threadIdx.x % 4) * 16 < left;
-
-        if (is_there) low[i] = *reinterpret_cast<const uint4 *>(rows + i * 64);
-        if (is_there && has_high) high[i] = *reinterpret_cast<const uint4 *>(rows + kHalf * kRowPitch + i * 64);
-    }
-    multiply_half<P>(low[0], high[0], inputs, even);
-    multiply_half<P>(low[1], high[1], inputs != nullptr ? inputs + half : nullptr, odd);
+    return {{at(first), at(second)}, {at(first + kHalfBytes), at(second + kHalfBytes)}};
 }
 
-// A stage, of which `left` bytes of each row are there: the tile's sums over its inputs, where one warp leaves them to be added.
+// What fp8 multiplies a unit's products with: of the rows, and of the tokens.
+struct lane_scales {
+    const float *rows, *even, *odd;
+    int32_t apart; // of the rows', from unit to unit
+};
+
+// A unit: two sums in turns, so that products need not wait for each other; of fp8, all at once, scaled.
 template <class P>
-__device__ __forceinline__ void multiply_stage(const layer_product &by, layer_smem &smem, const stage_ring &ring, lane_inputs from, int32_t left,
-                                               bool has_high, float (&to)[kSums])
+__device__ __forceinline__ void multiply_unit(const lane_weights &weights, const uint4 *inputs, const lane_scales &scales, int32_t unit, float (&even)[4],
+                                              float (&odd)[4])
 {
-    const int32_t lane = threadIdx.x % 32, r = lane / 4;
-    const bool by_block = by.scales.format == FORMAT_FP8_BLOCK128;
-    const unsigned char *rows = stage_at(smem, ring.stage) + r * kRowPitch + lane % 4 * 16;
-    const float *scales = &smem.stage_scale[ring.stage][by_block ? 0 : r];
-    float even[4] = {}, odd[4] = {}, sums[4] = {};
+    if constexpr (!P::is_scaled) {
+        multiply_half<P>(weights.low[0], weights.high[0], inputs, even);
+        multiply_half<P>(weights.low[1], weights.high[1], inputs + P::pieces / 2, odd);
+    } else {
+        const float low_scale = scales.rows[unit * scales.apart], high_scale = scales.rows[kHalf + unit * scales.apart];
+        const float even_scale = scales.even[unit], odd_scale = scales.odd[unit];
+        float first[4] = {}, second[4] = {};
 
-    mbarrier_wait(&smem.full[ring.stage], ring.round_odd);
-#pragma unroll 2
-    for (int32_t unit = 0; unit < kRowBytes / kUnitBytes && left > 0; unit++, left -= kUnitBytes, rows += kUnitBytes) {
-        multiply_unit<P>(rows, left, has_high, from.inputs, even, odd);
-        if (from.inputs != nullptr) from.inputs += P::depth / 8;
-        if constexpr (P::is_scaled) {
-            const float *scale = scales + (by_block ? unit : 0);
-            const float low_scale = scale[0], high_scale = has_high ? scale[kHalf] : 0.0f;
-            const float even_scale = from.even_scale != nullptr ? from.even_scale[unit] : 0.0f;
-            const float odd_scale = from.odd_scale != nullptr ? from.odd_scale[unit] : 0.0f;
-
-            sums[0] += (even[0] + odd[0]) * (even_scale * low_scale);
-            sums[1] += (even[1] + odd[1]) * (odd_scale * low_scale);
-            sums[2] += (even[2] + odd[2]) * (even_scale * high_scale);
-            sums[3] += (even[3] + odd[3]) * (odd_scale * high_scale);
-#pragma unroll
-            for (int32_t i = 0; i < 4; i++)
-                even[i] = odd[i] = 0.0f;
-        }
+        multiply_half<P>(weights.low[0], weights.high[0], inputs, first);
+        multiply_half<P>(weights.low[1], weights.high[1], inputs + P::pieces / 2, second);
+        even[0] += (first[0] + second[0]) * (even_scale * low_scale);
+        even[1] += (first[1] + second[1]) * (odd_scale * low_scale);
+        even[2] += (first[2] + second[2]) * (even_scale * high_scale);
+        even[3] += (first[3] + second[3]) * (odd_scale * high_scale);
     }
-#pragma unroll
-    for (int32_t i = 0; i < 4 && !P::is_scaled; i++)
-        sums[i] = even[i] + odd[i];
-    __syncwarp();
-    if (lane == 0) mbarrier_arrive(&smem.empty[ring.stage]);
-    *reinterpret_cast<float4 *>(&to[lane * 4]) = {sums[0], sums[1], sums[2], sums[3]};
 }
 
 // Where a tile's sums have an output: a lane has row lane / 4 of tokens lane % 4 * 2 and the next, then row lane / 4 + 8 of both.
@@ -127,29 +115,6 @@ __device__ __forceinline__ int32_t number_of(int32_t row, int32_t token)
 
 // ---- gate_up -----------------------------------------------------------------------------------
 
-// The ring is where down's stages begin after it.
-template <class P> __device__ __forceinline__ void multiply_up(const layer_args_device &args, layer_smem &smem, stage_ring &ring)
-{
-    const layer_product &by = args.up;
-    const bool has_high = by.order != ORDER_PLAIN;
-
-    if (static_cast<int32_t>(threadIdx.x) / 32 >= args.stages) return; // it has none
-    for (int32_t number = 0;; number++) {
-        const tile t = tile_at(smem, number);
-
-        if (t.job < 0) break;
-        for (int32_t stage = 0; stage < by.stages; stage++, ring.advance()) {
-            if (!is_multiplied_by(ring)) continue;
-            mbarrier_wait(&smem.read[ring.stage], ring.round_odd ^ 1);
-            multiply_stage<P>(by, smem, ring,
-                              inputs_of<P>(by, operand_of(args, smem), smem.jobs[t.job].tokens, nullptr, stage * (kRowBytes / P::element_bytes)),
-                              by.row_bytes - stage * kRowBytes, has_high, smem.sums[ring.stage]);
-            __syncwarp();
-            if (threadIdx.x % 32 == 0) mbarrier_arrive(&smem.summed[ring.stage]);
-        }
-    }
-}
-
 __device__ __forceinline__ float bias_at(const layer_product &by, int32_t expert, int32_t row)
 {
     if (by.bias == nullptr || row < 0) return 0.0f;
@@ -158,49 +123,38 @@ __device__ __forceinline__ float bias_at(const layer_product &by, int32_t expert
 
 // One unit of mid.
 template <class P>
-__device__ __forceinline__ void end_unit(const layer_args_device &args, const layer_smem &smem, const tile &t, int32_t r, int32_t token, float2 sums)
+__device__ __forceinline__ void end_unit(const layer_args_device &args, const layer_smem &smem, uint32_t *mid, const tile &t, int32_t r, int32_t token, float2 sums)
 {
     const job &j = smem.jobs[t.job];
     const tile_rows rows = rows_of_up(args.up, t.group);
-    const float2 bias = {bias_at(args.up, j.expert, rows.low + r * rows.apart),
-                         bias_at(args.up, j.expert, rows.high < 0 ? -1 : rows.high + r * rows.apart)};
+    const float2 bias = {bias_at(args.up, j.expert, row_at(args.up, rows.low, r, false)),
+                         bias_at(args.up, j.expert, rows.high < 0 ? -1 : row_at(args.up, rows.high, r, true))};
     const int32_t position = j.position[token];
     const float weight = args.weighs_input ? j.weight[token] : 1.0f, gate = sums.x * weight, up = sums.y * weight;
-    const float mid = args.up.order == ORDER_PLAIN ? activate_plain(gate + bias.x) : activate<false>(args.activation, gate, up, bias);
+    const float number = args.up.order == ORDER_PLAIN ? activate_plain(gate + bias.x) : activate<false>(args.activation, gate, up, bias);
 
-    number_store(args.mid + position * args.mid_stride_bytes, t.group * kHalf + r, P::mid_is_bf16 ? FORMAT_BF16 : FORMAT_F16, mid);
+    store_relaxed_device(mid + position * args.up.outputs + t.group * kHalf + r, number_pack<P::mid_is_bf16>(0.0f, number) | kIsThere);
 }
 
-// By one warp: a lane has unit lane % 8 of tokens lane / 8 and lane / 8 + 4.
-template <class P> __device__ __forceinline__ void end_up(const layer_args_device &args, layer_smem &smem)
+// A tile, of stages from that one on among all of the block's: a lane has unit lane % 8 of token lane / 8, then of the fourth token behind
+// that.
+template <class P>
+__device__ __forceinline__ void end_tile(const layer_args_device &args, const layer_smem &smem, const tile &t, int32_t first)
 {
-    const int32_t lane = threadIdx.x % 32, r = lane % kHalf, token = lane / kHalf;
-    stage_ring ring = {args.stages, 0, 0};
-    int32_t number = 0;
+    const int32_t lane = threadIdx.x % 32, r = lane % kHalf;
+    const uint32_t tokens = smem.jobs[t.job].tokens;
+    uint32_t *mid = mid_half(args, smem, 0);
 
-    for (;; number++) {
-        const tile t = tile_at(smem, number);
-        float2 sums[2] = {};
+#pragma unroll 1
+    for (int32_t token = lane / kHalf; (tokens >> (token - lane / kHalf)) != 0; token += 32 / kHalf) {
+        float2 sums = {};
 
-        if (t.job < 0) break;
-        for (int32_t stage = 0; stage < args.up.stages; stage++, ring.advance()) {
-            const float *from = smem.sums[ring.stage];
-
-            mbarrier_wait(&smem.summed[ring.stage], ring.round_odd);
-#pragma unroll
-            for (int32_t i = 0; i < 2; i++) {
-                sums[i].x += from[number_of(r, token + i * 4)];
-                sums[i].y += from[number_of(kHalf + r, token + i * 4)];
-            }
-            __syncwarp();
-            if (lane == 0) mbarrier_arrive(&smem.read[ring.stage]);
+        for (int32_t stage = first; stage < first + args.up.stages; stage++) {
+            sums.x += smem.sums[stage % kParts][number_of(r, token)];
+            sums.y += smem.sums[stage % kParts][number_of(kHalf + r, token)];
         }
-#pragma unroll
-        for (int32_t i = 0; i < 2; i++)
-            if (smem.jobs[t.job].tokens >> (token + i * 4) & 1) end_unit<P>(args, smem, t, r, token + i * 4, sums[i]);
+        if (tokens >> token & 1) end_unit<P>(args, smem, mid, t, r, token, sums);
     }
-    __syncwarp();
-    if (lane == 0 && number > 0) add_release_device(&args.turns->ended, number);
 }
 static_assert(kHalf * kTokens == 2 * 32);
 
@@ -209,19 +163,6 @@ static_assert(kHalf * kTokens == 2 * 32);
 __device__ __forceinline__ void multiplying_sync()
 {
     bar_sync<2, kMultiplying>();
-}
-
-// All tiles of gate_up have ended. The last block clears what they were counted in.
-__device__ __forceinline__ void await_up(const layer_args_device &args, const layer_smem &smem)
-{
-    layer_turns *turns = args.turns;
-
-    if (threadIdx.x == 0) {
-        while (load_acquire_device(&turns->ended) != static_cast<uint32_t>(tiles_of_up(args, smem)))
-            spin_pause(20);
-        if (atomicAdd(&turns->left, 1u) == gridDim.x - 1) *turns = {};
-    }
-    multiplying_sync();
 }
 
 // The router's weight of a token's result in a job that it has.
@@ -241,54 +182,184 @@ __device__ __forceinline__ float bias_of(const layer_args_device &args, const la
     return sum;
 }
 
-// 16 outputs of the share: stages of some jobs at a time, then a thread adds those of its output and token.
-template <class P>
-__device__ __forceinline__ void multiply_down(const layer_args_device &args, layer_smem &smem, int32_t first, int32_t end, stage_ring &ring)
+// ---- Both --------------------------------------------------------------------------------------
+
+// Where a multiplying warp is. One loop takes it through both products, so that their code is in the cache when down begins.
+struct walk {
+    int32_t count;  // of the ring
+    int32_t next;   // its next stage among all of the block's: those at one place of the ring are its own; past all of them: it has none
+    int32_t first;  // stage of the tile, or of these parts of down
+    uint32_t round_odd;
+    int32_t number; // of the tile
+    tile now;
+    int32_t output, parts_begin, parts_count; // down: 16 outputs of the share, and of their parts (stages of jobs) up to kParts
+    float sum;                                // of this thread's output and token
+};
+
+// To its next stage of gate_up; false: there is none.
+__device__ __forceinline__ bool walk_up(const layer_args_device &args, layer_smem &smem, walk &at)
 {
-    const layer_product &by = args.down;
-    const int32_t rows = min(end - first, kRows), token = threadIdx.x / kRows, row = threadIdx.x % kRows, batch = kParts / by.stages;
-    float sum = 0.0f;
-
-    for (int32_t job = 0; job < smem.jobs_count; job += batch) {
-        const int32_t jobs = min(batch, smem.jobs_count - job);
-
-        for (int32_t part = 0; part < jobs * by.stages; part++, ring.advance()) {
-            if (!is_multiplied_by(ring)) continue;
-            const int32_t index = part / by.stages, stage = part - index * by.stages;
-            const struct job &j = smem.jobs[job + index];
-
-            multiply_stage<P>(by, smem, ring, inputs_of<P>(by, operand_of(args, smem), j.tokens, j.position, stage * (kRowBytes / P::element_bytes)),
-                              by.row_bytes - stage * kRowBytes, rows > kHalf, smem.sums[part]);
-        }
-        multiplying_sync();
-#pragma unroll 4
-        for (int32_t i = 0; i < jobs && token < kTokens; i++) {
-            const struct job &j = smem.jobs[job + i];
-            const float weight = weight_of(args, j, token);
-            float of_job = 0.0f;
-
-            for (int32_t part = i * by.stages; part < (i + 1) * by.stages; part++)
-                of_job += smem.sums[part][number_of(row, token)];
-            if (j.tokens >> token & 1) sum += weight * of_job;
-        }
-        multiplying_sync();
+    while (at.now.job >= 0 && at.next >= at.first + args.up.stages) {
+        at.first += args.up.stages;
+        at.now = tile_at(smem, ++at.number);
     }
-    if (token < args.tokens && row < rows)
-        number_store(args.y + token * args.y_stride_bytes, first + row, args.y_format, (sum + bias_of(args, smem, token, first + row)) * args.scale);
+    return at.now.job >= 0;
+}
+
+// What a thread adds of parts that have been multiplied, an output of a token. Who goes on to more of them meets the others first.
+__device__ __forceinline__ void add_parts(const layer_args_device &args, const layer_smem &smem, walk &at)
+{
+    const int32_t token = threadIdx.x / kRows, row = threadIdx.x % kRows;
+
+    multiplying_sync();
+    if (token < args.tokens)
+#pragma unroll 4
+        for (int32_t part = 0; part < at.parts_count; part++)
+            at.sum += smem.sums[part][number_of(row, token)];
+}
+
+__device__ __forceinline__ void store_result(const layer_args_device &args, const layer_smem &smem, int32_t end, const walk &at)
+{
+    const int32_t token = threadIdx.x / kRows, output = at.output + threadIdx.x % kRows;
+
+    if (token < args.tokens && output < end)
+        number_store(args.y + token * args.y_stride_bytes, output, args.y_format, (at.sum + bias_of(args, smem, token, output)) * args.scale);
 }
 static_assert(kMultiplying >= kRows * kTokens);
+
+// To its next part of down, with all that the block does between parts; false: there is none.
+__device__ __forceinline__ bool walk_down(const layer_args_device &args, layer_smem &smem, int32_t end, walk &at)
+{
+    const int32_t parts = smem.jobs_count * args.down.stages;
+
+    while (at.output < end && at.next >= at.first + at.parts_count) {
+        add_parts(args, smem, at);
+        at.first += at.parts_count;
+        at.parts_begin += at.parts_count;
+        if (at.parts_begin >= parts) {
+            store_result(args, smem, end, at);
+            at.output += kRows;
+            at.parts_begin = 0;
+            at.sum = 0.0f;
+        }
+        at.parts_count = min(parts - at.parts_begin, kParts);
+        if (at.output < end) multiplying_sync();
+    }
+    return at.output < end;
+}
+
+// Between the two products: everybody's mid.
+template <class P> __device__ __forceinline__ void begin_down(const layer_args_device &args, layer_smem &smem, const share &of, walk &at)
+{
+    multiplying_sync(); // nobody multiplies x any more
+    keep_mid<P>(args, smem, threadIdx.x, kMultiplying);
+    multiplying_sync();
+    at.output = of.first;
+    at.parts_count = min(smem.jobs_count * args.down.stages, kParts);
+}
+
+// What a stage is multiplied by, and where its sums go.
+struct stage_work {
+    lane_inputs from;
+    int32_t units;
+    float even_weight, odd_weight; // of down, of tokens lane % 4 * 2 and the next
+    bool has_even, has_odd;
+    float *sums;
+};
+
+template <class P, bool is_down>
+__device__ __forceinline__ stage_work work_of(const layer_args_device &args, layer_smem &smem, const job &j, int32_t stage, float *sums)
+{
+    const layer_product &by = is_down ? args.down : args.up;
+    const int32_t even = threadIdx.x % 4 * 2, odd = even + 1;
+    stage_work to = {};
+
+    to.from = inputs_of<P, is_down>(by, operand_of(args, smem), j, stage);
+    to.units = units_of(by.row_bytes - stage * kRowBytes);
+    to.has_even = !is_down || (j.tokens >> even & 1);
+    to.has_odd = !is_down || (j.tokens >> odd & 1);
+    to.even_weight = is_down ? weight_of(args, j, even) : 1.0f;
+    to.odd_weight = is_down ? weight_of(args, j, odd) : 1.0f;
+    to.sums = sums + threadIdx.x % 32 * 4;
+    return to;
+}
+
+// A stage: a lane's sums of the tile over its inputs.
+template <class P>
+__device__ __forceinline__ float4 multiply_stage(layer_smem &smem, int32_t stage, uint32_t round_odd, bool by_block, const stage_work &work)
+{
+    const int32_t lane = threadIdx.x % 32, r = lane / 4, chunk = lane % 4 * 2;
+    const unsigned char *rows = stage_at(smem, stage) + r * kUnitBytes, *first = rows + (chunk ^ r) * 16, *second = rows + ((chunk + 1) ^ r) * 16;
+    const lane_scales scales = {&smem.stage_scale[stage][by_block ? 0 : r], work.from.even_scale, work.from.odd_scale, by_block};
+    float even[4] = {}, odd[4] = {};
+
+    mbarrier_wait(&smem.full[stage], round_odd);
+#pragma unroll(P::is_scaled ? 2 : 4)
+    for (int32_t unit = 0; unit < work.units; unit++)
+        multiply_unit<P>(weights_at(first + unit * kHalfUnitBytes, second + unit * kHalfUnitBytes), work.from.inputs + unit * P::pieces, scales, unit, even,
+                         odd);
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(&smem.empty[stage]);
+    return {even[0] + odd[0], even[1] + odd[1], even[2] + odd[2], even[3] + odd[3]};
+}
+
+// A stage of gate_up has been multiplied: who was last ends the tile.
+template <class P> __device__ __forceinline__ void leave_stage(const layer_args_device &args, layer_smem &smem, const walk &at)
+{
+    const int32_t lane = threadIdx.x % 32;
+    uint32_t *summed = &smem.summed[at.number % kTiles];
+    uint32_t before = 0;
+
+    __threadfence_block();
+    __syncwarp();
+    if (lane == 0) before = atomicAdd(summed, 1u);
+    if (__shfl_sync(~0u, before, 0) != static_cast<uint32_t>(args.up.stages) - 1) return;
+    __threadfence_block();
+    end_tile<P>(args, smem, at.now, at.first);
+    __syncwarp();
+    if (lane != 0) return;
+    *summed = 0;
+    for (int32_t stage = 0; stage < args.up.stages; stage++)
+        mbarrier_arrive(&smem.read[(at.first + stage) % kParts]);
+}
 
 template <class P> __device__ __forceinline__ void multiply_all(const layer_args_device &args, layer_smem &smem)
 {
     const share of = share_of_down(args);
-    stage_ring ring = {args.stages, 0, 0};
+    const int32_t place = threadIdx.x / 32;
+    bool is_down = place >= args.stages; // it has no stages
+    walk at = {};
 
-    multiply_up<P>(args, smem, ring);
-    await_up(args, smem);
-    keep_rows<P>(args.down, operand_of(args, smem), args.mid, args.mid_stride_bytes, args.tokens * args.top_k, P::mid_is_bf16, threadIdx.x, kMultiplying);
-    multiplying_sync();
-    for (int32_t first = of.first; first < of.end; first += kRows)
-        multiply_down<P>(args, smem, first, of.end, ring);
+    at.count = args.stages;
+    at.next = is_down ? INT32_MAX : place;
+    if (is_down)
+        begin_down<P>(args, smem, of, at);
+    else
+        at.now = tile_at(smem, 0);
+    for (;;) {
+        stage_work work;
+        float4 sums;
+
+        if (!is_down && !walk_up(args, smem, at)) {
+            begin_down<P>(args, smem, of, at);
+            is_down = true;
+        }
+        if (is_down && !walk_down(args, smem, of.end, at)) break;
+        if (is_down) {
+            const int32_t part = at.parts_begin + at.next - at.first, job = args.down.by_stages.divide(part);
+
+            work = work_of<P, true>(args, smem, smem.jobs[job], part - job * args.down.stages, smem.sums[at.next - at.first]);
+        } else {
+            work = work_of<P, false>(args, smem, smem.jobs[at.now.job], at.next - at.first, smem.sums[at.next % kParts]);
+        }
+        sums = multiply_stage<P>(smem, place, at.round_odd, args.up.scales.format == FORMAT_FP8_BLOCK128, work);
+        if (!is_down) mbarrier_wait(&smem.read[at.next % kParts], at.next / kParts % 2 ^ 1);
+        *reinterpret_cast<float4 *>(work.sums) = {work.has_even ? sums.x * work.even_weight : 0.0f, work.has_odd ? sums.y * work.odd_weight : 0.0f,
+                                                  work.has_even ? sums.z * work.even_weight : 0.0f, work.has_odd ? sums.w * work.odd_weight : 0.0f};
+        if (!is_down) leave_stage<P>(args, smem, at);
+        at.next += at.count;
+        at.round_odd ^= 1;
+    }
 }
 
 } // namespace

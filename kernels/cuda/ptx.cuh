@@ -294,6 +294,20 @@ __device__ __forceinline__ uint32_t load_acquire_device(const uint32_t *at)
     return value;
 }
 
+// Words that other blocks write, each whole.
+__device__ __forceinline__ uint4 load_relaxed_device(const uint32_t *at)
+{
+    uint4 words;
+
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w) : "l"(at) : "memory");
+    return words;
+}
+
+__device__ __forceinline__ void store_relaxed_device(uint32_t *to, uint32_t word)
+{
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(word) : "memory");
+}
+
 // Whoever reads the sum sees what this thread wrote before, and what it saw of its block's other threads.
 __device__ __forceinline__ void add_release_device(uint32_t *to, uint32_t value)
 {

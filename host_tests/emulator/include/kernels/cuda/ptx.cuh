@@ -175,6 +175,17 @@ static inline uint32_t load_acquire_device(const uint32_t *at)
     return __atomic_load_n(at, __ATOMIC_ACQUIRE);
 }
 
+static inline uint4 load_relaxed_device(const uint32_t *at)
+{
+    return {__atomic_load_n(at, __ATOMIC_RELAXED), __atomic_load_n(at + 1, __ATOMIC_RELAXED), __atomic_load_n(at + 2, __ATOMIC_RELAXED),
+            __atomic_load_n(at + 3, __ATOMIC_RELAXED)};
+}
+
+static inline void store_relaxed_device(uint32_t *to, uint32_t word)
+{
+    __atomic_store_n(to, word, __ATOMIC_RELAXED);
+}
+
 static inline void add_release_device(uint32_t *to, uint32_t value)
 {
     (void)__atomic_fetch_add(to, value, __ATOMIC_RELEASE);
