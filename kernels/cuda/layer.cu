@@ -25,36 +25,31 @@
 
 namespace {
 
-// Of them the share of a loading warp, by one thread. A barrier whose address is known when this is compiled is one instruction, any
-// other nine.
-template <int warp> __device__ __forceinline__ void make_barriers_of(layer_smem &smem, bool is_scaled)
+// By one thread of each loading warp: barriers at addresses that the lanes of a warp do not share are made one after the other, with a
+// fence for each.
+__device__ __forceinline__ void make_barriers(layer_smem &smem, int32_t warp, bool is_scaled)
 {
+    constexpr int32_t tiles = kTiles / kLoaders, stages = (kStagesMost + kLoaders - 1) / kLoaders, parts = kParts / kLoaders;
+
+    static_assert(kTiles % kLoaders == 0 && kParts % kLoaders == 0);
 #pragma unroll
-    for (int32_t i = warp; i < kTiles; i += kLoaders) {
-        mbarrier_init(&smem.found[i], 1);
-        mbarrier_init(&smem.begun[i], 1);
+    for (int32_t i = 0; i < tiles; i++) {
+        mbarrier_init(&smem.found[warp * tiles + i], 1);
+        mbarrier_init(&smem.begun[warp * tiles + i], 1);
     }
 #pragma unroll
-    for (int32_t i = warp; i < kStagesMost; i += kLoaders) {
-        mbarrier_init(&smem.full[i], 1 + (is_scaled ? 32 : 0));
-        mbarrier_init(&smem.empty[i], 1);
+    for (int32_t i = 0; i < stages; i++) {
+        if (warp * stages + i >= kStagesMost) break;
+        mbarrier_init(&smem.full[warp * stages + i], 1 + (is_scaled ? 32 : 0));
+        mbarrier_init(&smem.empty[warp * stages + i], 1);
     }
 #pragma unroll
-    for (int32_t i = warp; i < kParts; i += kLoaders)
-        mbarrier_init(&smem.read[i], 1);
+    for (int32_t i = 0; i < parts; i++)
+        mbarrier_init(&smem.read[warp * parts + i], 1);
     fence_mbarrier_init();
 }
 
-__device__ __forceinline__ void make_barriers(layer_smem &smem, int32_t thread, bool is_scaled)
-{
-    static_assert(kLoaders == 4);
-    if (thread == 0) make_barriers_of<0>(smem, is_scaled);
-    if (thread == 32) make_barriers_of<1>(smem, is_scaled);
-    if (thread == 64) make_barriers_of<2>(smem, is_scaled);
-    if (thread == 96) make_barriers_of<3>(smem, is_scaled);
-}
-
-// Into the constant cache, whose lines come a microsecond after the first look at each. By a thread that nobody waits for.
+// Into the constant cache, whose lines come a microsecond after the first look at each.
 __device__ __forceinline__ void touch_args(const layer_args_device &args)
 {
     const uint32_t *words = reinterpret_cast<const uint32_t *>(&args);
@@ -67,13 +62,11 @@ __device__ __forceinline__ void touch_args(const layer_args_device &args)
 // Into the L2.
 __device__ __forceinline__ void touch_rows(const layer_args_device &args, int32_t thread)
 {
-    if (thread < args.tokens) {
-        prefetch_l2(args.ids.ids + thread * args.ids.row_stride_bytes);
-        if (args.router_weights != nullptr) prefetch_l2(args.router_weights + thread * args.router_weight_stride_bytes);
-    }
-    for (int32_t at = (thread - kPositions) * 128; at >= 0 && at < args.product[UP].depth * 2; at += (kMultiplying - kPositions) * 128)
-        for (int32_t token = 0; token < args.tokens && thread < kMultiplying; token++)
-            prefetch_l2(args.x + token * args.x_stride_bytes + at);
+    const int32_t lines = (args.up.depth * 2 + 127) / 128;
+
+    if (thread < args.tokens * lines) prefetch_l2(args.x + thread / lines * args.x_stride_bytes + thread % lines * 128);
+    if (thread < args.tokens) prefetch_l2(args.ids.ids + thread * args.ids.row_stride_bytes);
+    if (thread < args.tokens && args.router_weights != nullptr) prefetch_l2(args.router_weights + thread * args.router_weight_stride_bytes);
 }
 
 template <int type> __global__ void __launch_bounds__(kThreads, 1) layer_kernel(const __grid_constant__ layer_args_device args)
@@ -83,13 +76,13 @@ template <int type> __global__ void __launch_bounds__(kThreads, 1) layer_kernel(
     const int32_t thread = threadIdx.x;
     first_turn first = {};
 
-    make_barriers(smem, thread - kLoading, P::is_scaled);
+    if (thread >= kLoading && thread % 32 == 0) make_barriers(smem, (thread - kLoading) / 32, P::is_scaled);
     if (thread == kFinding) {
-        prefetch_tensormap(&args.product[UP].map);
-        prefetch_tensormap(&args.product[DOWN].map);
+        prefetch_tensormap(&args.up.map);
+        prefetch_tensormap(&args.down.map);
     }
     if (thread < kTiles) smem.summed[thread] = 0;
-    if (thread == kMultiplying - 1) touch_args(args);
+    if (thread == 0) touch_args(args);
     touch_rows(args, thread);
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
@@ -169,8 +162,8 @@ cudaError_t make_maps(layer_args_device &to, const layer_args &from)
 {
     const weight_view &w1 = from.gemms.gate_up.w1, &w2 = from.gemms.down.w2;
     const tensor_map_request maps[] = {
-        {&to.product[UP].map, w1.values, CU_TENSOR_MAP_DATA_TYPE_UINT8, map_shape(to.product[UP], w1, from.route.experts)},
-        {&to.product[DOWN].map, w2.values, CU_TENSOR_MAP_DATA_TYPE_UINT8, map_shape(to.product[DOWN], w2, from.route.experts)},
+        {&to.up.map, w1.values, CU_TENSOR_MAP_DATA_TYPE_UINT8, map_shape(to.up, w1, from.route.experts)},
+        {&to.down.map, w2.values, CU_TENSOR_MAP_DATA_TYPE_UINT8, map_shape(to.down, w2, from.route.experts)},
     };
 
     return tensor_maps_make(maps, 2);
@@ -203,11 +196,11 @@ template <class P> void take_product(layer_product &to, const weight_view &from,
 // Bytes of shared memory, once the products are there, with as many stages as fit; 0: too few.
 size_t take_smem(layer_args_device &to)
 {
-    const size_t up = to.product[UP].scale_offset + size_t(4) * to.tokens * to.product[UP].scale_pitch;
-    const size_t down = to.product[DOWN].scale_offset + size_t(4) * to.tokens * to.top_k * to.product[DOWN].scale_pitch;
+    const size_t up = to.up.scale_offset + size_t(4) * to.tokens * to.up.scale_pitch;
+    const size_t down = to.down.scale_offset + size_t(4) * to.tokens * to.top_k * to.down.scale_pitch;
     const size_t other = std::max(up, down) + sizeof(layer_smem);
 
-    if (other + kStagesLeast * kStageBytes > kSmemBytes || std::max(to.product[UP].stages, to.product[DOWN].stages) > kParts) return 0;
+    if (other + kStagesLeast * kStageBytes > kSmemBytes || std::max(to.up.stages, to.down.stages) > kParts) return 0;
     to.stages = static_cast<int32_t>(std::min((kSmemBytes - other) / kStageBytes, size_t(kStagesMost)));
     to.operand_offset = to.stages * kStageBytes;
     return other + to.operand_offset;
@@ -222,8 +215,8 @@ template <class P> size_t take_products(layer_args_device &to, const layer_args 
 
     if (std::max(gate_up.hidden, gate_up.intermediate) > kSmemBytes) return 0; // a row has no room
     if (to.tokens * to.top_k * groups * groups > INT32_MAX) return 0;          // see divider
-    take_product<P>(to.product[UP], gate_up.w1, gate_up.intermediate, to.tokens);
-    take_product<P>(to.product[DOWN], from.gemms.down.w2, gate_up.hidden, to.tokens * to.top_k);
+    take_product<P>(to.up, gate_up.w1, gate_up.intermediate, to.tokens);
+    take_product<P>(to.down, from.gemms.down.w2, gate_up.hidden, to.tokens * to.top_k);
     return take_smem(to);
 }
 
@@ -251,9 +244,9 @@ void take_rows(layer_args_device &to, const layer_args &from)
 // How a grid of so many blocks shares the work out.
 void share_out(layer_args_device &to, int32_t blocks)
 {
-    const int32_t eights = to.product[DOWN].outputs / kHalf;
+    const int32_t eights = to.down.outputs / kHalf;
 
-    to.by_groups = divider_of(to.product[UP].outputs / kHalf);
+    to.by_groups = divider_of(to.up.outputs / kHalf);
     to.by_turns = divider_of(3 * blocks);
     to.eights_each = eights / blocks;
     to.eights_more = eights % blocks;

@@ -87,10 +87,8 @@ struct layer_turns {
 };
 static_assert(sizeof(layer_turns) == LAYER_TURNS * sizeof(uint64_t));
 
-enum { UP, DOWN };
-
 struct layer_args_device {
-    layer_product product[2]; // UP: gate_up
+    layer_product up, down;
     activation_terms activation;
     slab_ids ids;
     const unsigned char *router_weights; // NULL: 1
@@ -255,7 +253,7 @@ __device__ __forceinline__ int32_t eights_of(const layer_product &by)
 template <class P>
 __device__ __forceinline__ void keep_rows(const layer_args_device &args, layer_smem &smem, int32_t thread, int32_t threads)
 {
-    const layer_product &by = args.product[UP];
+    const layer_product &by = args.up;
     const int32_t eights = eights_of(by), items = args.tokens * eights;
     uint4 next = row_piece(by, args.x, args.x_stride_bytes, thread, items, eights);
 
@@ -327,7 +325,7 @@ __device__ __forceinline__ mid_eight mid_eight_at(const layer_product &by, const
 template <class P>
 __device__ __forceinline__ void keep_mid(const layer_args_device &args, layer_smem &smem, int32_t thread, int32_t threads)
 {
-    const layer_product &by = args.product[DOWN];
+    const layer_product &by = args.down;
     const int32_t eights = eights_of(by), items = smem.places_count * eights;
     const uint32_t *mid = mid_half(args, smem, 0);
 

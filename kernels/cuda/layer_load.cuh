@@ -84,7 +84,7 @@ __device__ __forceinline__ share share_of_down(const layer_args_device &args)
 
 __device__ __forceinline__ int32_t tiles_of_up(const layer_args_device &args, const layer_smem &smem)
 {
-    return smem.jobs_count * (args.product[UP].outputs / kHalf);
+    return smem.jobs_count * (args.up.outputs / kHalf);
 }
 
 // ---- Loading -----------------------------------------------------------------------------------
@@ -128,7 +128,6 @@ __device__ __forceinline__ void load_stage(const layer_product &by, layer_smem &
         const int32_t boxes = by.is_whole ? 1 : units_of(by.row_bytes - at), box_bytes = by.is_whole ? kHalfBytes : kHalfUnitBytes;
 
         mbarrier_arrive_expect_tx(full, (has_high ? 2 : 1) * boxes * box_bytes);
-#pragma unroll 1
         for (int32_t box = 0; box < boxes; box++, to += kHalfUnitBytes) {
             const int32_t byte = by.is_whole ? 0 : at + box * kUnitBytes, unit = by.is_whole ? at / kUnitBytes : 0;
 
@@ -194,7 +193,7 @@ __device__ __forceinline__ first_turn take_first(const layer_args_device &args)
 // The last block makes all turns those of the next launch.
 __device__ __forceinline__ void find_tiles(const layer_args_device &args, layer_smem &smem, const first_turn &first)
 {
-    const int32_t groups = args.product[UP].outputs / kHalf, all = tiles_of_up(args, smem);
+    const int32_t groups = args.up.outputs / kHalf, all = tiles_of_up(args, smem);
     tile_range now = tiles_of_turn(args, smem, first.turn);
     uint32_t next = atomicAdd(&args.turns->taken, 1u);
     int32_t number = 0;
@@ -216,7 +215,7 @@ __device__ __forceinline__ void find_tiles(const layer_args_device &args, layer_
 // The rows of the share of down into the L2, of as many jobs as there is room for, while memory has nothing else to do.
 template <class P> __device__ __forceinline__ void ask_ahead(const layer_args_device &args, const layer_smem &smem, const share &of)
 {
-    const layer_product &by = args.product[DOWN];
+    const layer_product &by = args.down;
     const int64_t bytes = (of.end - of.first - 1) * by.row_stride_bytes + by.row_bytes;
 
     for (int32_t i = (static_cast<int32_t>(threadIdx.x) - kLoading) / 32; i < smem.jobs_count && (i + 1) * bytes <= kAheadBytes; i += kLoaders)
@@ -234,37 +233,23 @@ __device__ __forceinline__ void clear_mid(const layer_args_device &args, const l
         half[i] = {};
 }
 
-// One loop for both products, so that their code is in the cache when down begins.
 template <class P> __device__ __forceinline__ void load_all(const layer_args_device &args, layer_smem &smem)
 {
-    const share of = share_of_down(args);
     stage_ring ring = {args.stages, 0, 0};
-    int32_t number = 0, output = of.first, down_job = 0, is_down = 0;
+    share of;
 
-    for (;;) {
-        tile t = {};
-        tile_rows rows;
+    for (int32_t number = 0;; number++) {
+        const tile t = tile_at(smem, number);
 
-        if (!is_down) {
-            t = tile_at(smem, number);
-            is_down = t.job < 0;
-            if (is_down && of.end > of.first) ask_ahead<P>(args, smem, of);
-        }
-        if (is_down) {
-            if (output >= of.end || smem.jobs_count == 0) break;
-            t.job = down_job;
-            rows = rows_of_down(output, of.end);
-            if (++down_job == smem.jobs_count) {
-                down_job = 0;
-                output += kRows;
-            }
-        } else {
-            if (is_loaded_by(ring) && threadIdx.x % 32 == 0) mbarrier_arrive(&smem.begun[number % kTiles]);
-            rows = rows_of_up(args.product[UP], t.group);
-            number++;
-        }
-        load_tile<P>(args.product[is_down], smem, smem.jobs[t.job].expert, rows, ring);
+        if (t.job < 0) break;
+        if (is_loaded_by(ring) && threadIdx.x % 32 == 0) mbarrier_arrive(&smem.begun[number % kTiles]);
+        load_tile<P>(args.up, smem, smem.jobs[t.job].expert, rows_of_up(args.up, t.group), ring);
     }
+    of = share_of_down(args);
+    if (of.end > of.first) ask_ahead<P>(args, smem, of);
+    for (int32_t output = of.first; output < of.end; output += kRows)
+        for (int32_t job = 0; job < smem.jobs_count; job++)
+            load_tile<P>(args.down, smem, smem.jobs[job].expert, rows_of_down(output, of.end), ring);
     clear_mid(args, smem);
 }
 

@@ -126,14 +126,14 @@ template <class P>
 __device__ __forceinline__ void end_unit(const layer_args_device &args, const layer_smem &smem, uint32_t *mid, const tile &t, int32_t r, int32_t token, float2 sums)
 {
     const job &j = smem.jobs[t.job];
-    const tile_rows rows = rows_of_up(args.product[UP], t.group);
-    const float2 bias = {bias_at(args.product[UP], j.expert, row_at(args.product[UP], rows.low, r, false)),
-                         bias_at(args.product[UP], j.expert, rows.high < 0 ? -1 : row_at(args.product[UP], rows.high, r, true))};
+    const tile_rows rows = rows_of_up(args.up, t.group);
+    const float2 bias = {bias_at(args.up, j.expert, row_at(args.up, rows.low, r, false)),
+                         bias_at(args.up, j.expert, rows.high < 0 ? -1 : row_at(args.up, rows.high, r, true))};
     const int32_t position = j.position[token];
     const float weight = args.weighs_input ? j.weight[token] : 1.0f, gate = sums.x * weight, up = sums.y * weight;
-    const float number = args.product[UP].order == ORDER_PLAIN ? activate_plain(gate + bias.x) : activate<false>(args.activation, gate, up, bias);
+    const float number = args.up.order == ORDER_PLAIN ? activate_plain(gate + bias.x) : activate<false>(args.activation, gate, up, bias);
 
-    store_relaxed_device(mid + position * args.product[UP].outputs + t.group * kHalf + r, number_pack<P::mid_is_bf16>(0.0f, number) | kIsThere);
+    store_relaxed_device(mid + position * args.up.outputs + t.group * kHalf + r, number_pack<P::mid_is_bf16>(0.0f, number) | kIsThere);
 }
 
 // A tile, of stages from that one on among all of the block's: a lane has unit lane % 8 of token lane / 8, then of the fourth token behind
@@ -149,7 +149,7 @@ __device__ __forceinline__ void end_tile(const layer_args_device &args, const la
     for (int32_t token = lane / kHalf; (tokens >> (token - lane / kHalf)) != 0; token += 32 / kHalf) {
         float2 sums = {};
 
-        for (int32_t stage = first; stage < first + args.product[UP].stages; stage++) {
+        for (int32_t stage = first; stage < first + args.up.stages; stage++) {
             sums.x += smem.sums[stage % kParts][number_of(r, token)];
             sums.y += smem.sums[stage % kParts][number_of(kHalf + r, token)];
         }
@@ -176,9 +176,9 @@ __device__ __forceinline__ float bias_of(const layer_args_device &args, const la
 {
     float sum = 0.0f;
 
-    for (int32_t i = 0; i < smem.jobs_count && args.product[DOWN].bias != nullptr; i++)
+    for (int32_t i = 0; i < smem.jobs_count && args.down.bias != nullptr; i++)
         if (smem.jobs[i].tokens >> token & 1)
-            sum += weight_of(args, smem.jobs[i], token) * bias_at(args.product[DOWN], smem.jobs[i].expert, output);
+            sum += weight_of(args, smem.jobs[i], token) * bias_at(args.down, smem.jobs[i].expert, output);
     return sum;
 }
 
@@ -199,8 +199,8 @@ struct walk {
 // To its next stage of gate_up; false: there is none.
 __device__ __forceinline__ bool walk_up(const layer_args_device &args, layer_smem &smem, walk &at)
 {
-    while (at.now.job >= 0 && at.next >= at.first + args.product[UP].stages) {
-        at.first += args.product[UP].stages;
+    while (at.now.job >= 0 && at.next >= at.first + args.up.stages) {
+        at.first += args.up.stages;
         at.now = tile_at(smem, ++at.number);
     }
     return at.now.job >= 0;
@@ -230,7 +230,7 @@ static_assert(kMultiplying >= kRows * kTokens);
 // To its next part of down, with all that the block does between parts; false: there is none.
 __device__ __forceinline__ bool walk_down(const layer_args_device &args, layer_smem &smem, int32_t end, walk &at)
 {
-    const int32_t parts = smem.jobs_count * args.product[DOWN].stages;
+    const int32_t parts = smem.jobs_count * args.down.stages;
 
     while (at.output < end && at.next >= at.first + at.parts_count) {
         add_parts(args, smem, at);
@@ -255,7 +255,7 @@ template <class P> __device__ __forceinline__ void begin_down(const layer_args_d
     keep_mid<P>(args, smem, threadIdx.x, kMultiplying);
     multiplying_sync();
     at.output = of.first;
-    at.parts_count = min(smem.jobs_count * args.product[DOWN].stages, kParts);
+    at.parts_count = min(smem.jobs_count * args.down.stages, kParts);
 }
 
 // What a stage is multiplied by, and where its sums go.
@@ -270,7 +270,7 @@ struct stage_work {
 template <class P, bool is_down>
 __device__ __forceinline__ stage_work work_of(const layer_args_device &args, layer_smem &smem, const job &j, int32_t stage, float *sums)
 {
-    const layer_product &by = is_down ? args.product[DOWN] : args.product[UP];
+    const layer_product &by = is_down ? args.down : args.up;
     const int32_t even = threadIdx.x % 4 * 2, odd = even + 1;
     stage_work to = {};
 
@@ -310,15 +310,16 @@ template <class P> __device__ __forceinline__ void leave_stage(const layer_args_
     uint32_t *summed = &smem.summed[at.number % kTiles];
     uint32_t before = 0;
 
+    __threadfence_block();
     __syncwarp();
-    if (lane == 0) before = add_block(summed, 1);
-    if (__shfl_sync(~0u, before, 0) != static_cast<uint32_t>(args.product[UP].stages) - 1) return;
-    __syncwarp();
+    if (lane == 0) before = atomicAdd(summed, 1u);
+    if (__shfl_sync(~0u, before, 0) != static_cast<uint32_t>(args.up.stages) - 1) return;
+    __threadfence_block();
     end_tile<P>(args, smem, at.now, at.first);
     __syncwarp();
     if (lane != 0) return;
     *summed = 0;
-    for (int32_t stage = 0; stage < args.product[UP].stages; stage++)
+    for (int32_t stage = 0; stage < args.up.stages; stage++)
         mbarrier_arrive(&smem.read[(at.first + stage) % kParts]);
 }
 
@@ -326,30 +327,32 @@ template <class P> __device__ __forceinline__ void multiply_all(const layer_args
 {
     const share of = share_of_down(args);
     const int32_t place = threadIdx.x / 32;
-    const bool has_stages = place < args.stages;
-    bool is_down = false;
+    bool is_down = place >= args.stages; // it has no stages
     walk at = {};
 
     at.count = args.stages;
-    at.next = has_stages ? place : INT32_MAX;
-    if (has_stages) at.now = tile_at(smem, 0);
+    at.next = is_down ? INT32_MAX : place;
+    if (is_down)
+        begin_down<P>(args, smem, of, at);
+    else
+        at.now = tile_at(smem, 0);
     for (;;) {
         stage_work work;
         float4 sums;
 
-        if (!is_down && !(has_stages && walk_up(args, smem, at))) {
+        if (!is_down && !walk_up(args, smem, at)) {
             begin_down<P>(args, smem, of, at);
             is_down = true;
         }
         if (is_down && !walk_down(args, smem, of.end, at)) break;
         if (is_down) {
-            const int32_t part = at.parts_begin + at.next - at.first, job = args.product[DOWN].by_stages.divide(part);
+            const int32_t part = at.parts_begin + at.next - at.first, job = args.down.by_stages.divide(part);
 
-            work = work_of<P, true>(args, smem, smem.jobs[job], part - job * args.product[DOWN].stages, smem.sums[at.next - at.first]);
+            work = work_of<P, true>(args, smem, smem.jobs[job], part - job * args.down.stages, smem.sums[at.next - at.first]);
         } else {
             work = work_of<P, false>(args, smem, smem.jobs[at.now.job], at.next - at.first, smem.sums[at.next % kParts]);
         }
-        sums = multiply_stage<P>(smem, place, at.round_odd, args.product[UP].scales.format == FORMAT_FP8_BLOCK128, work);
+        sums = multiply_stage<P>(smem, place, at.round_odd, args.up.scales.format == FORMAT_FP8_BLOCK128, work);
         if (!is_down) mbarrier_wait(&smem.read[at.next % kParts], at.next / kParts % 2 ^ 1);
         *reinterpret_cast<float4 *>(work.sums) = {work.has_even ? sums.x * work.even_weight : 0.0f, work.has_odd ? sums.y * work.odd_weight : 0.0f,
                                                   work.has_even ? sums.z * work.even_weight : 0.0f, work.has_odd ? sums.w * work.odd_weight : 0.0f};

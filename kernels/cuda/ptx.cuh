@@ -314,15 +314,6 @@ __device__ __forceinline__ void add_release_device(uint32_t *to, uint32_t value)
     asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
 
-// To a word of shared memory: who sees the sum sees what this thread wrote before, or saw others write.
-__device__ __forceinline__ uint32_t add_block(uint32_t *to, uint32_t value)
-{
-    uint32_t before;
-
-    asm volatile("atom.acq_rel.cta.shared.add.u32 %0, [%1], %2;" : "=r"(before) : "r"(smem_address(to)), "r"(value) : "memory");
-    return before;
-}
-
 // What this thread wrote before is there for all blocks of the device.
 __device__ __forceinline__ void fence_device()
 {

@@ -142,6 +142,11 @@ static inline unsigned atomicOr(unsigned *at, unsigned value)
 {
     return __atomic_fetch_or(at, value, __ATOMIC_RELAXED);
 }
+static inline void __threadfence_block(void)
+{
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
+
 static inline unsigned atomicAdd(unsigned *at, unsigned value)
 {
     return __atomic_fetch_add(at, value, __ATOMIC_RELAXED);

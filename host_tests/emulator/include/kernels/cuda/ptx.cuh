@@ -191,11 +191,6 @@ static inline void add_release_device(uint32_t *to, uint32_t value)
     (void)__atomic_fetch_add(to, value, __ATOMIC_RELEASE);
 }
 
-static inline uint32_t add_block(uint32_t *to, uint32_t value)
-{
-    return __atomic_fetch_add(to, value, __ATOMIC_ACQ_REL);
-}
-
 static inline void fence_device()
 {
     __atomic_thread_fence(__ATOMIC_ACQ_REL);
