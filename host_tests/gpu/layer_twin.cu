@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <algorithm>
 #include <set>
 
 #ifndef PRODUCTS_MOST
@@ -37,6 +38,29 @@ static int same_alone(gpu_layer &g, const layer_case &c, const std::vector<float
     g.s.slab.count = NULL;
     g.s.slab.cap = c.tokens;
     return memcmp(alone.data(), all.data(), alone.size() * 4) == 0;
+}
+
+// Whether tokens get the same bits one place further to the front, where other tokens' numbers lie in what launches share; two launches,
+// since they may use it in turns.
+static int same_moved(gpu_layer &g, const layer_case &c, const std::vector<float> &all)
+{
+    const row_slab slab = g.s.slab;
+    std::vector<float> moved((size_t)(c.tokens - 1) * c.hidden);
+    int same = 1;
+    if (c.tokens == 1 || c.tokens > LAYER_TOKENS) return 1; // few, which take no time
+    g.s.slab.rows = (const char *)slab.rows + slab.row_stride_bytes;
+    g.s.slab.ids = (const char *)slab.ids + slab.id_stride_bytes;
+    g.s.slab.weights = (const char *)slab.weights + slab.weight_stride_bytes;
+    g.s.slab.cap--;
+    for (int i = 0; i < 2; i++) {
+        CHECK(cudaMemset(g.y, 0xff, moved.size() * 4));
+        CHECK(run_stages(&kernels_cuda, g.s, NULL));
+        CHECK(cudaDeviceSynchronize());
+        CHECK(cudaMemcpy(moved.data(), g.y, moved.size() * 4, cudaMemcpyDeviceToHost));
+        same = same && memcmp(moved.data(), all.data() + c.hidden, moved.size() * 4) == 0;
+    }
+    g.s.slab = slab;
+    return same;
 }
 
 // Whether down writes the same results as combine, where each is one pair's alone.
@@ -95,6 +119,17 @@ static int same_load(const gpu_layer &g, const expected &want, int runs)
     return 1;
 }
 
+// Whether a launch has left the half of mid that the next one writes cleared. Nobody would notice otherwise where the blocks of a launch
+// run one after the other.
+static int half_is_clear(const gpu_layer &g)
+{
+    const size_t words = (size_t)g.s.mid_words_count;
+    std::vector<uint32_t> mid(2 * words);
+    CHECK(cudaMemcpy(mid.data(), g.s.mid_words, mid.size() * sizeof(uint32_t), cudaMemcpyDeviceToHost));
+    const auto clear = [&](size_t half) { return std::all_of(&mid[half * words], &mid[half * words] + words, [](uint32_t word) { return word == 0; }); };
+    return clear(0) || clear(1);
+}
+
 static int compare_launched(gpu_layer &g, const layer_case &c, const expected &want, bool at_once)
 {
     std::vector<float> got((size_t)c.tokens * c.hidden), again(got.size());
@@ -112,15 +147,19 @@ static int compare_launched(gpu_layer &g, const layer_case &c, const expected &w
     double error = g.s.fp8 && !at_once ? relative_error(got, want.tensor_core) : exact_error;
     int bits = memcmp(got.data(), again.data(), got.size() * 4) == 0;
     int alone = same_alone(g, c, got, false) && same_alone(g, c, got, true);
+    int moved = same_moved(g, c, got);
     int placed = at_once || same_placed(g, c);
+    int clear = !at_once || half_is_clear(g);
     double error_max = c.format == FORMAT_F16 ? 1e-3 : 5e-3;
-    int ok = error <= error_max && exact_error <= 5e-2 && bits && alone && placed && load;
+    int ok = error <= error_max && exact_error <= 5e-2 && bits && alone && moved && placed && clear && load;
     printf("%s tokens %d hidden %d intermediate %d experts %d top-k %d order %d activation %d skew %d bias %d on-input %d rows-in %d format %d%s: error %.2e, of exact sums %.2e%s\n",
            ok ? "ok  " : "FAIL", c.tokens, c.hidden, c.intermediate, c.experts, c.top_k, c.order, c.activation, c.skew, c.bias,
            c.weight_on_input, c.rows_in, c.format, at_once ? " at once" : "", error, exact_error,
            !bits     ? ", bits differ between runs"
            : !alone  ? ", bits differ without the other tokens"
+           : !moved  ? ", bits differ where tokens have another place"
            : !placed ? ", bits differ where down writes the results"
+           : !clear  ? ", what blocks tell each other is not cleared"
            : !load   ? ", the load of its experts is miscounted"
                      : "");
     fflush(stdout);
