@@ -215,6 +215,8 @@ static int32_t fill_failing(void *memory, int32_t byte, int64_t bytes)
 // Whatever a host's memory holds, and again when it is made again.
 START_TEST(what_is_counted_begins_at_zero)
 {
+    static const enum buffer_id ids[] = {BUFFER_LAYER_TURNS, BUFFER_LAYER_MID};
+    const enum buffer_id id = ids[_i];
     struct careless careless = {.nowhere = 0};
     struct device device = device_cpu;
     struct sample s;
@@ -224,20 +226,19 @@ START_TEST(what_is_counted_begins_at_zero)
     s.mock.host.allocate = careless_allocate;
     s.mock.host.release = careless_release;
     s.memory.device = &device;
-    s.plan.buffers[BUFFER_LAYER_TURNS].align = 8;
+    s.plan.buffers[id].align = 8;
     for (int32_t i = 0; i < 2; i++) {
         const unsigned char *counts;
 
         memset(careless.memory, 0xff, sizeof careless.memory);
-        ACCEPTED(&s.said, take(&s, BIT(BUFFER_LAYER_TURNS)));
-        counts = memory_slot(&s.memory, BUFFER_LAYER_TURNS, 0);
-        for (size_t at = 0; at < s.plan.buffers[BUFFER_LAYER_TURNS].bytes; at++)
+        ACCEPTED(&s.said, take(&s, BIT(id)));
+        counts = memory_slot(&s.memory, id, 0);
+        for (size_t at = 0; at < s.plan.buffers[id].bytes; at++)
             ck_assert_uint_eq(counts[at], 0);
-        memory_drop(&s.memory, BIT(BUFFER_LAYER_TURNS));
+        memory_drop(&s.memory, BIT(id));
     }
     device.fill = fill_failing;
-    SAID(&s.said, MOXIE_E_DEVICE, take(&s, BIT(BUFFER_LAYER_TURNS)), s.names[BUFFER_LAYER_TURNS],
-         "(7)");
+    SAID(&s.said, MOXIE_E_DEVICE, take(&s, BIT(id)), s.names[id], "(7)");
     ck_assert_int_eq(careless.released, 3);
     ck_assert_uint_eq(s.memory.bytes_held, 0);
     mock_host_fini(&s.mock);
@@ -273,7 +274,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, whatever_fails_nothing_is_left);
     tcase_add_test(tests, a_failure_leaves_other_users_alone);
     tcase_add_test(tests, careless_allocators_are_refused);
-    tcase_add_test(tests, what_is_counted_begins_at_zero);
+    tcase_add_loop_test(tests, what_is_counted_begins_at_zero, 0, 2);
     tcase_add_test(tests, without_an_allocator_the_device_gives);
 }
 

@@ -438,6 +438,44 @@ START_TEST(fp8_on_a_gpu_is_quantised_between)
 }
 END_TEST
 
+// Of a GPU, as many tokens as go in one launch: by their weights, their choices, and the host's
+// bound.
+START_TEST(whole_layers_keep_mid_of_few_tokens)
+{
+    static const struct {
+        int64_t hidden, intermediate, top_k, tokens;
+        const char *format;
+        int64_t choices;
+    } cases[] = {
+        {2048, 768, 8, 64, "bf16", 8},   {2048, 768, 8, 64, "fp8_block128", 16},
+        {4096, 14336, 2, 64, "bf16", 0}, {128, 64, 2, 64, "bf16", 16},
+        {128, 64, 32, 64, "bf16", 128},  {128, 64, 2, 3, "bf16", 6},
+    };
+    const int64_t words = cases[_i].choices * cases[_i].intermediate * 2;
+    struct verdict verdict;
+    struct mock_host mock;
+
+    mock_host_init(&mock);
+    mock_set_str(&mock, "device", "sm_90");
+    mock_set_str(&mock, "weight_format", cases[_i].format);
+    mock_set_i64(&mock, "hidden_size", cases[_i].hidden);
+    mock_set_i64(&mock, "intermediate_size", cases[_i].intermediate);
+    mock_set_i64(&mock, "top_k", cases[_i].top_k);
+    mock_set_i64(&mock, "num_experts", 64);
+    mock_set_i64(&mock, "warmup_tokens_max", cases[_i].tokens);
+    verdict_make(&verdict, &mock);
+    ck_assert_uint_eq(verdict.report.reasons_count, 0);
+    ck_assert_int_eq(verdict.plan.slot_bytes[BUFFER_LAYER_MID], words * 4);
+    verdict_free(&verdict);
+    mock_set_str(&mock, "device", "cpu");
+    mock_set_str(&mock, "weight_format", "bf16");
+    verdict_make(&verdict, &mock);
+    ck_assert_int_eq(verdict.plan.slot_bytes[BUFFER_LAYER_MID], 0);
+    verdict_free(&verdict);
+    mock_host_fini(&mock);
+}
+END_TEST
+
 // NCCL sends from memory of its own, laid out as a window; nobody else needs it.
 START_TEST(what_nccl_sends_is_staged)
 {
@@ -497,6 +535,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, overflow_is_a_reason);
     tcase_add_test(tests, limits_carry_the_numbers);
     tcase_add_test(tests, what_nccl_sends_is_staged);
+    tcase_add_loop_test(tests, whole_layers_keep_mid_of_few_tokens, 0, 6);
     tcase_add_loop_test(tests, fp8_on_a_gpu_is_quantised_between, 0, 3);
 }
 
