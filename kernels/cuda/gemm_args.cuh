@@ -125,8 +125,7 @@ cudaError_t take_gate_up(gemms_args_device &to, map_requests &asked, const gate_
     gemm_args &own = to.gate_up;
     cudaError_t st;
 
-    if (!fits(from.w1) || from.experts > kExpertsMax || !formats_meet(from.w1, from.operand_format, from.mid_format) ||
-        plain != (from.activation == ACTIVATION_RELU2) || (is_fp8 && (from.slabs_count != 1 || from.pair_row != nullptr)))
+    if (!has_code(from) || from.experts > kExpertsMax || (is_fp8 && (from.slabs_count != 1 || from.pair_row != nullptr)))
         return cudaErrorInvalidValue;
     take_weights(own, from.w1);
     own.pair_weight = from.pair_weight;
@@ -146,8 +145,7 @@ cudaError_t take_down(gemms_args_device &to, map_requests &asked, const down_arg
     row_slab mid = {};
     gemm_args &own = to.down;
 
-    if (!fits(from.w2) || !formats_meet(from.w2, from.operand_format, from.pair_format) || from.pairs_max > INT_MAX ||
-        reinterpret_cast<uintptr_t>(from.pair_out) % 16 != 0 || from.pair_stride_bytes % 16 != 0)
+    if (!has_code(from) || from.pairs_max > INT_MAX || reinterpret_cast<uintptr_t>(from.pair_out) % 16 != 0 || from.pair_stride_bytes % 16 != 0)
         return cudaErrorInvalidValue;
     take_weights(own, from.w2);
     mid.rows = from.mid;

@@ -133,9 +133,7 @@ bool is_layer(const layer_args &from)
 
     return from.turns != nullptr && route.by == ROUTE_BY_IDS && route.slabs_count == 1 && from.combine.slabs_count == 1 && x->cap > 0 &&
            x->cap <= route.rows_cap && x->ids != nullptr && route.experts > 0 &&
-           gate_up.w1.format == down.w2.format && !gate_up.w1.rows_in && !down.w2.rows_in && fits(gate_up.w1) && fits(down.w2) &&
-           formats_meet(gate_up.w1, gate_up.operand_format, gate_up.mid_format) && formats_meet(down.w2, down.operand_format, down.pair_format) &&
-           (gate_up.w1.order == ORDER_PLAIN) == (gate_up.activation == ACTIVATION_RELU2) &&
+           gate_up.w1.format == down.w2.format && !gate_up.w1.rows_in && !down.w2.rows_in && has_code(gate_up) && has_code(down) &&
            (is_fp8 ? x->format == FORMAT_BF16 || x->format == FORMAT_F16 : x->format == gate_up.w1.format) && is_aligned(x->rows, 16) &&
            x->row_stride_bytes % 16 == 0;
 }

@@ -3,6 +3,7 @@
 #ifndef MOXIE_KERNELS_CUDA_WEIGHTS_CUH
 #define MOXIE_KERNELS_CUDA_WEIGHTS_CUH
 
+#include "kernels/gemm.h"
 #include "kernels/types.h"
 
 #include <cuda_runtime.h>
@@ -45,6 +46,18 @@ static inline bool formats_meet(const weight_view &view, int32_t operand, int32_
 {
     if (element_bytes_of(view.format) == 1) return operand == FORMAT_FP8 && out == FORMAT_BF16;
     return operand == view.format && out == view.format;
+}
+
+// Whether there is code for a product's weights, with what it multiplies and makes.
+static inline bool has_code(const gate_up_args &from)
+{
+    return fits(from.w1) && formats_meet(from.w1, from.operand_format, from.mid_format) &&
+           (from.w1.order == ORDER_PLAIN) == (from.activation == ACTIVATION_RELU2);
+}
+
+static inline bool has_code(const down_args &from)
+{
+    return fits(from.w2) && formats_meet(from.w2, from.operand_format, from.pair_format);
 }
 
 // Scales of fp8 weights: by block of 128 x 128, by row, or one or two an expert.
