@@ -15,7 +15,7 @@
 #define LAYER_UNFIT     (-1) // no error: nothing was launched, since there is no code for these args
 #define LAYER_TURNS     2    // uint64 that blocks count in
 #define LAYER_POSITIONS 128  // choices of all tokens, at most
-#define LAYER_TOKENS    8
+#define LAYER_TOKENS    8    // at most
 #define LAYER_WEIGHTS   (96 << 20) // bytes, at most, if each choice has an expert of its own
 
 // Tokens of a launch, at most, where an expert has so many bytes of weights; 0: none.

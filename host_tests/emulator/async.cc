@@ -267,19 +267,6 @@ void copy_tensor(void *smem, const CUtensorMap *map, uint64_t *barrier, const in
     f().tensors.push_back(copy);
 }
 
-void copy_bulk(void *smem, const void *global, uint32_t bytes, uint64_t *barrier)
-{
-    tensor_copy copy = {{}, smem_address(smem), barrier, {}};
-
-    if (copy.smem % kChunk != 0 || reinterpret_cast<uintptr_t>(global) % kChunk != 0 ||
-        bytes % kChunk != 0)
-        die("a bulk copy of %u bytes, not all multiples of 16", bytes);
-    copy.map.base = static_cast<unsigned char *>(const_cast<void *>(global));
-    copy.map.rank = copy.map.element_bytes = 1;
-    copy.map.extents[0] = copy.map.box[0] = bytes;
-    f().tensors.push_back(copy);
-}
-
 static void add_thread_copy(const thread_copy &copy)
 {
     std::deque<thread_copy> &copies = f().threads[here.thread.x].copies;

@@ -30,8 +30,6 @@ void mbarrier_wait(uint64_t *barrier, uint32_t parity);
 
 void copy_tensor(void *smem, const CUtensorMap *map, uint64_t *barrier, const int32_t *coordinates,
                  unsigned rank);
-// Bytes in a row.
-void copy_bulk(void *smem, const void *global, uint32_t bytes, uint64_t *barrier);
 // cp.async of `bytes`, 4 or 16, of which the first `given` come from memory and the rest are zeros.
 void copy(uint32_t smem, const void *global, uint32_t bytes, uint32_t given);
 void copy_commit();

@@ -21,6 +21,16 @@ static bool is_too_large(const layer_case &c)
     return static_cast<double>(c.tokens) * c.top_k * c.hidden * c.intermediate > PRODUCTS_MOST;
 }
 
+// Runs the layer on a poisoned y, whose first numbers are then in `to`, as many as that has.
+template <class Number> static void run_layer(const gpu_layer &g, std::vector<Number> &to)
+{
+    const size_t bytes = to.size() * sizeof(Number);
+    CHECK(cudaMemset(g.y, 0xff, bytes));
+    CHECK(run_stages(&kernels_cuda, g.s, NULL));
+    CHECK(cudaDeviceSynchronize());
+    CHECK(cudaMemcpy(to.data(), g.y, bytes, cudaMemcpyDeviceToHost));
+}
+
 // Whether the first tokens get the same bits without the others, whose number decides how all are multiplied; is_bound: the host knows that
 // there are no more.
 static int same_alone(gpu_layer &g, const layer_case &c, const std::vector<float> &all, bool is_bound)
@@ -30,10 +40,7 @@ static int same_alone(gpu_layer &g, const layer_case &c, const std::vector<float
     int32_t *count = upload(std::vector<int32_t>(1, tokens));
     g.s.slab.count = count;
     if (is_bound) g.s.slab.cap = tokens;
-    CHECK(cudaMemset(g.y, 0xff, alone.size() * 4));
-    CHECK(run_stages(&kernels_cuda, g.s, NULL));
-    CHECK(cudaDeviceSynchronize());
-    CHECK(cudaMemcpy(alone.data(), g.y, alone.size() * 4, cudaMemcpyDeviceToHost));
+    run_layer(g, alone);
     cudaFree(count);
     g.s.slab.count = NULL;
     g.s.slab.cap = c.tokens;
@@ -53,10 +60,7 @@ static int same_moved(gpu_layer &g, const layer_case &c, const std::vector<float
     g.s.slab.weights = (const char *)slab.weights + slab.weight_stride_bytes;
     g.s.slab.cap--;
     for (int i = 0; i < 2; i++) {
-        CHECK(cudaMemset(g.y, 0xff, moved.size() * 4));
-        CHECK(run_stages(&kernels_cuda, g.s, NULL));
-        CHECK(cudaDeviceSynchronize());
-        CHECK(cudaMemcpy(moved.data(), g.y, moved.size() * 4, cudaMemcpyDeviceToHost));
+        run_layer(g, moved);
         same = same && memcmp(moved.data(), all.data() + c.hidden, moved.size() * 4) == 0;
     }
     g.s.slab = slab;
@@ -71,11 +75,8 @@ static int same_placed(gpu_layer &g, const layer_case &c)
     if (c.top_k != 1) return 1;
     for (int placed = 0; placed < 2; placed++) {
         results[placed].resize((size_t)c.tokens * c.hidden);
-        CHECK(cudaMemset(g.y, 0xff, results[placed].size() * 2));
         write_16(g.s, placed != 0);
-        CHECK(run_stages(&kernels_cuda, g.s, NULL));
-        CHECK(cudaDeviceSynchronize());
-        CHECK(cudaMemcpy(results[placed].data(), g.y, results[placed].size() * 2, cudaMemcpyDeviceToHost));
+        run_layer(g, results[placed]);
     }
     g.s = unplaced;
     return memcmp(results[0].data(), results[1].data(), results[0].size() * 2) == 0;
@@ -137,13 +138,8 @@ static int compare_launched(gpu_layer &g, const layer_case &c, const expected &w
     std::vector<float> got((size_t)c.tokens * c.hidden), again(got.size());
     g.s.turns = at_once ? g.turns : NULL;
     g.s.load = at_once ? g.load : NULL;
-    CHECK(cudaMemset(g.y, 0xff, got.size() * 4));
-    CHECK(run_stages(&kernels_cuda, g.s, NULL));
-    CHECK(cudaDeviceSynchronize());
-    CHECK(cudaMemcpy(got.data(), g.y, got.size() * 4, cudaMemcpyDeviceToHost));
-    CHECK(run_stages(&kernels_cuda, g.s, NULL));
-    CHECK(cudaDeviceSynchronize());
-    CHECK(cudaMemcpy(again.data(), g.y, got.size() * 4, cudaMemcpyDeviceToHost));
+    run_layer(g, got);
+    run_layer(g, again);
     int load = !at_once || same_load(g, want, 2);
     double exact_error = relative_error(got, want.exact);
     double error = g.s.fp8 && !at_once ? relative_error(got, want.tensor_core) : exact_error;

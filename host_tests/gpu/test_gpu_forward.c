@@ -322,49 +322,49 @@ START_TEST(rows_of_another_format_are_refused)
 }
 END_TEST
 
-START_TEST(a_shard_begins_with_a_block)
+// Of weights that the device has no code for; an instance that reads the host's configuration as it
+// is now.
+static void refuse_weights(struct gpu_layer *gpu, const char *says)
 {
     static const struct registry none;
     moxie_instance *other = NULL;
     moxie_runner *runner = NULL;
+
+    gpu_accept(gpu, instance_open(&gpu->mock.host, &none, &other, &gpu->mock.error));
+    ck_assert_int_eq(runner_create(other, 0, &gpu->weights.weights, &runner, &gpu->mock.error),
+                     MOXIE_E_UNSUPPORTED);
+    ck_assert(strstr(gpu->mock.text, says) != NULL);
+    ck_assert_ptr_null(runner);
+    gpu_accept(gpu, instance_close(other, &gpu->mock.error));
+}
+
+START_TEST(a_shard_begins_with_a_block)
+{
     struct gpu_layer gpu;
 
     gpu_layer_open(&gpu, "mixtral_a", fp8);
     mock_set_str(&gpu.mock, "weight_format", "fp8_block128");
-    gpu_accept(&gpu, instance_open(&gpu.mock.host, &none, &other, &gpu.mock.error));
     gpu.weights.w1.format = gpu.weights.w2.format = MOXIE_FORMAT_FP8_BLOCK128;
     gpu.weights.w1.block_offset = gpu.weights.w2.block_offset = 64;
-    ck_assert_int_eq(runner_create(other, 0, &gpu.weights.weights, &runner, &gpu.mock.error),
-                     MOXIE_E_UNSUPPORTED);
-    ck_assert(strstr(gpu.mock.text, "block_offset 64") != NULL);
-    ck_assert_ptr_null(runner);
-    gpu_accept(&gpu, instance_close(other, &gpu.mock.error));
+    refuse_weights(&gpu, "block_offset 64");
     gpu_layer_close(&gpu);
 }
 END_TEST
 
 START_TEST(weights_lie_alike)
 {
-    static const struct registry none;
-    moxie_instance *other = NULL;
-    moxie_runner *runner = NULL;
     struct gpu_layer gpu;
     moxie_matrix *w2;
     int64_t outputs;
 
     gpu_layer_open(&gpu, "mixtral_a", bf16);
-    gpu_accept(&gpu, instance_open(&gpu.mock.host, &none, &other, &gpu.mock.error));
     w2 = &gpu.weights.w2;
     ck_assert_int_eq(w2->orientation, MOXIE_ROWS_OUT);
     w2->orientation = MOXIE_ROWS_IN;
     outputs = w2->values.shape[1];
     w2->values.shape[1] = w2->values.shape[2];
     w2->values.shape[2] = outputs;
-    ck_assert_int_eq(runner_create(other, 0, &gpu.weights.weights, &runner, &gpu.mock.error),
-                     MOXIE_E_UNSUPPORTED);
-    ck_assert(strstr(gpu.mock.text, "want both MOXIE_ROWS_OUT") != NULL);
-    ck_assert_ptr_null(runner);
-    gpu_accept(&gpu, instance_close(other, &gpu.mock.error));
+    refuse_weights(&gpu, "want both MOXIE_ROWS_OUT");
     gpu_layer_close(&gpu);
 }
 END_TEST

@@ -1,5 +1,4 @@
-// A whole layer of few tokens in one launch on sm_90a, bf16, f16 and e4m3: weights are read once, at memory's pace, and nothing else
-// takes long.
+// A whole layer of few tokens in one launch on sm_90a, bf16, f16 and e4m3: weights are read once.
 //
 // grid   one block an SM. Tiles of gate_up, eight units of a job, go each to the block that is free; then a block has a share of down,
 //        for which it waits until all of mid is there. Only blocks that run have tiles, so nobody waits for a block that has not begun
@@ -208,7 +207,6 @@ size_t take_smem(layer_args_device &to)
 template <class P> size_t take_products(layer_args_device &to, const layer_args &from)
 {
     const gate_up_args &gate_up = from.gemms.gate_up;
-
     const int64_t groups = gate_up.intermediate / kHalf;
 
     if (std::max(gate_up.hidden, gate_up.intermediate) > kSmemBytes) return 0; // a row has no room

@@ -30,12 +30,11 @@ constexpr int kHalfBytes = kUnits * kHalfUnitBytes; // of a stage, [kUnits][kHal
 constexpr int kStageBytes = 2 * kHalfBytes;
 constexpr int kSkewBytes = 64; // behind an operand row, so that two rows lie in other banks
 constexpr int kStagesMost = kWarps, kStagesLeast = 4;
-constexpr int kAhead = 0;               // tiles that are found before the one whose stages are asked for, but for the next
 constexpr int kTiles = 64;              // that who finds them may be ahead of who multiplies them: a tile takes a stage at least
 constexpr int kParts = 32;              // stages whose sums wait at once, of gate_up for the last of their tile, of down to be added; a power of two
 constexpr int kSmemBytes = 232448;      // that a block may have
-constexpr int kAheadBytes = 96 << 10;  // of down's weights, that a block asks for while gate_up ends
-static_assert(kTiles > kParts + 2 * kStagesMost + kAhead + 2);
+constexpr int kAheadBytes = 96 << 10;   // of down's weights, that a block asks for while gate_up ends
+static_assert(kTiles > kParts + 2 * kStagesMost + 2);
 
 // What a kernel is compiled for. e4m3 is multiplied as fp16, which holds every code.
 template <operand type> struct product {
@@ -190,8 +189,10 @@ __device__ __forceinline__ void find_jobs(const layer_args_device &args, layer_s
         place += its >= 0 && (its < key || (its == key && other < position));
         places += its >= 0;
     }
-    if (position == 0) smem.places_count = places;
-    if (position == 0) smem.jobs_count = __popc(smem.leaders[0]) + __popc(smem.leaders[1]) + __popc(smem.leaders[2]) + __popc(smem.leaders[3]);
+    if (position == 0) {
+        smem.places_count = places;
+        smem.jobs_count = __popc(smem.leaders[0]) + __popc(smem.leaders[1]) + __popc(smem.leaders[2]) + __popc(smem.leaders[3]);
+    }
     if (key < 0) return;
     smem.place[place] = static_cast<uint8_t>(position);
     smem.jobs[index].expert = expert;

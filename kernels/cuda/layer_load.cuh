@@ -19,12 +19,6 @@ struct stage_ring {
         stage = 0;
         round_odd ^= 1;
     }
-
-    __device__ __forceinline__ void advance(int32_t stages)
-    {
-        for (stage += stages; stage >= count; stage -= count)
-            round_odd ^= 1;
-    }
 };
 
 // A stage has one warp that loads it and one that multiplies it, round by round: a wait for a parity cannot tell a round from the one
@@ -156,10 +150,10 @@ __device__ __forceinline__ tile tile_at(layer_smem &smem, int32_t number)
     return smem.tiles[number % kTiles];
 }
 
-// By who finds it, a few tiles before its stages are asked for.
+// By who finds it, once the stages of the one before are asked for.
 __device__ __forceinline__ void publish_tile(layer_smem &smem, int32_t number, const tile &t)
 {
-    const int32_t before = number - 1 - kAhead;
+    const int32_t before = number - 1;
 
     if (before >= 0) mbarrier_wait(&smem.begun[before % kTiles], before / kTiles % 2);
     smem.tiles[number % kTiles] = t;
@@ -200,8 +194,11 @@ __device__ __forceinline__ void find_tiles(const layer_args_device &args, layer_
 
     smem.launches = first.launches;
     while (now.first < all) {
-        for (; now.first < now.end; now.first++)
-            publish_tile(smem, number++, {args.by_groups.divide(now.first), now.first - args.by_groups.divide(now.first) * groups});
+        for (; now.first < now.end; now.first++) {
+            const int32_t job = args.by_groups.divide(now.first);
+
+            publish_tile(smem, number++, {job, now.first - job * groups});
+        }
         now = tiles_of_turn(args, smem, next);
         if (now.first < all) next = atomicAdd(&args.turns->taken, 1u);
     }
@@ -213,7 +210,7 @@ __device__ __forceinline__ void find_tiles(const layer_args_device &args, layer_
 // ---- The loading warps -------------------------------------------------------------------------
 
 // The rows of the share of down into the L2, of as many jobs as there is room for, while memory has nothing else to do.
-template <class P> __device__ __forceinline__ void ask_ahead(const layer_args_device &args, const layer_smem &smem, const share &of)
+__device__ __forceinline__ void ask_ahead(const layer_args_device &args, const layer_smem &smem, const share &of)
 {
     const layer_product &by = args.down;
     const int64_t bytes = (of.end - of.first - 1) * by.row_stride_bytes + by.row_bytes;
@@ -246,7 +243,7 @@ template <class P> __device__ __forceinline__ void load_all(const layer_args_dev
         load_tile<P>(args.up, smem, smem.jobs[t.job].expert, rows_of_up(args.up, t.group), ring);
     }
     of = share_of_down(args);
-    if (of.end > of.first) ask_ahead<P>(args, smem, of);
+    if (of.end > of.first) ask_ahead(args, smem, of);
     for (int32_t output = of.first; output < of.end; output += kRows)
         for (int32_t job = 0; job < smem.jobs_count; job++)
             load_tile<P>(args.down, smem, smem.jobs[job].expert, rows_of_down(output, of.end), ring);

@@ -219,14 +219,6 @@ __device__ __forceinline__ void cp_async_bulk_tensor_3d(void *smem, const CUtens
                      : "memory");
 }
 
-// As many bytes, a multiple of 16, as `global` and `smem` are; they count towards the barrier. Nobody reads them again.
-__device__ __forceinline__ void cp_async_bulk(void *smem, const void *global, uint32_t bytes, uint64_t *barrier)
-{
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(smem_address(smem)),
-                 "l"(global), "r"(bytes), "r"(smem_address(barrier)), "l"(l2_evict_first())
-                 : "memory");
-}
-
 // 16 bytes past the L1 into shared memory; `given` 0 writes zeros and reads nothing.
 __device__ __forceinline__ void cp_async(uint32_t smem, const void *global, uint32_t given)
 {

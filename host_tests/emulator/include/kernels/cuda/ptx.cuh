@@ -122,11 +122,6 @@ void cp_async_bulk_tensor_3d(void *smem, const CUtensorMap *map, uint64_t *barri
     emulator::copy_tensor(smem, map, barrier, at, 3);
 }
 
-static inline void cp_async_bulk(void *smem, const void *global, uint32_t bytes, uint64_t *barrier)
-{
-    emulator::copy_bulk(smem, global, bytes, barrier);
-}
-
 static inline void cp_async(uint32_t smem, const void *global, uint32_t given)
 {
     emulator::copy(smem, global, 16, given);
