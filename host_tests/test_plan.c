@@ -451,7 +451,7 @@ START_TEST(whole_layers_keep_mid_of_few_tokens)
         {4096, 14336, 2, 64, "bf16", 0}, {128, 64, 2, 64, "bf16", 16},
         {128, 64, 32, 64, "bf16", 128},  {128, 64, 2, 3, "bf16", 6},
     };
-    const int64_t words = cases[_i].choices * cases[_i].intermediate * 2;
+    const int64_t numbers = cases[_i].choices * cases[_i].intermediate * 2;
     struct verdict verdict;
     struct mock_host mock;
 
@@ -465,7 +465,7 @@ START_TEST(whole_layers_keep_mid_of_few_tokens)
     mock_set_i64(&mock, "warmup_tokens_max", cases[_i].tokens);
     verdict_make(&verdict, &mock);
     ck_assert_uint_eq(verdict.report.reasons_count, 0);
-    ck_assert_int_eq(verdict.plan.slot_bytes[BUFFER_LAYER_MID], words * 4);
+    ck_assert_int_eq(verdict.plan.slot_bytes[BUFFER_LAYER_MID], numbers * 2);
     verdict_free(&verdict);
     mock_set_str(&mock, "device", "cpu");
     mock_set_str(&mock, "weight_format", "bf16");

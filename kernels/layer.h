@@ -38,7 +38,8 @@ struct layer_args {
                      // NULL: unfit
     uint32_t *mid;   // device [2][mid_words], the same; 16-byte aligned. Two launches with the same
                      // may not overlap
-    int64_t mid_words; // a multiple of 4; fewer than cap * top_k * intermediate of the slab: unfit
+    int64_t mid_words; // of two numbers, a multiple of 4; fewer than cap * top_k * intermediate / 2
+                       // of the slab: unfit
 };
 
 #endif

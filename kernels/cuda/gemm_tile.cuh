@@ -7,6 +7,7 @@
 #include "kernels/cuda/ids.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/search.cuh"
+#include "kernels/cuda/warp.cuh"
 #include "kernels/cuda/weights.cuh"
 #include "kernels/types.h"
 
@@ -118,12 +119,6 @@ template <bool is_scaled> struct alignas(1024) block_smem {
 static_assert(sizeof(block_smem<true>) <= 232448 && sizeof(block_smem<false>) <= 232448);
 
 template <class P> using gemm_smem = block_smem<P::is_scaled>;
-
-// A value that is the same in all lanes of a warp. The compiler then knows, and keeps what follows from it in uniform registers.
-__device__ __forceinline__ int32_t uniform(int32_t value)
-{
-    return __shfl_sync(~0u, value, 0);
-}
 
 // The stages that a thread goes through, over all its tiles. The fewer tokens the largest tile has, the more stages there are,
 // and the more bytes under way.

@@ -1,8 +1,9 @@
 // A whole layer of few tokens in one launch on sm_90a, bf16, f16 and e4m3: weights are read once.
 //
 // grid   one block an SM. Tiles of gate_up, eight units of a job, go each to the block that is free; then a block has a share of down,
-//        for which it waits until all of mid is there. Only blocks that run have tiles, so nobody waits for a block that has not begun
-// block  11 warps that multiply, by mma, one that finds tiles of gate_up, and 4 that load, down's weights while others end gate_up
+//        of a job once its mid is there. Only blocks that run have tiles, so nobody waits for a block that has not begun
+// block  11 warps that multiply, by mma, one that finds tiles of gate_up, and 4 that load, down's weights once the block's of gate_up are
+//        there. A warp that multiplies a job's stage of down waits for that job's mid alone, while others are at work on gate_up
 // smem   4 to 11 stages of 16 weight rows by 1024 bytes, each of which one warp multiplies; the sums of up to 32, which the last of a
 //        tile's warps adds; and the operand rows: those of x, then those of mid
 //
@@ -24,8 +25,7 @@
 
 namespace {
 
-// By one thread of each loading warp: barriers at addresses that the lanes of a warp do not share are made one after the other, with a
-// fence for each.
+// By one lane of each loading warp, of which the compiler knows: otherwise barriers are made in loops over lanes, with a fence for each.
 __device__ __forceinline__ void make_barriers(layer_smem &smem, int32_t warp, bool is_scaled)
 {
     constexpr int32_t tiles = kTiles / kLoaders, stages = (kStagesMost + kLoaders - 1) / kLoaders, parts = kParts / kLoaders;
@@ -48,44 +48,32 @@ __device__ __forceinline__ void make_barriers(layer_smem &smem, int32_t warp, bo
     fence_mbarrier_init();
 }
 
-// Into the constant cache, whose lines come a microsecond after the first look at each.
-__device__ __forceinline__ void touch_args(const layer_args_device &args)
-{
-    const uint32_t *words = reinterpret_cast<const uint32_t *>(&args);
-
-#pragma unroll
-    for (size_t i = 0; i < sizeof args / 4; i += 16)
-        asm volatile("" ::"r"(words[i]));
-}
-
 // Into the L2.
 __device__ __forceinline__ void touch_rows(const layer_args_device &args, int32_t thread)
 {
-    const int32_t lines = (args.up.depth * 2 + 127) / 128;
-
-    if (thread < args.tokens * lines) prefetch_l2(args.x + thread / lines * args.x_stride_bytes + thread % lines * 128);
-    if (thread < args.tokens) prefetch_l2(args.ids.ids + thread * args.ids.row_stride_bytes);
-    if (thread < args.tokens && args.router_weights != nullptr) prefetch_l2(args.router_weights + thread * args.router_weight_stride_bytes);
+    for (int32_t token = 0; token < args.tokens && thread * 128 < args.up.depth * 2; token++)
+        prefetch_l2(args.x + token * args.x_stride_bytes + thread * 128);
+    if (thread >= args.tokens) return;
+    prefetch_l2(args.ids.ids + thread * args.ids.row_stride_bytes);
+    if (args.router_weights != nullptr) prefetch_l2(args.router_weights + thread * args.router_weight_stride_bytes);
 }
 
 template <int type> __global__ void __launch_bounds__(kThreads, 1) layer_kernel(const __grid_constant__ layer_args_device args)
 {
     using P = product<static_cast<operand>(type)>;
     layer_smem &smem = *dynamic_smem<layer_smem>();
-    const int32_t thread = threadIdx.x;
-    first_turn first = {};
+    const int32_t thread = threadIdx.x, warp = uniform(thread / 32);
 
-    if (thread >= kLoading && thread % 32 == 0) make_barriers(smem, (thread - kLoading) / 32, P::is_scaled);
+    if (warp >= kLoading / 32 && elect_one()) make_barriers(smem, warp - kLoading / 32, P::is_scaled);
     if (thread == kFinding) {
         prefetch_tensormap(&args.up.map);
         prefetch_tensormap(&args.down.map);
     }
     if (thread < kTiles) smem.summed[thread] = 0;
-    if (thread == 0) touch_args(args);
     touch_rows(args, thread);
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
-    if (thread == kFinding) first = take_first(args);
+    if (thread == kFinding) smem.first = take_first(args);
     // Who loads need not wait for x.
     if (thread < kPositions)
         find_jobs(args, smem);
@@ -96,7 +84,7 @@ template <int type> __global__ void __launch_bounds__(kThreads, 1) layer_kernel(
     if (thread >= kLoading) {
         load_all<P>(args, smem);
     } else if (thread >= kFinding) {
-        if (thread == kFinding) find_tiles(args, smem, first);
+        if (thread == kFinding) find_tiles(args, smem);
     } else {
         if (args.load != nullptr && blockIdx.x == 0 && thread < kPositions && smem.key[thread] >= 0)
             atomicAdd(&args.load[smem.key[thread] / kKeys], 1ull);
@@ -190,17 +178,24 @@ template <class P> void take_product(layer_product &to, const weight_view &from,
     to.scale_pitch = P::is_scaled ? inputs / kFp8Group : 0;
 }
 
+// To where an operand row may begin.
+size_t align_up(int32_t bytes)
+{
+    return (static_cast<size_t>(bytes) + 15) / 16 * 16;
+}
+
 // Bytes of shared memory, once the products are there, with as many stages as fit; 0: too few.
 size_t take_smem(layer_args_device &to)
 {
-    const size_t up = to.up.scale_offset + size_t(4) * to.tokens * to.up.scale_pitch;
+    const size_t up = align_up(to.up.scale_offset + 4 * to.tokens * to.up.scale_pitch);
     const size_t down = to.down.scale_offset + size_t(4) * to.tokens * to.top_k * to.down.scale_pitch;
-    const size_t other = std::max(up, down) + sizeof(layer_smem);
+    const size_t other = up + down + sizeof(layer_smem);
 
     if (other + kStagesLeast * kStageBytes > kSmemBytes || std::max(to.up.stages, to.down.stages) > kParts) return 0;
     to.stages = static_cast<int32_t>(std::min((kSmemBytes - other) / kStageBytes, size_t(kStagesMost)));
-    to.operand_offset = to.stages * kStageBytes;
-    return other + to.operand_offset;
+    to.up.operand_offset = to.stages * kStageBytes;
+    to.down.operand_offset = to.up.operand_offset + static_cast<int32_t>(up);
+    return other + to.up.operand_offset;
 }
 
 // The products, and how many bytes of shared memory they want; 0: there is no room for their rows.
@@ -284,7 +279,7 @@ extern "C" int32_t layer_cuda(const struct layer_args *from, void *stream)
     }
     to.mid = from->mid;
     to.mid_words = from->mid_words;
-    if (smem_bytes == 0 || to.tokens * to.top_k * gate_up.intermediate > to.mid_words || to.mid_words % 4 != 0 || !is_aligned(to.mid, 16))
+    if (smem_bytes == 0 || to.tokens * to.top_k * gate_up.intermediate > 2 * to.mid_words || to.mid_words % 4 != 0 || !is_aligned(to.mid, 16))
         return LAYER_UNFIT;
     st = make_maps(to, *from);
     if (st != cudaSuccess) return st;

@@ -9,6 +9,7 @@
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/quantise.cuh"
 #include "kernels/cuda/tensor_map.cuh"
+#include "kernels/cuda/warp.cuh"
 #include "kernels/cuda/weights.cuh"
 #include "kernels/layer.h"
 
@@ -73,6 +74,7 @@ struct layer_product {
     divider by_stages;
     divider by_eights; // of an operand row
     int32_t outputs;   // units, or hidden
+    int32_t operand_offset; // bytes, from the stages to the operand rows
     int32_t operand_pitch_bytes;
     int32_t scale_offset; // bytes, from the operand rows to their scales, f32 [rows, scale_pitch]
     int32_t scale_pitch;
@@ -107,7 +109,6 @@ struct layer_args_device {
     divider by_turns;  // of a third of all tiles
     int32_t eights_each, eights_more; // of outputs of down: of each block, and how many blocks have one more
     int32_t weighs_input;    // 1: the router's weight multiplies the input row, 0: the result
-    int32_t operand_offset; // bytes, from the stages to the operand rows
     int32_t stages;
     float scale;
 };
@@ -125,6 +126,11 @@ struct tile {
     int32_t job, group;
 };
 
+// A block's first turn to take tiles, and how many launches there were before this one.
+struct first_turn {
+    uint32_t turn, launches;
+};
+
 struct layer_smem {
     float sums[kParts][kSums]; // of stages; down: weighed, and zeros for other tokens than the job's
     float stage_scale[kStagesMost][kRows]; // of the weights, first half of the rows and second: by group of 128 inputs, or by row
@@ -133,15 +139,14 @@ struct layer_smem {
     tile tiles[kTiles];                     // of gate_up, in turns
     uint64_t found[kTiles], begun[kTiles]; // that they are there, and their stages asked for
     uint32_t summed[kTiles];               // stages whose sums are there
-    uint32_t launches;                     // before this one; there with the first tile
+    first_turn first;                      // there with the jobs
+    int32_t down_first;                    // stage of down among all of the block's
     int32_t expert[kPositions]; // -1: none
     int32_t key[kPositions];    // expert * kKeys + how often the token had it before; -1: none
     job jobs[kPositions];
     uint32_t leaders[kPositions / 32]; // a bit for each position that is its job's first
     int32_t jobs_count;
-    int32_t places_count;             // choices of an expert
-    uint8_t place[kPositions];        // their positions, by job
-    alignas(1024) unsigned char stages[]; // [args.stages][kStageBytes]; then x's rows and scales, later mid's
+    alignas(1024) unsigned char stages[]; // [args.stages][kStageBytes]; then x's rows and scales, and mid's
 };
 
 // ---- Jobs --------------------------------------------------------------------------------------
@@ -158,55 +163,97 @@ __device__ __forceinline__ int32_t expert_of(const layer_args_device &args, int3
     return token < rows_in(args.ids) ? expert : -1;
 }
 
-// By the first kPositions threads. Jobs are in the order of their keys, so that a token's do not depend on its batch mates.
+// A position's place among the jobs, which are in the order of their keys, so that a token's do not depend on its batch mates.
+struct job_place {
+    int32_t key; // expert * kKeys + how often the token had it before; -1: it has no expert
+    int32_t job; // keys below it
+};
+
+__device__ __forceinline__ void keep_job(layer_smem &smem, const job_place &at, int32_t position, int32_t token, float weight)
+{
+    job &to = smem.jobs[at.job];
+
+    if (at.key < 0) return;
+    to.expert = at.key / kKeys;
+    to.position[token] = static_cast<uint8_t>(position);
+    to.weight[token] = weight;
+    atomicOr(&to.tokens, 1u << token);
+}
+
+// Up to 32 positions: one warp needs nobody else.
+__device__ __forceinline__ void find_few_jobs(const layer_args_device &args, layer_smem &smem)
+{
+    const int32_t positions = args.tokens * args.top_k, position = threadIdx.x, token = args.by_top_k.divide(position);
+    int32_t expert = -1;
+    float weight = 1.0f;
+    uint32_t same, leaders;
+    job_place at = {-1, 0};
+
+    if (position < positions) expert = expert_of(args, token, position - token * args.top_k, weight);
+    smem.jobs[position].tokens = 0;
+    same = __match_any_sync(~0u, expert) & ~(~0u << position); // of those before it
+    if (expert >= 0) at.key = expert * kKeys + __popc(same >> token * args.top_k);
+    smem.key[position] = at.key;
+    same = __match_any_sync(~0u, at.key) & ~(~0u << position);
+    leaders = __ballot_sync(~0u, at.key >= 0 && same == 0);
+    for (int32_t other = 0; other < positions; other++) {
+        const int32_t its = __shfl_sync(~0u, at.key, other);
+
+        at.job += (leaders >> other & 1) != 0 && its < at.key;
+    }
+    __syncwarp(); // no job has tokens yet
+    keep_job(smem, at, position, token, weight);
+    if (position == 0) smem.jobs_count = __popc(leaders);
+}
+
+// By the first kPositions threads.
 __device__ __forceinline__ void find_jobs(const layer_args_device &args, layer_smem &smem)
 {
     const int32_t positions = args.tokens * args.top_k, position = threadIdx.x, token = args.by_top_k.divide(position);
-    int32_t expert = -1, key = -1, leader = position, index = 0, place = 0, places = 0;
+    int32_t expert = -1, leader = position;
     float weight = 1.0f;
     uint32_t leaders;
+    job_place at = {-1, 0};
 
+    if (positions <= 32) {
+        if (position < 32)
+            find_few_jobs(args, smem);
+        else
+            smem.key[position] = -1;
+        return;
+    }
     if (position < positions) expert = expert_of(args, token, position - token * args.top_k, weight);
     smem.expert[position] = expert;
     bar_sync<1, kPositions>();
     if (expert >= 0) {
-        key = expert * kKeys;
+        at.key = expert * kKeys;
         for (int32_t other = token * args.top_k; other < position; other++)
-            key += smem.expert[other] == expert;
+            at.key += smem.expert[other] == expert;
     }
-    smem.key[position] = key;
+    smem.key[position] = at.key;
     smem.jobs[position].tokens = 0;
     bar_sync<1, kPositions>();
-    for (int32_t other = position - 1; other >= 0 && key >= 0; other--)
-        if (smem.key[other] == key) leader = other;
-    leaders = __ballot_sync(~0u, key >= 0 && leader == position);
+    for (int32_t other = position - 1; other >= 0 && at.key >= 0; other--)
+        if (smem.key[other] == at.key) leader = other;
+    leaders = __ballot_sync(~0u, at.key >= 0 && leader == position);
     if (position % 32 == 0) smem.leaders[position / 32] = leaders;
     bar_sync<1, kPositions>();
     for (int32_t other = 0; other < positions; other++) {
         const int32_t its = smem.key[other];
 
-        index += (smem.leaders[other / 32] >> other % 32 & 1) != 0 && its < key;
-        place += its >= 0 && (its < key || (its == key && other < position));
-        places += its >= 0;
+        at.job += (smem.leaders[other / 32] >> other % 32 & 1) != 0 && its < at.key;
     }
-    if (position == 0) {
-        smem.places_count = places;
-        smem.jobs_count = __popc(smem.leaders[0]) + __popc(smem.leaders[1]) + __popc(smem.leaders[2]) + __popc(smem.leaders[3]);
-    }
-    if (key < 0) return;
-    smem.place[place] = static_cast<uint8_t>(position);
-    smem.jobs[index].expert = expert;
-    smem.jobs[index].position[token] = static_cast<uint8_t>(position);
-    smem.jobs[index].weight[token] = weight;
-    atomicOr(&smem.jobs[index].tokens, 1u << token);
+    keep_job(smem, at, position, token, weight);
+    if (position != 0) return;
+    smem.jobs_count = __popc(smem.leaders[0]) + __popc(smem.leaders[1]) + __popc(smem.leaders[2]) + __popc(smem.leaders[3]);
 }
 static_assert(kPositions == 4 * 32);
 
 // ---- Operand rows ------------------------------------------------------------------------------
 
-__device__ __forceinline__ unsigned char *operand_of(const layer_args_device &args, layer_smem &smem)
+__device__ __forceinline__ unsigned char *operand_of(const layer_product &by, layer_smem &smem)
 {
-    return smem.stages + args.operand_offset;
+    return smem.stages + by.operand_offset;
 }
 
 // Eight numbers of the rows, zeros behind their end.
@@ -263,89 +310,87 @@ __device__ __forceinline__ void keep_rows(const layer_args_device &args, layer_s
         const uint4 words = next;
 
         next = row_piece(by, args.x, args.x_stride_bytes, item + threads, items, eights);
-        keep_eight<P>(by, operand_of(args, smem), words, P::is_scaled ? args.x_is_bf16 : P::mid_is_bf16, item < items, row, column);
+        keep_eight<P>(by, operand_of(by, smem), words, P::is_scaled ? args.x_is_bf16 : P::mid_is_bf16, item < items, row, column);
     }
 }
 
 // ---- mid ---------------------------------------------------------------------------------------
 
-// Between blocks a number of 16 bits is a word whose lowest bit says that it is there, so that it need not wait for a count of what has
-// ended. Each launch writes one half of them, and clears the other.
-constexpr uint32_t kIsThere = 1;
-constexpr int kLooks = 3; // of a thread, under way at once
+// Between blocks a word of two numbers that is zero is not there yet, so that nothing waits for a count of what has ended; of two zeros the
+// first has a sign. Each launch writes one half of mid, and clears the other.
+constexpr int kLooks = 3; // of a lane, under way at once
 
 // Of this launch 0, of the next 1.
 __device__ __forceinline__ uint32_t *mid_half(const layer_args_device &args, const layer_smem &smem, uint32_t next)
 {
-    return args.mid + ((smem.launches + next) % 2) * args.mid_words;
-}
-
-__device__ __forceinline__ uint32_t high_halves(uint32_t first, uint32_t second)
-{
-    return first >> 16 | (second & 0xffff0000u);
+    return args.mid + ((smem.first.launches + next) % 2) * args.mid_words;
 }
 
 // Eight numbers of mid, or zeros, as the thread saw them last.
 struct mid_eight {
     const uint32_t *from; // NULL: zeros
-    int32_t row, column;  // of the operand
-    uint4 low, high;
+    uint4 numbers;
 
     __device__ __forceinline__ void look()
     {
-        if (from == nullptr) return;
-        low = load_relaxed_device(from);
-        high = load_relaxed_device(from + 4);
+        if (from != nullptr) numbers = load_relaxed_device(from);
     }
 
     __device__ __forceinline__ bool is_there() const
     {
-        return from == nullptr || (low.x & low.y & low.z & low.w & high.x & high.y & high.z & high.w & kIsThere) != 0;
-    }
-
-    __device__ __forceinline__ uint4 numbers() const
-    {
-        return {high_halves(low.x, low.y), high_halves(low.z, low.w), high_halves(high.x, high.y), high_halves(high.z, high.w)};
+        return from == nullptr || min(min(numbers.x, numbers.y), min(numbers.z, numbers.w)) != 0;
     }
 };
 
-__device__ __forceinline__ mid_eight mid_eight_at(const layer_product &by, const layer_smem &smem, const uint32_t *mid, int32_t item, int32_t items, int32_t eights)
+__device__ __forceinline__ mid_eight mid_eight_at(const layer_product &by, const uint32_t *mid, int32_t row, int32_t column, int32_t end)
 {
-    const int32_t place = by.by_eights.divide(item);
     mid_eight to = {};
 
-    to.column = (item - place * eights) * 8;
-    if (item >= items) return to;
-    to.row = smem.place[place];
-    if (to.column < by.depth) to.from = mid + to.row * by.depth + to.column;
+    if (column < end && column < by.depth) to.from = mid + (row * by.depth + column) / 2;
     to.look();
     return to;
 }
 
-// Rows of mid, by job, since those of the last tiles come last. Several looks are under way at once.
-template <class P>
-__device__ __forceinline__ void keep_mid(const layer_args_device &args, layer_smem &smem, int32_t thread, int32_t threads)
+__device__ __forceinline__ bool are_there(const mid_eight (&at)[kLooks])
 {
+    bool all = true;
+
+#pragma unroll
+    for (int32_t i = 0; i < kLooks; i++)
+        all = all && at[i].is_there();
+    return all;
+}
+
+// Of a job's rows of mid what a stage of its weights is multiplied with, by the warp that does. Several looks are under way at once.
+template <class P> __device__ __forceinline__ void keep_mid(const layer_args_device &args, layer_smem &smem, const job &j, int32_t stage)
+{
+    constexpr int32_t columns = kUnits * P::depth;
     const layer_product &by = args.down;
-    const int32_t eights = eights_of(by), items = smem.places_count * eights;
+    const int32_t first = stage * columns, end = min(first + columns, eights_of(by) * 8), lane = threadIdx.x % 32;
     const uint32_t *mid = mid_half(args, smem, 0);
 
-    for (int32_t first = 0; first < items; first += kLooks * threads) { // all lanes of a warp go on or none
-        mid_eight at[kLooks];
+    for (uint32_t tokens = j.tokens; tokens != 0; tokens &= tokens - 1) {
+        const int32_t row = j.position[__ffs(tokens) - 1];
+
+        for (int32_t column = first + lane * 8; column - lane * 8 < end; column += kLooks * 32 * 8) { // all lanes go on or none
+            mid_eight at[kLooks];
 
 #pragma unroll
-        for (int32_t i = 0; i < kLooks; i++)
-            at[i] = mid_eight_at(by, smem, mid, first + i * threads + thread, items, eights);
-#pragma unroll
-        for (int32_t i = 0; i < kLooks; i++) {
-            while (!at[i].is_there()) {
+            for (int32_t i = 0; i < kLooks; i++)
+                at[i] = mid_eight_at(by, mid, row, column + i * 32 * 8, end);
+            while (!are_there(at)) {
                 spin_pause(20);
-                at[i].look();
+#pragma unroll
+                for (int32_t i = 0; i < kLooks; i++)
+                    if (!at[i].is_there()) at[i].look();
             }
             __syncwarp();
-            keep_eight<P>(by, operand_of(args, smem), at[i].numbers(), P::mid_is_bf16, first + i * threads + thread < items, at[i].row, at[i].column);
+#pragma unroll
+            for (int32_t i = 0; i < kLooks && column - lane * 8 + i * 32 * 8 < end; i++)
+                keep_eight<P>(by, operand_of(by, smem), at[i].numbers, P::mid_is_bf16, column + i * 32 * 8 < end, row, column + i * 32 * 8);
         }
     }
+    __syncwarp();
 }
 
 } // namespace

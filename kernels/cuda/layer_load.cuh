@@ -133,12 +133,16 @@ __device__ __forceinline__ void load_stage(const layer_product &by, layer_smem &
     if (P::is_scaled) load_scales(by, smem, ring.stage, expert, rows, at / kFp8Group);
 }
 
-// Of a tile the stages of this loading warp: who has asked for copies is held for 500 cycles, so there are several.
+// Of a tile the stages of this loading warp: who has asked for copies is held for 500 cycles, so there are several. `asked` is the last one.
 template <class P>
-__device__ __forceinline__ void load_tile(const layer_product &by, layer_smem &smem, int32_t expert, const tile_rows &rows, stage_ring &ring)
+__device__ __forceinline__ void load_tile(const layer_product &by, layer_smem &smem, int32_t expert, const tile_rows &rows, stage_ring &ring,
+                                          stage_ring &asked)
 {
-    for (int32_t at = 0; at < by.row_bytes; at += kRowBytes, ring.advance())
-        if (is_loaded_by(ring)) load_stage<P>(by, smem, expert, rows, ring, at);
+    for (int32_t at = 0; at < by.row_bytes; at += kRowBytes, ring.advance()) {
+        if (!is_loaded_by(ring)) continue;
+        load_stage<P>(by, smem, expert, rows, ring, at);
+        asked = ring;
+    }
 }
 
 // ---- Tiles of gate_up --------------------------------------------------------------------------
@@ -173,10 +177,12 @@ __device__ __forceinline__ tile_range tiles_of_turn(const layer_args_device &arg
     return {first, min(first + (index < blocks ? chunk : 1), all)};
 }
 
-// By one thread. The block's first turn, and how many launches there have been.
-struct first_turn {
-    uint32_t turn, launches;
-};
+__device__ __forceinline__ tile tile_of(const layer_args_device &args, int32_t index)
+{
+    const int32_t job = args.by_groups.divide(index);
+
+    return {job, index - job * (args.up.outputs / kHalf)};
+}
 
 __device__ __forceinline__ first_turn take_first(const layer_args_device &args)
 {
@@ -185,26 +191,22 @@ __device__ __forceinline__ first_turn take_first(const layer_args_device &args)
 
 // From there on; what comes next is asked for ahead, since an answer takes 2 us behind the weights of all blocks. The last tile has no job.
 // The last block makes all turns those of the next launch.
-__device__ __forceinline__ void find_tiles(const layer_args_device &args, layer_smem &smem, const first_turn &first)
+__device__ __forceinline__ void find_tiles(const layer_args_device &args, layer_smem &smem)
 {
-    const int32_t groups = args.up.outputs / kHalf, all = tiles_of_up(args, smem);
-    tile_range now = tiles_of_turn(args, smem, first.turn);
+    const int32_t all = tiles_of_up(args, smem);
+    tile_range now = tiles_of_turn(args, smem, smem.first.turn);
     uint32_t next = atomicAdd(&args.turns->taken, 1u);
     int32_t number = 0;
 
-    smem.launches = first.launches;
     while (now.first < all) {
-        for (; now.first < now.end; now.first++) {
-            const int32_t job = args.by_groups.divide(now.first);
-
-            publish_tile(smem, number++, {job, now.first - job * groups});
-        }
+        for (; now.first < now.end; now.first++)
+            publish_tile(smem, number++, tile_of(args, now.first));
         now = tiles_of_turn(args, smem, next);
         if (now.first < all) next = atomicAdd(&args.turns->taken, 1u);
     }
     // No answer comes after the block has left, when others may have begun to count anew.
     publish_tile(smem, number, {-1, static_cast<int32_t>(next)});
-    if (atomicAdd(&args.turns->left, 1u) == gridDim.x - 1) *args.turns = {0, 0, first.launches + 1, 0};
+    if (atomicAdd(&args.turns->left, 1u) == gridDim.x - 1) *args.turns = {0, 0, smem.first.launches + 1, 0};
 }
 
 // ---- The loading warps -------------------------------------------------------------------------
@@ -230,23 +232,31 @@ __device__ __forceinline__ void clear_mid(const layer_args_device &args, const l
         half[i] = {};
 }
 
+// The block's first tile, which nobody has to be asked for.
+__device__ __forceinline__ tile first_tile(const layer_args_device &args, const layer_smem &smem)
+{
+    const tile_range turn = tiles_of_turn(args, smem, smem.first.turn);
+
+    return turn.first < turn.end ? tile_of(args, turn.first) : tile{-1, 0};
+}
+
 template <class P> __device__ __forceinline__ void load_all(const layer_args_device &args, layer_smem &smem)
 {
-    stage_ring ring = {args.stages, 0, 0};
+    stage_ring ring = {args.stages, 0, 0}, asked = {};
     share of;
+    tile t = first_tile(args, smem);
 
-    for (int32_t number = 0;; number++) {
-        const tile t = tile_at(smem, number);
-
-        if (t.job < 0) break;
+    for (int32_t number = 0; t.job >= 0; t = tile_at(smem, ++number)) {
         if (is_loaded_by(ring) && threadIdx.x % 32 == 0) mbarrier_arrive(&smem.begun[number % kTiles]);
-        load_tile<P>(args.up, smem, smem.jobs[t.job].expert, rows_of_up(args.up, t.group), ring);
+        load_tile<P>(args.up, smem, smem.jobs[t.job].expert, rows_of_up(args.up, t.group), ring, asked);
     }
     of = share_of_down(args);
+    // Memory answers in the order in which it is asked, more or less, and for gate_up's weights others wait.
+    if (asked.count > 0) mbarrier_wait(&smem.full[asked.stage], asked.round_odd);
     if (of.end > of.first) ask_ahead(args, smem, of);
     for (int32_t output = of.first; output < of.end; output += kRows)
         for (int32_t job = 0; job < smem.jobs_count; job++)
-            load_tile<P>(args.down, smem, smem.jobs[job].expert, rows_of_down(output, of.end), ring);
+            load_tile<P>(args.down, smem, smem.jobs[job].expert, rows_of_down(output, of.end), ring, asked);
     clear_mid(args, smem);
 }
 

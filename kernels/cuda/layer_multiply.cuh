@@ -123,17 +123,15 @@ __device__ __forceinline__ float bias_at(const layer_product &by, int32_t expert
 
 // One unit of mid.
 template <class P>
-__device__ __forceinline__ void end_unit(const layer_args_device &args, const layer_smem &smem, uint32_t *mid, const tile &t, int32_t r, int32_t token, float2 sums)
+__device__ __forceinline__ float end_unit(const layer_args_device &args, const layer_smem &smem, const tile &t, int32_t r, int32_t token, float2 sums)
 {
     const job &j = smem.jobs[t.job];
     const tile_rows rows = rows_of_up(args.up, t.group);
     const float2 bias = {bias_at(args.up, j.expert, row_at(args.up, rows.low, r, false)),
                          bias_at(args.up, j.expert, rows.high < 0 ? -1 : row_at(args.up, rows.high, r, true))};
-    const int32_t position = j.position[token];
     const float weight = args.weighs_input ? j.weight[token] : 1.0f, gate = sums.x * weight, up = sums.y * weight;
-    const float number = args.up.order == ORDER_PLAIN ? activate_plain(gate + bias.x) : activate<false>(args.activation, gate, up, bias);
 
-    store_relaxed_device(mid + position * args.up.outputs + t.group * kHalf + r, number_pack<P::mid_is_bf16>(0.0f, number) | kIsThere);
+    return args.up.order == ORDER_PLAIN ? activate_plain(gate + bias.x) : activate<false>(args.activation, gate, up, bias);
 }
 
 // A tile, of stages from that one on among all of the block's: a lane has unit lane % 8 of token lane / 8, then of the fourth token behind
@@ -142,18 +140,26 @@ template <class P>
 __device__ __forceinline__ void end_tile(const layer_args_device &args, const layer_smem &smem, const tile &t, int32_t first)
 {
     const int32_t lane = threadIdx.x % 32, r = lane % kHalf;
-    const uint32_t tokens = smem.jobs[t.job].tokens;
-    uint32_t *mid = mid_half(args, smem, 0);
+    const job &j = smem.jobs[t.job];
+    uint32_t *mid = mid_half(args, smem, 0) + (t.group * kHalf + r) / 2;
 
 #pragma unroll 1
-    for (int32_t token = lane / kHalf; (tokens >> (token - lane / kHalf)) != 0; token += 32 / kHalf) {
+    for (int32_t token = lane / kHalf; (j.tokens >> (token - lane / kHalf)) != 0; token += 32 / kHalf) {
+        const bool is_there = j.tokens >> token & 1;
         float2 sums = {};
+        float number = 0.0f, next;
 
         for (int32_t stage = first; stage < first + args.up.stages; stage++) {
             sums.x += smem.sums[stage % kParts][number_of(r, token)];
             sums.y += smem.sums[stage % kParts][number_of(kHalf + r, token)];
         }
-        if (tokens >> token & 1) end_unit<P>(args, smem, mid, t, r, token, sums);
+        if (is_there) number = end_unit<P>(args, smem, t, r, token, sums);
+        next = __shfl_xor_sync(~0u, number, 1);
+        if (is_there && r % 2 == 0) {
+            const uint32_t word = number_pack<P::mid_is_bf16>(number, next);
+
+            store_relaxed_device(mid + j.position[token] * args.up.outputs / 2, word == 0 ? 0x8000u : word);
+        }
     }
 }
 static_assert(kHalf * kTokens == 2 * 32);
@@ -192,6 +198,7 @@ struct walk {
     uint32_t round_odd;
     int32_t number; // of the tile
     tile now;
+    int32_t added;                            // parts of down, of all outputs so far
     int32_t output, parts_begin, parts_count; // down: 16 outputs of the share, and of their parts (stages of jobs) up to kParts
     float sum;                                // of this thread's output and token
 };
@@ -215,7 +222,7 @@ __device__ __forceinline__ void add_parts(const layer_args_device &args, const l
     if (token < args.tokens)
 #pragma unroll 4
         for (int32_t part = 0; part < at.parts_count; part++)
-            at.sum += smem.sums[part][number_of(row, token)];
+            at.sum += smem.sums[(smem.down_first + at.added + part) % kParts][number_of(row, token)];
 }
 
 __device__ __forceinline__ void store_result(const layer_args_device &args, const layer_smem &smem, int32_t end, const walk &at)
@@ -233,9 +240,12 @@ __device__ __forceinline__ bool walk_down(const layer_args_device &args, layer_s
     const int32_t parts = smem.jobs_count * args.down.stages;
 
     while (at.output < end && at.next >= at.first + at.parts_count) {
+        const int32_t count = at.parts_count;
+
         add_parts(args, smem, at);
-        at.first += at.parts_count;
-        at.parts_begin += at.parts_count;
+        at.first += count;
+        at.added += count;
+        at.parts_begin += count;
         if (at.parts_begin >= parts) {
             store_result(args, smem, end, at);
             at.output += kRows;
@@ -243,19 +253,11 @@ __device__ __forceinline__ bool walk_down(const layer_args_device &args, layer_s
             at.sum = 0.0f;
         }
         at.parts_count = min(parts - at.parts_begin, kParts);
-        if (at.output < end) multiplying_sync();
+        if (at.output >= end) break;
+        multiplying_sync();
+        if (static_cast<int32_t>(threadIdx.x) < count) mbarrier_arrive(&smem.read[(smem.down_first + at.added - count + threadIdx.x) % kParts]);
     }
     return at.output < end;
-}
-
-// Between the two products: everybody's mid.
-template <class P> __device__ __forceinline__ void begin_down(const layer_args_device &args, layer_smem &smem, const share &of, walk &at)
-{
-    multiplying_sync(); // nobody multiplies x any more
-    keep_mid<P>(args, smem, threadIdx.x, kMultiplying);
-    multiplying_sync();
-    at.output = of.first;
-    at.parts_count = min(smem.jobs_count * args.down.stages, kParts);
 }
 
 // What a stage is multiplied by, and where its sums go.
@@ -274,7 +276,7 @@ __device__ __forceinline__ stage_work work_of(const layer_args_device &args, lay
     const int32_t even = threadIdx.x % 4 * 2, odd = even + 1;
     stage_work to = {};
 
-    to.from = inputs_of<P, is_down>(by, operand_of(args, smem), j, stage);
+    to.from = inputs_of<P, is_down>(by, operand_of(by, smem), j, stage);
     to.units = units_of(by.row_bytes - stage * kRowBytes);
     to.has_even = !is_down || (j.tokens >> even & 1);
     to.has_odd = !is_down || (j.tokens >> odd & 1);
@@ -332,28 +334,28 @@ template <class P> __device__ __forceinline__ void multiply_all(const layer_args
 
     at.count = args.stages;
     at.next = is_down ? INT32_MAX : place;
-    if (is_down)
-        begin_down<P>(args, smem, of, at);
-    else
-        at.now = tile_at(smem, 0);
+    at.output = of.first;
+    at.parts_count = min(smem.jobs_count * args.down.stages, kParts);
+    if (!is_down) at.now = tile_at(smem, 0);
     for (;;) {
         stage_work work;
         float4 sums;
 
         if (!is_down && !walk_up(args, smem, at)) {
-            begin_down<P>(args, smem, of, at);
             is_down = true;
+            if (threadIdx.x == 0) smem.down_first = at.first;
         }
         if (is_down && !walk_down(args, smem, of.end, at)) break;
         if (is_down) {
-            const int32_t part = at.parts_begin + at.next - at.first, job = args.down.by_stages.divide(part);
+            const int32_t part = at.parts_begin + at.next - at.first, job = args.down.by_stages.divide(part), stage = part - job * args.down.stages;
 
-            work = work_of<P, true>(args, smem, smem.jobs[job], part - job * args.down.stages, smem.sums[at.next - at.first]);
+            if (at.output == of.first) keep_mid<P>(args, smem, smem.jobs[job], stage); // for the other outputs, too
+            work = work_of<P, true>(args, smem, smem.jobs[job], stage, smem.sums[at.next % kParts]);
         } else {
             work = work_of<P, false>(args, smem, smem.jobs[at.now.job], at.next - at.first, smem.sums[at.next % kParts]);
         }
         sums = multiply_stage<P>(smem, place, at.round_odd, args.up.scales.format == FORMAT_FP8_BLOCK128, work);
-        if (!is_down) mbarrier_wait(&smem.read[at.next % kParts], at.next / kParts % 2 ^ 1);
+        mbarrier_wait(&smem.read[at.next % kParts], at.next / kParts % 2 ^ 1);
         *reinterpret_cast<float4 *>(work.sums) = {work.has_even ? sums.x * work.even_weight : 0.0f, work.has_odd ? sums.y * work.odd_weight : 0.0f,
                                                   work.has_even ? sums.z * work.even_weight : 0.0f, work.has_odd ? sums.w * work.odd_weight : 0.0f};
         if (!is_down) leave_stage<P>(args, smem, at);
