@@ -180,30 +180,59 @@ __device__ __forceinline__ void keep_job(layer_smem &smem, const job_place &at, 
     atomicOr(&to.tokens, 1u << token);
 }
 
-// Up to 32 positions: one warp needs nobody else.
+// Up to 32 positions a warp finds by itself, a lane each.
+constexpr int kFewPositions = 32;
+
+struct few_jobs {
+    job_place at;
+    uint32_t leaders; // a bit for each position that is its job's first
+    float weight;
+};
+
+__device__ __forceinline__ bool has_few(const layer_args_device &args)
+{
+    return args.tokens * args.top_k <= kFewPositions;
+}
+
+__device__ __forceinline__ few_jobs few_jobs_of(const layer_args_device &args)
+{
+    const int32_t positions = args.tokens * args.top_k, position = threadIdx.x % 32, token = args.by_top_k.divide(position);
+    int32_t expert = -1;
+    uint32_t same;
+    few_jobs to = {{-1, 0}, 0, 1.0f};
+
+    if (position < positions) expert = expert_of(args, token, position - token * args.top_k, to.weight);
+    same = __match_any_sync(~0u, expert) & ~(~0u << position); // of those before it
+    if (expert >= 0) to.at.key = expert * kKeys + __popc(same >> token * args.top_k);
+    same = __match_any_sync(~0u, to.at.key) & ~(~0u << position);
+    to.leaders = __ballot_sync(~0u, to.at.key >= 0 && same == 0);
+    for (int32_t other = 0; other < positions; other++) {
+        const int32_t its = __shfl_sync(~0u, to.at.key, other);
+
+        to.at.job += (to.leaders >> other & 1) != 0 && its < to.at.key;
+    }
+    return to;
+}
+
+// A job's expert.
+__device__ __forceinline__ int32_t expert_of(const few_jobs &of, int32_t job)
+{
+    const uint32_t lanes = __ballot_sync(~0u, (of.leaders >> threadIdx.x % 32 & 1) != 0 && of.at.job == job);
+
+    return __shfl_sync(~0u, of.at.key, __ffs(lanes) - 1) / kKeys;
+}
+
 __device__ __forceinline__ void find_few_jobs(const layer_args_device &args, layer_smem &smem)
 {
-    const int32_t positions = args.tokens * args.top_k, position = threadIdx.x, token = args.by_top_k.divide(position);
-    int32_t expert = -1;
-    float weight = 1.0f;
-    uint32_t same, leaders;
-    job_place at = {-1, 0};
+    const int32_t position = threadIdx.x;
+    few_jobs found;
 
-    if (position < positions) expert = expert_of(args, token, position - token * args.top_k, weight);
     smem.jobs[position].tokens = 0;
-    same = __match_any_sync(~0u, expert) & ~(~0u << position); // of those before it
-    if (expert >= 0) at.key = expert * kKeys + __popc(same >> token * args.top_k);
-    smem.key[position] = at.key;
-    same = __match_any_sync(~0u, at.key) & ~(~0u << position);
-    leaders = __ballot_sync(~0u, at.key >= 0 && same == 0);
-    for (int32_t other = 0; other < positions; other++) {
-        const int32_t its = __shfl_sync(~0u, at.key, other);
-
-        at.job += (leaders >> other & 1) != 0 && its < at.key;
-    }
+    found = few_jobs_of(args);
+    smem.key[position] = found.at.key;
     __syncwarp(); // no job has tokens yet
-    keep_job(smem, at, position, token, weight);
-    if (position == 0) smem.jobs_count = __popc(leaders);
+    keep_job(smem, found.at, position, args.by_top_k.divide(position), found.weight);
+    if (position == 0) smem.jobs_count = __popc(found.leaders);
 }
 
 // By the first kPositions threads.
@@ -215,8 +244,8 @@ __device__ __forceinline__ void find_jobs(const layer_args_device &args, layer_s
     uint32_t leaders;
     job_place at = {-1, 0};
 
-    if (positions <= 32) {
-        if (position < 32)
+    if (has_few(args)) {
+        if (position < kFewPositions)
             find_few_jobs(args, smem);
         else
             smem.key[position] = -1;
