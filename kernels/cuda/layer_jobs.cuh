@@ -96,7 +96,7 @@ struct layer_args_device {
     int64_t router_weight_stride_bytes;
     const unsigned char *x;
     int64_t x_stride_bytes;
-    uint32_t *mid; // [2][mid_words], of which each launch has another half than the last: numbers [tokens * top_k, intermediate]
+    uint32_t *mid; // [2][LAYER_COPIES][mid_words], of which each launch has another half than the last: numbers [tokens * top_k, intermediate]
     int64_t mid_words;
     unsigned char *y;
     int64_t y_stride_bytes;
@@ -352,7 +352,7 @@ constexpr int kLooks = 3; // of a lane, under way at once
 // Of this launch 0, of the next 1.
 __device__ __forceinline__ uint32_t *mid_half(const layer_args_device &args, const layer_smem &smem, uint32_t next)
 {
-    return args.mid + ((smem.first.launches + next) % 2) * args.mid_words;
+    return args.mid + ((smem.first.launches + next) % 2) * LAYER_COPIES * args.mid_words;
 }
 
 // Eight numbers of mid, or zeros, as the thread saw them last.
@@ -396,7 +396,7 @@ template <class P> __device__ __forceinline__ void keep_mid(const layer_args_dev
     constexpr int32_t columns = kUnits * P::depth;
     const layer_product &by = args.down;
     const int32_t first = stage * columns, end = min(first + columns, eights_of(by) * 8), lane = threadIdx.x % 32;
-    const uint32_t *mid = mid_half(args, smem, 0);
+    const uint32_t *mid = mid_half(args, smem, 0) + blockIdx.x % LAYER_COPIES * args.mid_words;
 
     for (uint32_t tokens = j.tokens; tokens != 0; tokens &= tokens - 1) {
         const int32_t row = j.position[__ffs(tokens) - 1];

@@ -236,7 +236,7 @@ __device__ __forceinline__ void clear_mid(const layer_args_device &args, const l
     const int64_t threads = kLoaders * 32;
     uint4 *half = reinterpret_cast<uint4 *>(mid_half(args, smem, 1));
 
-    for (int64_t i = blockIdx.x * threads + threadIdx.x - kLoading; i < args.mid_words / 4; i += gridDim.x * threads)
+    for (int64_t i = blockIdx.x * threads + threadIdx.x - kLoading; i < LAYER_COPIES * args.mid_words / 4; i += gridDim.x * threads)
         half[i] = {};
 }
 
