@@ -303,22 +303,30 @@ template <class P> __device__ __forceinline__ int32_t piece_offset(int32_t colum
     return (piece - in_unit + in_unit % (P::pieces / 4) * 4 + in_unit / (P::pieces / 4)) * 16;
 }
 
-// Of an operand row eight numbers, as mma takes them. e4m3: half a warp a group of 128, its codes as fp16, with the scale.
-template <class P>
-__device__ __forceinline__ void keep_eight(const layer_product &by, unsigned char *to, uint4 words, bool is_bf16, bool is_there, int32_t row, int32_t column)
+// Eight numbers of an operand row.
+struct operand_eight {
+    uint4 words;
+    bool is_bf16;
+    int32_t row, column;
+};
+
+// As mma takes them. e4m3: codes as fp16, by the scaling of their group, half a warp's 128.
+template <class P> __device__ __forceinline__ void keep_eight(const layer_product &by, unsigned char *to, const operand_eight &of, const fp8_scaling &scaling)
 {
+    uint4 words = of.words;
+
     if constexpr (P::is_scaled) {
         float values[kFp8Lane];
-        fp8_eight coded;
+        uint2 codes;
 
-        unpack_8(words, is_bf16, values);
-        coded = fp8_code(values, fp8_largest(words, is_bf16));
-        e4m3_to_f16(coded.codes.x, words.x, words.y);
-        e4m3_to_f16(coded.codes.y, words.z, words.w);
-        if (is_there && column % kFp8Group == 0)
-            reinterpret_cast<float *>(to + by.scale_offset)[row * by.scale_pitch + column / kFp8Group] = coded.scale;
+        unpack_8(words, of.is_bf16, values);
+        codes = fp8_codes(values, scaling.inverse);
+        e4m3_to_f16(codes.x, words.x, words.y);
+        e4m3_to_f16(codes.y, words.z, words.w);
+        if (of.column % kFp8Group == 0)
+            reinterpret_cast<float *>(to + by.scale_offset)[of.row * by.scale_pitch + of.column / kFp8Group] = scaling.scale;
     }
-    if (is_there) *reinterpret_cast<uint4 *>(to + row * by.operand_pitch_bytes + piece_offset<P>(column)) = words;
+    *reinterpret_cast<uint4 *>(to + of.row * by.operand_pitch_bytes + piece_offset<P>(of.column)) = words;
 }
 
 __device__ __forceinline__ int32_t eights_of(const layer_product &by)
@@ -339,7 +347,10 @@ __device__ __forceinline__ void keep_rows(const layer_args_device &args, layer_s
         const uint4 words = next;
 
         next = row_piece(by, args.x, args.x_stride_bytes, item + threads, items, eights);
-        keep_eight<P>(by, operand_of(by, smem), words, P::is_scaled ? args.x_is_bf16 : P::mid_is_bf16, item < items, row, column);
+        const bool is_bf16 = P::is_scaled ? args.x_is_bf16 : P::mid_is_bf16;
+        const fp8_scaling scaling = P::is_scaled ? fp8_scaling_of(fp8_largest(words, is_bf16)) : fp8_scaling{};
+
+        if (item < items) keep_eight<P>(by, operand_of(by, smem), {words, is_bf16, row, column}, scaling);
     }
 }
 
@@ -390,6 +401,17 @@ __device__ __forceinline__ bool are_there(const mid_eight (&at)[kLooks])
     return all;
 }
 
+// Those of all at once, a power of two of them, for which lanes share the divisions.
+__device__ __forceinline__ void scalings_of(const mid_eight (&at)[kLooks], fp8_scaling (&to)[kLooks + 1])
+{
+    float largest[kLooks + 1] = {};
+
+#pragma unroll
+    for (int32_t i = 0; i < kLooks; i++)
+        largest[i] = fp8_largest(at[i].numbers, true);
+    fp8_scalings_of(largest, to);
+}
+
 // Of a job's rows of mid what a stage of its weights is multiplied with, by the warp that does. Several looks are under way at once.
 template <class P> __device__ __forceinline__ void keep_mid(const layer_args_device &args, layer_smem &smem, const job &j, int32_t stage)
 {
@@ -403,6 +425,7 @@ template <class P> __device__ __forceinline__ void keep_mid(const layer_args_dev
 
         for (int32_t column = first + lane * 8; column - lane * 8 < end; column += kLooks * 32 * 8) { // all lanes go on or none
             mid_eight at[kLooks];
+            fp8_scaling scalings[kLooks + 1] = {};
 
 #pragma unroll
             for (int32_t i = 0; i < kLooks; i++)
@@ -414,9 +437,11 @@ template <class P> __device__ __forceinline__ void keep_mid(const layer_args_dev
                     if (!at[i].is_there()) at[i].look();
             }
             __syncwarp();
+            if constexpr (P::is_scaled) scalings_of(at, scalings);
 #pragma unroll
-            for (int32_t i = 0; i < kLooks && column - lane * 8 + i * 32 * 8 < end; i++)
-                keep_eight<P>(by, operand_of(by, smem), at[i].numbers, P::mid_is_bf16, column + i * 32 * 8 < end, row, column + i * 32 * 8);
+            for (int32_t i = 0; i < kLooks; i++)
+                if (column + i * 32 * 8 < end)
+                    keep_eight<P>(by, operand_of(by, smem), {at[i].numbers, P::mid_is_bf16, row, column + i * 32 * 8}, scalings[i]);
         }
     }
     __syncwarp();
