@@ -16,7 +16,6 @@
 #define LAYER_TURNS     2    // uint64 that blocks count in
 #define LAYER_POSITIONS 128  // choices of all tokens, at most
 #define LAYER_TOKENS    8    // at most
-#define LAYER_COPIES    4    // of mid, which all blocks read at once: each block has one of them
 #define LAYER_WEIGHTS   (96 << 20) // bytes, at most, if each choice has an expert of its own
 
 // Tokens of a launch, at most, where an expert has so many bytes of weights; 0: none.
@@ -37,8 +36,8 @@ struct layer_args {
     struct combine_args combine; // results may not lie in what route and gemms read
     uint64_t *turns; // device [LAYER_TURNS], 0 before the first launch, then the launches' own;
                      // NULL: unfit
-    uint32_t *mid;   // device [2][LAYER_COPIES][mid_words], the same; 16-byte aligned. Two launches
-                     // with the same may not overlap
+    uint32_t *mid;   // device [2][mid_words], the same; 16-byte aligned. Two launches with the same
+                     // may not overlap
     int64_t mid_words; // of two numbers, a multiple of 4; fewer than cap * top_k * intermediate / 2
                        // of the slab: unfit
 };

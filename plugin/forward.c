@@ -302,8 +302,8 @@ static void layer_stages(const struct experts_job *job, struct layer_args *layer
     layer->combine = combine_stage(job, &buffers);
     layer->turns = memory_slot(&job->instance->memory, BUFFER_LAYER_TURNS, job->slot);
     layer->mid = memory_slot(&job->instance->memory, BUFFER_LAYER_MID, job->slot);
-    layer->mid_words = job->instance->plan.slot_bytes[BUFFER_LAYER_MID] / 2 / LAYER_COPIES /
-                       (int64_t)sizeof *layer->mid;
+    layer->mid_words =
+        job->instance->plan.slot_bytes[BUFFER_LAYER_MID] / 2 / (int64_t)sizeof *layer->mid;
     operand = operand_of(job, &buffers, &layer->quantise, quantised);
     layer->gemms.gate_up = gate_up_stage(job, &buffers, &operand);
     place_results(job, &buffers, &layer->gemms.down, &layer->combine);

@@ -339,10 +339,8 @@ static int runner_buffers(const struct planner *planner)
          "turns that blocks took at whole layers of few tokens, uint64", slots, LAYER_TURNS,
          on_cpu(planner) ? 0 : 8, KEY_NUM_EXPERTS},
         {BUFFER_LAYER_MID, MOXIE_MEMORY_DEVICE, "layer_mid",
-         "mid of whole layers of few tokens, 16 bits: copies of this launch's and of the next "
-         "one's",
-         slots, choices,
-         on_cpu(planner) || choices == 0 ? 0 : (int64_t)limits->intermediate * 2 * LAYER_COPIES * 2,
+         "mid of whole layers of few tokens, 16 bits, of a launch and of the next", slots, choices,
+         on_cpu(planner) || choices == 0 ? 0 : (int64_t)limits->intermediate * 2 * 2,
          KEY_INTERMEDIATE_SIZE},
         {BUFFER_PAIR_ROW, MOXIE_MEMORY_DEVICE, "pair_row",
          "row of each (row, local expert) pair, int32", slots, limits->pairs_max, 4, KEY_TOP_K},

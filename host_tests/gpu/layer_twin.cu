@@ -124,7 +124,7 @@ static int same_load(const gpu_layer &g, const expected &want, int runs)
 // run one after the other.
 static int half_is_clear(const gpu_layer &g)
 {
-    const size_t words = (size_t)g.s.mid_words_count * LAYER_COPIES;
+    const size_t words = (size_t)g.s.mid_words_count;
     std::vector<uint32_t> mid(2 * words);
     CHECK(cudaMemcpy(mid.data(), g.s.mid_words, mid.size() * sizeof(uint32_t), cudaMemcpyDeviceToHost));
     const auto clear = [&](size_t half) { return std::all_of(&mid[half * words], &mid[half * words] + words, [](uint32_t word) { return word == 0; }); };

@@ -79,8 +79,7 @@ template <int type> __global__ void __launch_bounds__(kThreads, 1) layer_kernel(
         find_jobs(args, smem);
     else if (thread < kMultiplying)
         keep_rows<P>(args, smem, thread - kPositions, kMultiplying - kPositions);
-    if (warp == kFinding / 32) first_sync();
-    if (warp < kPositions / 32 || warp == kFinding / 32) jobs_sync();
+    if (thread < kPositions || thread >= kMultiplying) bar_sync<3, kThreads - (kMultiplying - kPositions)>();
     if (thread < kMultiplying) multiplying_sync();
     if (thread >= kLoading) {
         load_all<P>(args, smem);

@@ -96,7 +96,7 @@ struct layer_args_device {
     int64_t router_weight_stride_bytes;
     const unsigned char *x;
     int64_t x_stride_bytes;
-    uint32_t *mid; // [2][LAYER_COPIES][mid_words], of which each launch has another half than the last: numbers [tokens * top_k, intermediate]
+    uint32_t *mid; // [2][mid_words], of which each launch has another half than the last: numbers [tokens * top_k, intermediate]
     int64_t mid_words;
     unsigned char *y;
     int64_t y_stride_bytes;
@@ -180,59 +180,30 @@ __device__ __forceinline__ void keep_job(layer_smem &smem, const job_place &at, 
     atomicOr(&to.tokens, 1u << token);
 }
 
-// Up to 32 positions a warp finds by itself, a lane each.
-constexpr int kFewPositions = 32;
-
-struct few_jobs {
-    job_place at;
-    uint32_t leaders; // a bit for each position that is its job's first
-    float weight;
-};
-
-__device__ __forceinline__ bool has_few(const layer_args_device &args)
-{
-    return args.tokens * args.top_k <= kFewPositions;
-}
-
-__device__ __forceinline__ few_jobs few_jobs_of(const layer_args_device &args)
-{
-    const int32_t positions = args.tokens * args.top_k, position = threadIdx.x % 32, token = args.by_top_k.divide(position);
-    int32_t expert = -1;
-    uint32_t same;
-    few_jobs to = {{-1, 0}, 0, 1.0f};
-
-    if (position < positions) expert = expert_of(args, token, position - token * args.top_k, to.weight);
-    same = __match_any_sync(~0u, expert) & ~(~0u << position); // of those before it
-    if (expert >= 0) to.at.key = expert * kKeys + __popc(same >> token * args.top_k);
-    same = __match_any_sync(~0u, to.at.key) & ~(~0u << position);
-    to.leaders = __ballot_sync(~0u, to.at.key >= 0 && same == 0);
-    for (int32_t other = 0; other < positions; other++) {
-        const int32_t its = __shfl_sync(~0u, to.at.key, other);
-
-        to.at.job += (to.leaders >> other & 1) != 0 && its < to.at.key;
-    }
-    return to;
-}
-
-// A job's expert.
-__device__ __forceinline__ int32_t expert_of(const few_jobs &of, int32_t job)
-{
-    const uint32_t lanes = __ballot_sync(~0u, (of.leaders >> threadIdx.x % 32 & 1) != 0 && of.at.job == job);
-
-    return __shfl_sync(~0u, of.at.key, __ffs(lanes) - 1) / kKeys;
-}
-
+// Up to 32 positions: one warp needs nobody else.
 __device__ __forceinline__ void find_few_jobs(const layer_args_device &args, layer_smem &smem)
 {
-    const int32_t position = threadIdx.x;
-    few_jobs found;
+    const int32_t positions = args.tokens * args.top_k, position = threadIdx.x, token = args.by_top_k.divide(position);
+    int32_t expert = -1;
+    float weight = 1.0f;
+    uint32_t same, leaders;
+    job_place at = {-1, 0};
 
+    if (position < positions) expert = expert_of(args, token, position - token * args.top_k, weight);
     smem.jobs[position].tokens = 0;
-    found = few_jobs_of(args);
-    smem.key[position] = found.at.key;
+    same = __match_any_sync(~0u, expert) & ~(~0u << position); // of those before it
+    if (expert >= 0) at.key = expert * kKeys + __popc(same >> token * args.top_k);
+    smem.key[position] = at.key;
+    same = __match_any_sync(~0u, at.key) & ~(~0u << position);
+    leaders = __ballot_sync(~0u, at.key >= 0 && same == 0);
+    for (int32_t other = 0; other < positions; other++) {
+        const int32_t its = __shfl_sync(~0u, at.key, other);
+
+        at.job += (leaders >> other & 1) != 0 && its < at.key;
+    }
     __syncwarp(); // no job has tokens yet
-    keep_job(smem, found.at, position, args.by_top_k.divide(position), found.weight);
-    if (position == 0) smem.jobs_count = __popc(found.leaders);
+    keep_job(smem, at, position, token, weight);
+    if (position == 0) smem.jobs_count = __popc(leaders);
 }
 
 // By the first kPositions threads.
@@ -244,8 +215,8 @@ __device__ __forceinline__ void find_jobs(const layer_args_device &args, layer_s
     uint32_t leaders;
     job_place at = {-1, 0};
 
-    if (has_few(args)) {
-        if (position < kFewPositions)
+    if (positions <= 32) {
+        if (position < 32)
             find_few_jobs(args, smem);
         else
             smem.key[position] = -1;
@@ -303,30 +274,22 @@ template <class P> __device__ __forceinline__ int32_t piece_offset(int32_t colum
     return (piece - in_unit + in_unit % (P::pieces / 4) * 4 + in_unit / (P::pieces / 4)) * 16;
 }
 
-// Eight numbers of an operand row.
-struct operand_eight {
-    uint4 words;
-    bool is_bf16;
-    int32_t row, column;
-};
-
-// As mma takes them. e4m3: codes as fp16, by the scaling of their group, half a warp's 128.
-template <class P> __device__ __forceinline__ void keep_eight(const layer_product &by, unsigned char *to, const operand_eight &of, const fp8_scaling &scaling)
+// Of an operand row eight numbers, as mma takes them. e4m3: half a warp a group of 128, its codes as fp16, with the scale.
+template <class P>
+__device__ __forceinline__ void keep_eight(const layer_product &by, unsigned char *to, uint4 words, bool is_bf16, bool is_there, int32_t row, int32_t column)
 {
-    uint4 words = of.words;
-
     if constexpr (P::is_scaled) {
         float values[kFp8Lane];
-        uint2 codes;
+        fp8_eight coded;
 
-        unpack_8(words, of.is_bf16, values);
-        codes = fp8_codes(values, scaling.inverse);
-        e4m3_to_f16(codes.x, words.x, words.y);
-        e4m3_to_f16(codes.y, words.z, words.w);
-        if (of.column % kFp8Group == 0)
-            reinterpret_cast<float *>(to + by.scale_offset)[of.row * by.scale_pitch + of.column / kFp8Group] = scaling.scale;
+        unpack_8(words, is_bf16, values);
+        coded = fp8_code(values, fp8_largest(words, is_bf16));
+        e4m3_to_f16(coded.codes.x, words.x, words.y);
+        e4m3_to_f16(coded.codes.y, words.z, words.w);
+        if (is_there && column % kFp8Group == 0)
+            reinterpret_cast<float *>(to + by.scale_offset)[row * by.scale_pitch + column / kFp8Group] = coded.scale;
     }
-    *reinterpret_cast<uint4 *>(to + of.row * by.operand_pitch_bytes + piece_offset<P>(of.column)) = words;
+    if (is_there) *reinterpret_cast<uint4 *>(to + row * by.operand_pitch_bytes + piece_offset<P>(column)) = words;
 }
 
 __device__ __forceinline__ int32_t eights_of(const layer_product &by)
@@ -347,10 +310,7 @@ __device__ __forceinline__ void keep_rows(const layer_args_device &args, layer_s
         const uint4 words = next;
 
         next = row_piece(by, args.x, args.x_stride_bytes, item + threads, items, eights);
-        const bool is_bf16 = P::is_scaled ? args.x_is_bf16 : P::mid_is_bf16;
-        const fp8_scaling scaling = P::is_scaled ? fp8_scaling_of(fp8_largest(words, is_bf16)) : fp8_scaling{};
-
-        if (item < items) keep_eight<P>(by, operand_of(by, smem), {words, is_bf16, row, column}, scaling);
+        keep_eight<P>(by, operand_of(by, smem), words, P::is_scaled ? args.x_is_bf16 : P::mid_is_bf16, item < items, row, column);
     }
 }
 
@@ -363,7 +323,7 @@ constexpr int kLooks = 3; // of a lane, under way at once
 // Of this launch 0, of the next 1.
 __device__ __forceinline__ uint32_t *mid_half(const layer_args_device &args, const layer_smem &smem, uint32_t next)
 {
-    return args.mid + ((smem.first.launches + next) % 2) * LAYER_COPIES * args.mid_words;
+    return args.mid + ((smem.first.launches + next) % 2) * args.mid_words;
 }
 
 // Eight numbers of mid, or zeros, as the thread saw them last.
@@ -401,31 +361,19 @@ __device__ __forceinline__ bool are_there(const mid_eight (&at)[kLooks])
     return all;
 }
 
-// Those of all at once, a power of two of them, for which lanes share the divisions.
-__device__ __forceinline__ void scalings_of(const mid_eight (&at)[kLooks], fp8_scaling (&to)[kLooks + 1])
-{
-    float largest[kLooks + 1] = {};
-
-#pragma unroll
-    for (int32_t i = 0; i < kLooks; i++)
-        largest[i] = fp8_largest(at[i].numbers, true);
-    fp8_scalings_of(largest, to);
-}
-
 // Of a job's rows of mid what a stage of its weights is multiplied with, by the warp that does. Several looks are under way at once.
 template <class P> __device__ __forceinline__ void keep_mid(const layer_args_device &args, layer_smem &smem, const job &j, int32_t stage)
 {
     constexpr int32_t columns = kUnits * P::depth;
     const layer_product &by = args.down;
     const int32_t first = stage * columns, end = min(first + columns, eights_of(by) * 8), lane = threadIdx.x % 32;
-    const uint32_t *mid = mid_half(args, smem, 0) + blockIdx.x % LAYER_COPIES * args.mid_words;
+    const uint32_t *mid = mid_half(args, smem, 0);
 
     for (uint32_t tokens = j.tokens; tokens != 0; tokens &= tokens - 1) {
         const int32_t row = j.position[__ffs(tokens) - 1];
 
         for (int32_t column = first + lane * 8; column - lane * 8 < end; column += kLooks * 32 * 8) { // all lanes go on or none
             mid_eight at[kLooks];
-            fp8_scaling scalings[kLooks + 1] = {};
 
 #pragma unroll
             for (int32_t i = 0; i < kLooks; i++)
@@ -437,11 +385,9 @@ template <class P> __device__ __forceinline__ void keep_mid(const layer_args_dev
                     if (!at[i].is_there()) at[i].look();
             }
             __syncwarp();
-            if constexpr (P::is_scaled) scalings_of(at, scalings);
 #pragma unroll
-            for (int32_t i = 0; i < kLooks; i++)
-                if (column + i * 32 * 8 < end)
-                    keep_eight<P>(by, operand_of(by, smem), {at[i].numbers, P::mid_is_bf16, row, column + i * 32 * 8}, scalings[i]);
+            for (int32_t i = 0; i < kLooks && column - lane * 8 + i * 32 * 8 < end; i++)
+                keep_eight<P>(by, operand_of(by, smem), at[i].numbers, P::mid_is_bf16, column + i * 32 * 8 < end, row, column + i * 32 * 8);
         }
     }
     __syncwarp();

@@ -76,9 +76,9 @@ __device__ __forceinline__ share share_of_down(const layer_args_device &args)
     return {first, first + (args.eights_each + (block < args.eights_more)) * kHalf};
 }
 
-__device__ __forceinline__ int32_t tiles_of_up(const layer_args_device &args, int32_t jobs)
+__device__ __forceinline__ int32_t tiles_of_up(const layer_args_device &args, const layer_smem &smem)
 {
-    return jobs * (args.up.outputs / kHalf);
+    return smem.jobs_count * (args.up.outputs / kHalf);
 }
 
 // ---- Loading -----------------------------------------------------------------------------------
@@ -169,9 +169,9 @@ struct tile_range {
     int32_t first, end;
 };
 
-__device__ __forceinline__ tile_range tiles_of_turn(const layer_args_device &args, int32_t all, uint32_t turn)
+__device__ __forceinline__ tile_range tiles_of_turn(const layer_args_device &args, const layer_smem &smem, uint32_t turn)
 {
-    const int32_t blocks = gridDim.x, chunk = max(args.by_turns.divide(all), 1), index = static_cast<int32_t>(turn);
+    const int32_t blocks = gridDim.x, all = tiles_of_up(args, smem), chunk = max(args.by_turns.divide(all), 1), index = static_cast<int32_t>(turn);
     const int32_t first = index < blocks ? index * chunk : blocks * (chunk - 1) + index;
 
     return {first, min(first + (index < blocks ? chunk : 1), all)};
@@ -184,14 +184,6 @@ __device__ __forceinline__ tile tile_of(const layer_args_device &args, int32_t i
     return {job, index - job * (args.up.outputs / kHalf)};
 }
 
-// The first of them. `job` -1: there is none.
-__device__ __forceinline__ tile tile_of_turn(const layer_args_device &args, int32_t jobs, uint32_t turn)
-{
-    const tile_range range = tiles_of_turn(args, tiles_of_up(args, jobs), turn);
-
-    return range.first < range.end ? tile_of(args, range.first) : tile{-1, 0};
-}
-
 __device__ __forceinline__ first_turn take_first(const layer_args_device &args)
 {
     return {atomicAdd(&args.turns->taken, 1u), __ldcg(&args.turns->launches)};
@@ -201,15 +193,15 @@ __device__ __forceinline__ first_turn take_first(const layer_args_device &args)
 // The last block makes all turns those of the next launch.
 __device__ __forceinline__ void find_tiles(const layer_args_device &args, layer_smem &smem)
 {
-    const int32_t all = tiles_of_up(args, smem.jobs_count);
-    tile_range now = tiles_of_turn(args, all, smem.first.turn);
+    const int32_t all = tiles_of_up(args, smem);
+    tile_range now = tiles_of_turn(args, smem, smem.first.turn);
     uint32_t next = atomicAdd(&args.turns->taken, 1u);
     int32_t number = 0;
 
     while (now.first < all) {
         for (; now.first < now.end; now.first++)
             publish_tile(smem, number++, tile_of(args, now.first));
-        now = tiles_of_turn(args, all, next);
+        now = tiles_of_turn(args, smem, next);
         if (now.first < all) next = atomicAdd(&args.turns->taken, 1u);
     }
     // No answer comes after the block has left, when others may have begun to count anew.
@@ -236,61 +228,27 @@ __device__ __forceinline__ void clear_mid(const layer_args_device &args, const l
     const int64_t threads = kLoaders * 32;
     uint4 *half = reinterpret_cast<uint4 *>(mid_half(args, smem, 1));
 
-    for (int64_t i = blockIdx.x * threads + threadIdx.x - kLoading; i < LAYER_COPIES * args.mid_words / 4; i += gridDim.x * threads)
+    for (int64_t i = blockIdx.x * threads + threadIdx.x - kLoading; i < args.mid_words / 4; i += gridDim.x * threads)
         half[i] = {};
 }
 
-// Once barriers are made and the block's first turn is there, and once jobs are; who loads learns of those with a tile.
-__device__ __forceinline__ void first_sync()
+// The block's first tile, which nobody has to be asked for.
+__device__ __forceinline__ tile first_tile(const layer_args_device &args, const layer_smem &smem)
 {
-    bar_sync<4, kThreads - kFinding>();
-}
+    const tile_range turn = tiles_of_turn(args, smem, smem.first.turn);
 
-__device__ __forceinline__ void jobs_sync()
-{
-    bar_sync<3, kPositions + kLoading - kFinding>();
-}
-
-// The block's first tile, and its expert.
-struct first_tile {
-    tile now;
-    int32_t expert;
-};
-
-// Of few jobs a loading warp makes its own, so that no weights wait for others.
-__device__ __forceinline__ first_tile first_tile_of(const layer_args_device &args, layer_smem &smem)
-{
-    first_tile to = {{-1, 0}, 0};
-
-    if (has_few(args)) {
-        const few_jobs jobs = few_jobs_of(args);
-
-        first_sync();
-        to.now = tile_of_turn(args, __popc(jobs.leaders), smem.first.turn);
-        if (to.now.job >= 0) {
-            to.expert = expert_of(jobs, to.now.job);
-            return to;
-        }
-    } else {
-        first_sync();
-    }
-    to.now = tile_at(smem, 0);
-    if (to.now.job >= 0) to.expert = smem.jobs[to.now.job].expert;
-    return to;
+    return turn.first < turn.end ? tile_of(args, turn.first) : tile{-1, 0};
 }
 
 template <class P> __device__ __forceinline__ void load_all(const layer_args_device &args, layer_smem &smem)
 {
     stage_ring ring = {args.stages, 0, 0}, asked = {};
-    const first_tile first = first_tile_of(args, smem);
-    tile t = first.now;
     share of;
+    tile t = first_tile(args, smem);
 
-    for (int32_t number = 0, expert = first.expert; t.job >= 0;) {
+    for (int32_t number = 0; t.job >= 0; t = tile_at(smem, ++number)) {
         if (is_loaded_by(ring) && threadIdx.x % 32 == 0) mbarrier_arrive(&smem.begun[number % kTiles]);
-        load_tile<P>(args.up, smem, expert, rows_of_up(args.up, t.group), ring, asked);
-        t = tile_at(smem, ++number);
-        if (t.job >= 0) expert = smem.jobs[t.job].expert;
+        load_tile<P>(args.up, smem, smem.jobs[t.job].expert, rows_of_up(args.up, t.group), ring, asked);
     }
     of = share_of_down(args);
     // Memory answers in the order in which it is asked, more or less, and for gate_up's weights others wait.

@@ -158,9 +158,7 @@ __device__ __forceinline__ void end_tile(const layer_args_device &args, const la
         if (is_there && r % 2 == 0) {
             const uint32_t word = number_pack<P::mid_is_bf16>(number, next);
 
-#pragma unroll
-            for (int32_t copy = 0; copy < LAYER_COPIES; copy++)
-                store_relaxed_device(mid + copy * args.mid_words + j.position[token] * args.up.outputs / 2, word == 0 ? 0x8000u : word);
+            store_relaxed_device(mid + j.position[token] * args.up.outputs / 2, word == 0 ? 0x8000u : word);
         }
     }
 }
