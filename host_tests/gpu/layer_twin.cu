@@ -375,6 +375,8 @@ static const layer_case cases[] = {
     {2, 2064, 1168, 3, 2, ORDER_INTERLEAVED, ACTIVATION_SWIGLUOAI, 0, 1, 0, 0, FORMAT_FP8_BLOCK128},
     {5, 256, 160, 4, 2, ORDER_UP_GATE, ACTIVATION_SILU, 2, 1, 1, 0, FORMAT_FP8_TENSOR},
     {3, 384, 144, 2, 4, ORDER_PLAIN, ACTIVATION_RELU2, 0, 1, 0, 0, FORMAT_FP8_CHANNEL},
+    {5, 136, 72, 200, 8, ORDER_GATE_UP, ACTIVATION_SILU, 0, 1, 0, 0, FORMAT_BF16}, // more choices than a warp has lanes, parts of down than sums
+    {8, 136, 528, 1, 4, ORDER_UP_GATE, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_BF16}, // fewer stages than warps
     {9, 128, 64, 0, 2, ORDER_GATE_UP, ACTIVATION_SILU, 2, 0, 0, 0, FORMAT_BF16}, // a rank that owns no expert
     {9, 128, 64, 0, 1, ORDER_GATE_UP, ACTIVATION_SILU, 2, 0, 0, 0, FORMAT_BF16},
     {90, 256, 128, 0, 2, ORDER_GATE_UP, ACTIVATION_SILU, 2, 0, 0, 0, FORMAT_FP8_BLOCK128},
