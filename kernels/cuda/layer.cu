@@ -5,7 +5,7 @@
 // block  11 warps that multiply, by mma, one that finds tiles of gate_up, and 4 that load, down's weights once the block's of gate_up are
 //        there. A warp that multiplies a job's stage of down waits for that job's mid alone, while others are at work on gate_up
 // smem   4 to 11 stages of 16 weight rows by 1024 bytes, each of which one warp multiplies; the sums of up to 32, which the last of a
-//        tile's warps adds; and the operand rows: those of x, then those of mid
+//        tile's warps adds, or of down all of them; and the operand rows: those of x and those of mid
 //
 // Every block reads all ids, and makes a job of each expert and the tokens that chose it. Of down a block has the same few outputs of all
 // jobs, so that it weighs and sums a token's results itself, in the order of their experts. The stages' sums are added in their order in
@@ -178,18 +178,17 @@ template <class P> void take_product(layer_product &to, const weight_view &from,
     to.scale_pitch = P::is_scaled ? inputs / kFp8Group : 0;
 }
 
-// To where an operand row may begin.
-size_t align_up(int32_t bytes)
+// Of so many operand rows and their scales.
+size_t operand_bytes(const layer_product &by, int32_t rows)
 {
-    return (static_cast<size_t>(bytes) + 15) / 16 * 16;
+    return by.scale_offset + size_t(4) * rows * by.scale_pitch;
 }
 
 // Bytes of shared memory, once the products are there, with as many stages as fit; 0: too few.
 size_t take_smem(layer_args_device &to)
 {
-    const size_t up = align_up(to.up.scale_offset + 4 * to.tokens * to.up.scale_pitch);
-    const size_t down = to.down.scale_offset + size_t(4) * to.tokens * to.top_k * to.down.scale_pitch;
-    const size_t other = up + down + sizeof(layer_smem);
+    const size_t up = (operand_bytes(to.up, to.tokens) + 15) / 16 * 16; // rows of down begin there
+    const size_t other = up + operand_bytes(to.down, to.tokens * to.top_k) + sizeof(layer_smem);
 
     if (other + kStagesLeast * kStageBytes > kSmemBytes || std::max(to.up.stages, to.down.stages) > kParts) return 0;
     to.stages = static_cast<int32_t>(std::min((kSmemBytes - other) / kStageBytes, size_t(kStagesMost)));

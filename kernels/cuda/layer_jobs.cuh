@@ -34,7 +34,7 @@ constexpr int kStagesMost = kWarps, kStagesLeast = 4;
 constexpr int kTiles = 64;              // that who finds them may be ahead of who multiplies them: a tile takes a stage at least
 constexpr int kParts = 32;              // stages whose sums wait at once, of gate_up for the last of their tile, of down to be added; a power of two
 constexpr int kSmemBytes = 232448;      // that a block may have
-constexpr int kAheadBytes = 96 << 10;   // of down's weights, that a block asks for while gate_up ends
+constexpr int kAheadBytes = 96 << 10;   // of down's weights, that a block asks for before it has room for them
 static_assert(kTiles > kParts + 2 * kStagesMost + 2);
 
 // What a kernel is compiled for. e4m3 is multiplied as fp16, which holds every code.
@@ -135,7 +135,7 @@ struct layer_smem {
     float sums[kParts][kSums]; // of stages; down: weighed, and zeros for other tokens than the job's
     float stage_scale[kStagesMost][kRows]; // of the weights, first half of the rows and second: by group of 128 inputs, or by row
     uint64_t full[kStagesMost], empty[kStagesMost];
-    uint64_t read[kParts]; // that sums have been, of gate_up
+    uint64_t read[kParts]; // that sums have been
     tile tiles[kTiles];                     // of gate_up, in turns
     uint64_t found[kTiles], begun[kTiles]; // that they are there, and their stages asked for
     uint32_t summed[kTiles];               // stages whose sums are there
@@ -364,7 +364,7 @@ __device__ __forceinline__ bool are_there(const mid_eight (&at)[kLooks])
 // Of a job's rows of mid what a stage of its weights is multiplied with, by the warp that does. Several looks are under way at once.
 template <class P> __device__ __forceinline__ void keep_mid(const layer_args_device &args, layer_smem &smem, const job &j, int32_t stage)
 {
-    constexpr int32_t columns = kUnits * P::depth;
+    constexpr int32_t columns = kUnits * P::depth, a_look = 32 * 8; // of a stage, and of a warp's lanes
     const layer_product &by = args.down;
     const int32_t first = stage * columns, end = min(first + columns, eights_of(by) * 8), lane = threadIdx.x % 32;
     const uint32_t *mid = mid_half(args, smem, 0);
@@ -372,12 +372,12 @@ template <class P> __device__ __forceinline__ void keep_mid(const layer_args_dev
     for (uint32_t tokens = j.tokens; tokens != 0; tokens &= tokens - 1) {
         const int32_t row = j.position[__ffs(tokens) - 1];
 
-        for (int32_t column = first + lane * 8; column - lane * 8 < end; column += kLooks * 32 * 8) { // all lanes go on or none
+        for (int32_t column = first + lane * 8; column - lane * 8 < end; column += kLooks * a_look) { // all lanes go on or none
             mid_eight at[kLooks];
 
 #pragma unroll
             for (int32_t i = 0; i < kLooks; i++)
-                at[i] = mid_eight_at(by, mid, row, column + i * 32 * 8, end);
+                at[i] = mid_eight_at(by, mid, row, column + i * a_look, end);
             while (!are_there(at)) {
                 spin_pause(20);
 #pragma unroll
@@ -386,8 +386,8 @@ template <class P> __device__ __forceinline__ void keep_mid(const layer_args_dev
             }
             __syncwarp();
 #pragma unroll
-            for (int32_t i = 0; i < kLooks && column - lane * 8 + i * 32 * 8 < end; i++)
-                keep_eight<P>(by, operand_of(by, smem), at[i].numbers, P::mid_is_bf16, column + i * 32 * 8 < end, row, column + i * 32 * 8);
+            for (int32_t i = 0; i < kLooks && column - lane * 8 + i * a_look < end; i++)
+                keep_eight<P>(by, operand_of(by, smem), at[i].numbers, P::mid_is_bf16, column + i * a_look < end, row, column + i * a_look);
         }
     }
     __syncwarp();

@@ -184,13 +184,14 @@ __device__ __forceinline__ tile tile_of(const layer_args_device &args, int32_t i
     return {job, index - job * (args.up.outputs / kHalf)};
 }
 
+// By one thread.
 __device__ __forceinline__ first_turn take_first(const layer_args_device &args)
 {
     return {atomicAdd(&args.turns->taken, 1u), __ldcg(&args.turns->launches)};
 }
 
-// From there on; what comes next is asked for ahead, since an answer takes 2 us behind the weights of all blocks. The last tile has no job.
-// The last block makes all turns those of the next launch.
+// By that thread, from the first turn on; what comes next is asked for ahead, since an answer takes 2 us behind the weights of all
+// blocks. The last tile has no job. The last block makes all turns those of the next launch.
 __device__ __forceinline__ void find_tiles(const layer_args_device &args, layer_smem &smem)
 {
     const int32_t all = tiles_of_up(args, smem);
@@ -211,7 +212,7 @@ __device__ __forceinline__ void find_tiles(const layer_args_device &args, layer_
 
 // ---- The loading warps -------------------------------------------------------------------------
 
-// The rows of the share of down into the L2, of as many jobs as there is room for, while memory has nothing else to do.
+// The rows of the share of down into the L2, of the first jobs, while stages still have weights of gate_up.
 __device__ __forceinline__ void ask_ahead(const layer_args_device &args, const layer_smem &smem, const share &of)
 {
     const layer_product &by = args.down;
