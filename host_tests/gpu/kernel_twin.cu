@@ -1,6 +1,7 @@
 // The kernels beside the GEMMs and their CPU twins, same args structs, same random data with everything a host can send:
 // ids of no expert, maps, counts past the end, several slabs, layouts by expert. What the twins write must be equal.
 
+#include "host_tests/gpu/scalings.cuh"
 #include "host_tests/gpu/twin.cuh"
 
 // ---- A draw ------------------------------------------------------------------------------------
@@ -570,5 +571,7 @@ static int try_seed()
 
 int main(int argc, char **argv)
 {
-    return try_seeds(argc, argv, try_seed);
+    const int st = try_seeds(argc, argv, try_seed);
+
+    return st != 0 ? st : !try_scalings();
 }

@@ -9,6 +9,7 @@
 
 #include <cuda_fp8.h>
 #include <cuda_runtime.h>
+#include <math.h>
 
 constexpr int32_t kFp8Group = 128;
 constexpr int32_t kFp8Lane = 8;             // numbers of a lane
@@ -53,10 +54,19 @@ struct fp8_scaling {
     float scale, inverse;
 };
 
+// The quotients largest / 448 and 448 / largest, rounded as divisions round them, without their branches, which would keep several of them
+// from being under way at once: a reciprocal that is rounded right, or good to an ulp and improved once, and the exact remainder of the
+// product with it. Right for every float (`kernel_twin`). Scaled by 2^-10, no reciprocal is too small.
 __device__ __forceinline__ fp8_scaling fp8_scaling_of(float largest)
 {
-    if (largest < FP8_SMALLEST) return {};
-    return {largest / FP8_LARGEST, FP8_LARGEST / largest};
+    const float by_largest = 1.0f / FP8_LARGEST, small = largest * 0x1p-10f, above = FP8_LARGEST * 0x1p-10f;
+    const float approx = reciprocal_approx(small), reciprocal = fmaf(fmaf(-small, approx, 1.0f), approx, approx);
+    const float scale = largest * by_largest, inverse = above * reciprocal;
+    fp8_scaling to = {fmaf(fmaf(-FP8_LARGEST, scale, largest), by_largest, scale), fmaf(fmaf(-small, inverse, above), reciprocal, inverse)};
+
+    if (largest < FP8_SMALLEST) to = {};
+    if (largest == INFINITY) to = {largest, 0.0f};
+    return to;
 }
 
 // Of several groups of each half warp: divisions are many instructions, and lanes share them.
