@@ -274,22 +274,36 @@ template <class P> __device__ __forceinline__ int32_t piece_offset(int32_t colum
     return (piece - in_unit + in_unit % (P::pieces / 4) * 4 + in_unit / (P::pieces / 4)) * 16;
 }
 
-// Of an operand row eight numbers, as mma takes them. e4m3: half a warp a group of 128, its codes as fp16, with the scale.
-template <class P>
-__device__ __forceinline__ void keep_eight(const layer_product &by, unsigned char *to, uint4 words, bool is_bf16, bool is_there, int32_t row, int32_t column)
+// Eight numbers of an operand row as mma takes them: of e4m3 codes as fp16, with the scale of their group.
+struct operand_eight {
+    uint4 words;
+    float scale;
+};
+
+// e4m3: half a warp a group of 128.
+template <class P> __device__ __forceinline__ operand_eight code_eight(const uint4 &words, bool is_bf16)
 {
+    operand_eight to = {words, 0.0f};
+
     if constexpr (P::is_scaled) {
         float values[kFp8Lane];
         fp8_eight coded;
 
         unpack_8(words, is_bf16, values);
         coded = fp8_code(values, fp8_largest(words, is_bf16));
-        e4m3_to_f16(coded.codes.x, words.x, words.y);
-        e4m3_to_f16(coded.codes.y, words.z, words.w);
-        if (is_there && column % kFp8Group == 0)
-            reinterpret_cast<float *>(to + by.scale_offset)[row * by.scale_pitch + column / kFp8Group] = coded.scale;
+        e4m3_to_f16(coded.codes.x, to.words.x, to.words.y);
+        e4m3_to_f16(coded.codes.y, to.words.z, to.words.w);
+        to.scale = coded.scale;
     }
-    if (is_there) *reinterpret_cast<uint4 *>(to + row * by.operand_pitch_bytes + piece_offset<P>(column)) = words;
+    return to;
+}
+
+template <class P>
+__device__ __forceinline__ void keep_eight(const layer_product &by, unsigned char *to, const operand_eight &eight, int32_t row, int32_t column)
+{
+    if (P::is_scaled && column % kFp8Group == 0)
+        reinterpret_cast<float *>(to + by.scale_offset)[row * by.scale_pitch + column / kFp8Group] = eight.scale;
+    *reinterpret_cast<uint4 *>(to + row * by.operand_pitch_bytes + piece_offset<P>(column)) = eight.words;
 }
 
 __device__ __forceinline__ int32_t eights_of(const layer_product &by)
@@ -308,9 +322,11 @@ __device__ __forceinline__ void keep_rows(const layer_args_device &args, layer_s
     for (int32_t first = 0; first < items; first += threads) { // all lanes of a warp go on or none
         const int32_t item = first + thread, row = by.by_eights.divide(item), column = (item - row * eights) * 8;
         const uint4 words = next;
+        operand_eight eight;
 
         next = row_piece(by, args.x, args.x_stride_bytes, item + threads, items, eights);
-        keep_eight<P>(by, operand_of(by, smem), words, P::is_scaled ? args.x_is_bf16 : P::mid_is_bf16, item < items, row, column);
+        eight = code_eight<P>(words, P::is_scaled ? args.x_is_bf16 : P::mid_is_bf16);
+        if (item < items) keep_eight<P>(by, operand_of(by, smem), eight, row, column);
     }
 }
 
@@ -318,7 +334,8 @@ __device__ __forceinline__ void keep_rows(const layer_args_device &args, layer_s
 
 // Between blocks a word of two numbers that is zero is not there yet, so that nothing waits for a count of what has ended; of two zeros the
 // first has a sign. Each launch writes one half of mid, and clears the other.
-constexpr int kLooks = 3; // of a lane, under way at once
+constexpr int kLooks = 3;             // of a lane, under way at once
+constexpr int kLookColumns = 32 * 8; // of a warp's lanes
 
 // Of this launch 0, of the next 1.
 __device__ __forceinline__ uint32_t *mid_half(const layer_args_device &args, const layer_smem &smem, uint32_t next)
@@ -361,10 +378,24 @@ __device__ __forceinline__ bool are_there(const mid_eight (&at)[kLooks])
     return all;
 }
 
+// The first `count` looks at a row become operand rows, for all lanes of a warp. Codes are under way at once.
+template <class P, int count>
+__device__ __forceinline__ void keep_looks(const layer_product &by, unsigned char *to, const mid_eight (&at)[kLooks], int32_t row, int32_t column, int32_t end)
+{
+    operand_eight eights[count];
+
+#pragma unroll
+    for (int32_t i = 0; i < count; i++)
+        eights[i] = code_eight<P>(at[i].numbers, P::mid_is_bf16);
+#pragma unroll
+    for (int32_t i = 0; i < count; i++)
+        if (column + i * kLookColumns < end) keep_eight<P>(by, to, eights[i], row, column + i * kLookColumns);
+}
+
 // Of a job's rows of mid what a stage of its weights is multiplied with, by the warp that does. Several looks are under way at once.
 template <class P> __device__ __forceinline__ void keep_mid(const layer_args_device &args, layer_smem &smem, const job &j, int32_t stage)
 {
-    constexpr int32_t columns = kUnits * P::depth, a_look = 32 * 8; // of a stage, and of a warp's lanes
+    constexpr int32_t columns = kUnits * P::depth; // of a stage
     const layer_product &by = args.down;
     const int32_t first = stage * columns, end = min(first + columns, eights_of(by) * 8), lane = threadIdx.x % 32;
     const uint32_t *mid = mid_half(args, smem, 0);
@@ -372,12 +403,12 @@ template <class P> __device__ __forceinline__ void keep_mid(const layer_args_dev
     for (uint32_t tokens = j.tokens; tokens != 0; tokens &= tokens - 1) {
         const int32_t row = j.position[__ffs(tokens) - 1];
 
-        for (int32_t column = first + lane * 8; column - lane * 8 < end; column += kLooks * a_look) { // all lanes go on or none
+        for (int32_t column = first + lane * 8; column - lane * 8 < end; column += kLooks * kLookColumns) { // all lanes go on or none
             mid_eight at[kLooks];
 
 #pragma unroll
             for (int32_t i = 0; i < kLooks; i++)
-                at[i] = mid_eight_at(by, mid, row, column + i * a_look, end);
+                at[i] = mid_eight_at(by, mid, row, column + i * kLookColumns, end);
             while (!are_there(at)) {
                 spin_pause(20);
 #pragma unroll
@@ -385,9 +416,10 @@ template <class P> __device__ __forceinline__ void keep_mid(const layer_args_dev
                     if (!at[i].is_there()) at[i].look();
             }
             __syncwarp();
-#pragma unroll
-            for (int32_t i = 0; i < kLooks && column - lane * 8 + i * a_look < end; i++)
-                keep_eight<P>(by, operand_of(by, smem), at[i].numbers, P::mid_is_bf16, column + i * a_look < end, row, column + i * a_look);
+            if (column - lane * 8 + kLookColumns >= end)
+                keep_looks<P, 1>(by, operand_of(by, smem), at, row, column, end);
+            else
+                keep_looks<P, kLooks>(by, operand_of(by, smem), at, row, column, end);
         }
     }
     __syncwarp();
