@@ -35,6 +35,7 @@ constexpr int kTiles = 64;              // that who finds them may be ahead of w
 constexpr int kParts = 32;              // stages whose sums wait at once, of gate_up for the last of their tile, of down to be added; a power of two
 constexpr int kSmemBytes = 232448;      // that a block may have
 constexpr int kAheadBytes = 96 << 10;   // of down's weights, that a block asks for before it has room for them
+constexpr int kFirstBytes = 64 << 10;   // of gate_up's, at most, before it knows its tiles
 static_assert(kTiles > kParts + 2 * kStagesMost + 2);
 
 // What a kernel is compiled for. e4m3 is multiplied as fp16, which holds every code.
@@ -107,6 +108,8 @@ struct layer_args_device {
     divider by_top_k;
     divider by_groups; // of eight units
     divider by_turns;  // of a third of all tiles
+    int32_t first_jobs; // whose weights of gate_up go into the L2 at once
+    uint32_t first_bytes; // each block's share of one
     int32_t eights_each, eights_more; // of outputs of down: of each block, and how many blocks have one more
     int32_t weighs_input;    // 1: the router's weight multiplies the input row, 0: the result
     int32_t stages;
@@ -163,6 +166,15 @@ __device__ __forceinline__ int32_t expert_of(const layer_args_device &args, int3
     return token < rows_in(args.ids) ? expert : -1;
 }
 
+// This block's share of gate_up's weights of the first jobs into the L2: what all blocks load first, before any of them knows what of it.
+__device__ __forceinline__ void ask_first(const layer_args_device &args, int32_t job, int32_t expert)
+{
+    const layer_product &by = args.up;
+
+    if (job >= args.first_jobs) return;
+    prefetch_l2_bulk(by.weights + expert * by.expert_stride_bytes + static_cast<int64_t>(blockIdx.x) * args.first_bytes, args.first_bytes);
+}
+
 // A position's place among the jobs, which are in the order of their keys, so that a token's do not depend on its batch mates.
 struct job_place {
     int32_t key; // expert * kKeys + how often the token had it before; -1: it has no expert
@@ -201,6 +213,7 @@ __device__ __forceinline__ void find_few_jobs(const layer_args_device &args, lay
 
         at.job += (leaders >> other & 1) != 0 && its < at.key;
     }
+    if (leaders >> position & 1) ask_first(args, at.job, expert);
     __syncwarp(); // no job has tokens yet
     keep_job(smem, at, position, token, weight);
     if (position == 0) smem.jobs_count = __popc(leaders);
@@ -243,6 +256,7 @@ __device__ __forceinline__ void find_jobs(const layer_args_device &args, layer_s
 
         at.job += (smem.leaders[other / 32] >> other % 32 & 1) != 0 && its < at.key;
     }
+    if (at.key >= 0 && leader == position) ask_first(args, at.job, expert);
     keep_job(smem, at, position, token, weight);
     if (position != 0) return;
     smem.jobs_count = __popc(smem.leaders[0]) + __popc(smem.leaders[1]) + __popc(smem.leaders[2]) + __popc(smem.leaders[3]);
