@@ -217,7 +217,7 @@ struct limits {
     int64_t expert_first, experts_local, physical_experts;
     int64_t call_tokens_max, forward_tokens_max; // this rank's, in one dispatch() and one forward()
     int64_t rows_max;                            // rows that one run() may see
-    int64_t capture_tokens;                      // of one DP rank
+    int64_t capture_tokens;                      // of one DP rank, padding too
     int64_t attn_tp;
     int32_t top_k, ranks, rank, dp_size, slots;
     int32_t dispatcher; // enum dispatcher_kind

@@ -261,7 +261,7 @@ static int32_t captured(const moxie_instance *handle, moxie_captured *given, mox
     if (copy.dp_rank < 0 || copy.dp_rank >= instance->limits.dp_size)
         TRY(fail_with(&call.caller, MOXIE_E_INVALID, "captured.dp_rank is %d; want 0..%d",
                       copy.dp_rank, instance->limits.dp_size - 1));
-    ids += copy.dp_rank * instance->captured_shape[0] * instance->captured_strides[0];
+    ids += copy.dp_rank * instance->limits.capture_tokens * instance->captured_strides[0];
     copy.ids = (moxie_tensor){.data = ids,
                               .device = {MOXIE_DEVICE_CPU, 0},
                               .ndim = 3,

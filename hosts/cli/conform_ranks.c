@@ -38,8 +38,34 @@ out:
     return st;
 }
 
+// Five tokens of one DP rank over four ranks: two of each, as ranks pad.
+static void prepare_padded(struct seat *seat)
+{
+    engine_set_i64(&seat->stage.engine, "forward_tokens_max", 5);
+    engine_set_i64(&seat->stage.engine, "capture_routed_experts", 1);
+}
+
+static int play_padded(struct seat *seat)
+{
+    static const int64_t counts[CREW_RANKS_MAX] = {2, 2, 2, 2};
+    int st = VERDICT_PASS;
+
+    TRY(crew_create(seat));
+    for (int listed = 0; listed < 2; listed++)
+        TRY(compare(seat, counts, listed));
+out:
+    return st;
+}
+
 static int visit_forward(const char *name, struct check *check)
 {
+    const struct crew_job padded = {.dispatcher = name,
+                                    .ranks = CREW_RANKS_MAX,
+                                    .dp_size = 1,
+                                    .tokens = {2, 2, 2, 2},
+                                    .prepare = prepare_padded,
+                                    .play = play_padded};
+    int padded_accepted = 0;
     int st = VERDICT_PASS;
 
     for (int32_t ranks = 2; ranks <= CREW_RANKS_MAX; ranks += 2) {
@@ -50,6 +76,8 @@ static int visit_forward(const char *name, struct check *check)
         TRY(crew_accepted(&job, check, &accepted));
         if (accepted) TRY(crew_run(&job, check));
     }
+    TRY(crew_accepted(&padded, check, &padded_accepted));
+    if (padded_accepted) TRY(crew_run(&padded, check));
 out:
     return st;
 }
