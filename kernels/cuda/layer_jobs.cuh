@@ -108,7 +108,7 @@ struct layer_args_device {
     divider by_top_k;
     divider by_groups; // of eight units
     divider by_turns;  // of a third of all tiles
-    int32_t first_jobs; // whose weights of gate_up go into the L2 at once
+    int32_t first_jobs;   // whose weights of gate_up go into the L2 at once
     uint32_t first_bytes; // each block's share of one
     int32_t eights_each, eights_more; // of outputs of down: of each block, and how many blocks have one more
     int32_t weighs_input;    // 1: the router's weight multiplies the input row, 0: the result
@@ -348,7 +348,7 @@ __device__ __forceinline__ void keep_rows(const layer_args_device &args, layer_s
 
 // Between blocks a word of two numbers that is zero is not there yet, so that nothing waits for a count of what has ended; of two zeros the
 // first has a sign. Each launch writes one half of mid, and clears the other.
-constexpr int kLooks = 3;             // of a lane, under way at once
+constexpr int kLooks = 3;            // of a lane, under way at once
 constexpr int kLookColumns = 32 * 8; // of a warp's lanes
 
 // Of this launch 0, of the next 1.
