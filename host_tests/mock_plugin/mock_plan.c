@@ -376,11 +376,9 @@ static void limit(struct instance *instance)
     limits->expert_first = first_expert(limits, limits->rank);
     limits->experts_local = first_expert(limits, limits->rank + 1) - limits->expert_first;
     // As many as the ranks that share a DP rank may bring when each pads its own share.
-    limits->capture_tokens =
-        number(instance, KEY_CAPTURE_ROUTED_EXPERTS) != 0
-            ? multiply(limits->attn_tp,
-                       add(instance->bounds.forward_tokens, limits->attn_tp - 1) / limits->attn_tp)
-            : 0;
+    limits->capture_tokens = number(instance, KEY_CAPTURE_ROUTED_EXPERTS) != 0
+                                 ? multiply(limits->attn_tp, instance->bounds.dispatch_required)
+                                 : 0;
     limit_tokens(instance);
     cap = limits->call_tokens_max;
     block->rows = ALIGN_BYTES; // the count lies before
