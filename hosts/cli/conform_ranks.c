@@ -22,6 +22,28 @@ out:
     return st;
 }
 
+// With the list of counts and without.
+static int compare_both(struct seat *seat, const int64_t *counts)
+{
+    int st = VERDICT_PASS;
+
+    for (int listed = 0; listed < 2; listed++)
+        TRY(compare(seat, counts, listed));
+out:
+    return st;
+}
+
+static int run_if_accepted(const struct crew_job *job, struct check *check)
+{
+    int accepted = 0;
+    int st = VERDICT_PASS;
+
+    TRY(crew_accepted(job, check, &accepted));
+    if (accepted) TRY(crew_run(job, check));
+out:
+    return st;
+}
+
 // ---- Forward -----------------------------------------------------------------------------------
 
 static int play_forward(struct seat *seat)
@@ -32,8 +54,7 @@ static int play_forward(struct seat *seat)
 
     TRY(crew_create(seat));
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++)
-        for (int listed = 0; listed < 2; listed++)
-            TRY(compare(seat, counts[i], listed));
+        TRY(compare_both(seat, counts[i]));
 out:
     return st;
 }
@@ -51,8 +72,7 @@ static int play_padded(struct seat *seat)
     int st = VERDICT_PASS;
 
     TRY(crew_create(seat));
-    for (int listed = 0; listed < 2; listed++)
-        TRY(compare(seat, counts, listed));
+    TRY(compare_both(seat, counts));
 out:
     return st;
 }
@@ -62,22 +82,17 @@ static int visit_forward(const char *name, struct check *check)
     const struct crew_job padded = {.dispatcher = name,
                                     .ranks = CREW_RANKS_MAX,
                                     .dp_size = 1,
-                                    .tokens = {2, 2, 2, 2},
                                     .prepare = prepare_padded,
                                     .play = play_padded};
-    int padded_accepted = 0;
     int st = VERDICT_PASS;
 
     for (int32_t ranks = 2; ranks <= CREW_RANKS_MAX; ranks += 2) {
         const struct crew_job job = {
             .dispatcher = name, .ranks = ranks, .dp_size = ranks, .play = play_forward};
-        int accepted = 0;
 
-        TRY(crew_accepted(&job, check, &accepted));
-        if (accepted) TRY(crew_run(&job, check));
+        TRY(run_if_accepted(&job, check));
     }
-    TRY(crew_accepted(&padded, check, &padded_accepted));
-    if (padded_accepted) TRY(crew_run(&padded, check));
+    TRY(run_if_accepted(&padded, check));
 out:
     return st;
 }
@@ -96,8 +111,7 @@ static int play_idle(struct seat *seat)
 
     TRY(crew_create(seat));
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++)
-        for (int listed = 0; listed < 2; listed++)
-            TRY(compare(seat, counts[i], listed));
+        TRY(compare_both(seat, counts[i]));
 out:
     return st;
 }
@@ -234,13 +248,8 @@ static int visit_in_flight(const char *name, struct check *check)
                                  .tokens = {5, 3},
                                  .prepare = prepare_in_flight,
                                  .play = play_in_flight};
-    int accepted = 0;
-    int st = VERDICT_PASS;
 
-    TRY(crew_accepted(&job, check, &accepted));
-    if (accepted) TRY(crew_run(&job, check));
-out:
-    return st;
+    return run_if_accepted(&job, check);
 }
 
 int rule_ranks_in_flight(struct check *check)
