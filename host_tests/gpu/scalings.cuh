@@ -21,7 +21,6 @@ static __global__ void count_wrong_scalings(uint32_t *wrong)
         const bool has_scale = !(largest < FP8_SMALLEST);
         const fp8_scaling got = fp8_scaling_of(largest);
         const float scale = has_scale ? largest / FP8_LARGEST : 0.0f, inverse = has_scale ? FP8_LARGEST / largest : 0.0f;
-
         const bool is_nan = largest != largest, is_wrong = got.scale != scale || got.inverse != inverse;
 
         if (is_nan ? got.scale == got.scale || got.inverse == got.inverse : is_wrong) atomicAdd(wrong, 1u);

@@ -231,14 +231,14 @@ void take_rows(layer_args_device &to, const layer_args &from)
     to.by_top_k = divider_of(to.top_k);
 }
 
-// How a grid of so many blocks shares the work out; up_bytes: of an expert's weights of gate_up.
-void share_out(layer_args_device &to, int32_t blocks, int64_t up_bytes)
+// How a grid of so many blocks shares the work out; up_rows: of an expert's weights of gate_up.
+void share_out(layer_args_device &to, int32_t blocks, int32_t up_rows)
 {
     const int32_t eights = to.down.outputs / kHalf;
 
     to.by_groups = divider_of(to.up.outputs / kHalf);
     to.by_turns = divider_of(3 * blocks);
-    to.first_bytes = static_cast<uint32_t>(std::min<int64_t>(up_bytes / blocks, kFirstBytes) / 16 * 16);
+    to.first_bytes = static_cast<uint32_t>(std::min<int64_t>(to.up.bytes_of(up_rows) / blocks, kFirstBytes) / 16 * 16);
     to.first_jobs = to.first_bytes == 0 ? 0 : kFirstBytes / to.first_bytes;
     to.eights_each = eights / blocks;
     to.eights_more = eights % blocks;
@@ -284,7 +284,7 @@ extern "C" int32_t layer_cuda(const struct layer_args *from, void *stream)
         return LAYER_UNFIT;
     st = make_maps(to, *from);
     if (st != cudaSuccess) return st;
-    share_out(to, blocks, (gate_up.w1.n - 1) * gate_up.w1.row_stride_bytes + to.up.row_bytes);
+    share_out(to, blocks, static_cast<int32_t>(gate_up.w1.n));
     to.activation = terms_of(gate_up);
     to.weighs_input = gate_up.pair_weight != nullptr;
     to.load = reinterpret_cast<unsigned long long *>(from->tally.load);

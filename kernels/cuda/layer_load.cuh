@@ -216,7 +216,7 @@ __device__ __forceinline__ void find_tiles(const layer_args_device &args, layer_
 __device__ __forceinline__ void ask_ahead(const layer_args_device &args, const layer_smem &smem, const share &of)
 {
     const layer_product &by = args.down;
-    const int64_t bytes = (of.end - of.first - 1) * by.row_stride_bytes + by.row_bytes;
+    const int64_t bytes = by.bytes_of(of.end - of.first);
 
     for (int32_t i = (static_cast<int32_t>(threadIdx.x) - kLoading) / 32; i < smem.jobs_count && (i + 1) * bytes <= kAheadBytes; i += kLoaders)
         if (elect_one())

@@ -56,7 +56,7 @@ struct fp8_scaling {
 
 // The quotients largest / 448 and 448 / largest, rounded as divisions round them, without their branches, which would keep several of them
 // from being under way at once: a reciprocal that is rounded right, or good to an ulp and improved once, and the exact remainder of the
-// product with it. Right for every float (`kernel_twin`). Scaled by 2^-10, no reciprocal is too small.
+// product with it. Right for every magnitude (`kernel_twin`). Scaled by 2^-10, no reciprocal is too small.
 __device__ __forceinline__ fp8_scaling fp8_scaling_of(float largest)
 {
     const float by_largest = 1.0f / FP8_LARGEST, small = largest * 0x1p-10f, above = FP8_LARGEST * 0x1p-10f;
@@ -69,7 +69,7 @@ __device__ __forceinline__ fp8_scaling fp8_scaling_of(float largest)
     return to;
 }
 
-// Of several groups of each half warp: divisions are many instructions, and lanes share them.
+// Of several groups of each half warp, shared out among its lanes.
 template <int count> __device__ __forceinline__ void fp8_scalings_of(const float (&largest)[count], fp8_scaling (&to)[count])
 {
     const int32_t lane = threadIdx.x % 32;
