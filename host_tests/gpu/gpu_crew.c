@@ -222,11 +222,9 @@ static void member_run(void *arg, int32_t index)
 {
     struct gpu_crew *crew = arg;
     struct gpu_member *member = calloc(1, sizeof *member);
-    int devices = 0;
 
     ck_assert_ptr_nonnull(member);
-    must(cudaGetDeviceCount(&devices));
-    must(cudaSetDevice(index % devices));
+    must(cudaSetDevice(index));
     member->crew = crew;
     member->index = index;
     member->first = layer_part_first(crew->layer.tokens, crew->ranks, index);
@@ -247,6 +245,14 @@ static void member_run(void *arg, int32_t index)
 }
 
 // ---- all of them -------------------------------------------------------------------------------
+
+int32_t gpu_crew_ranks(int32_t most)
+{
+    int devices = 0;
+
+    must(cudaGetDeviceCount(&devices));
+    return devices < most ? devices : most;
+}
 
 void gpu_crew_run(struct gpu_crew *crew)
 {

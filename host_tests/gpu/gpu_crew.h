@@ -58,6 +58,8 @@ struct gpu_crew {
     float *y; // f32 [tokens, hidden], poisoned with NaN before the scenarios start
 };
 
+// Of so many, how many have a device of their own; not before the test's process is there.
+int32_t gpu_crew_ranks(int32_t most);
 // Runs it all; crew->y and crew->layer stay until gpu_crew_fini.
 void gpu_crew_run(struct gpu_crew *crew);
 void gpu_crew_fini(struct gpu_crew *crew);

@@ -237,38 +237,40 @@ void *gpu_poisoned(size_t bytes)
 }
 
 // Asked in a process of its own: this one forks for every test, and CUDA does not survive a fork.
-static int has_devices(int least)
+static int count_devices(void)
 {
     char reason[160];
     int status = -1, devices = 0;
     pid_t child = fork();
 
     if (child == 0) {
-        int found = device_probe("sm_90", reason) != 0;
-
-        if (!found) (void)printf("skipped: %s\n", reason);
-        if (found && (cudaGetDeviceCount(&devices) != cudaSuccess || devices < least)) {
-            (void)printf("skipped: %d devices, %d are needed\n", devices, least);
-            found = 0;
-        }
+        if (!device_probe("sm_90", reason))
+            (void)printf("skipped: %s\n", reason);
+        else
+            (void)cudaGetDeviceCount(&devices);
         (void)fflush(stdout);
-        _exit(found ? EXIT_SUCCESS : EXIT_FAILURE);
+        _exit(devices);
     }
-    return child > 0 && waitpid(child, &status, 0) == child && status == 0;
+    return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status)
+               ? WEXITSTATUS(status)
+               : 0;
 }
 
-int gpu_suite(const char *name, int devices_least, void (*add)(TCase *tests))
+int gpu_suite(const char *name, int devices_least, void (*add)(TCase *tests, int devices))
 {
     SRunner *runner;
     Suite *suite;
     TCase *tests;
-    int failed;
+    int failed, devices = count_devices();
 
-    if (!has_devices(devices_least)) return 77;
+    if (devices < devices_least) {
+        (void)printf("skipped: %d devices, %d are needed\n", devices, devices_least);
+        return 77;
+    }
     suite = suite_create(name);
     tests = tcase_create(name);
     tcase_set_timeout(tests, 120);
-    add(tests);
+    add(tests, devices);
     suite_add_tcase(suite, tests);
     runner = srunner_create(suite);
     srunner_run_all(runner, CK_ENV);

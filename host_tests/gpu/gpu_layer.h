@@ -69,6 +69,7 @@ void gpu_poison(struct gpu_layer *gpu);
 void gpu_fetch(struct gpu_layer *gpu);
 
 // Runs a suite, each test in a process of its own; 77 where there are fewer devices than that.
-int gpu_suite(const char *name, int devices_least, void (*add)(TCase *tests));
+// `add` is told how many there are.
+int gpu_suite(const char *name, int devices_least, void (*add)(TCase *tests, int devices));
 
 #endif

@@ -311,8 +311,9 @@ static int read_options(int argc, char **argv)
            (options.seconds > 0 || options.runs > 0);
 }
 
-static void add(TCase *tests)
+static void add(TCase *tests, int devices)
 {
+    (void)devices;
     // Each run has a deadline of its own.
     tcase_set_timeout(tests, 0);
     tcase_add_test(tests, every_run_is_right);

@@ -47,7 +47,7 @@ static void graph_scenario(struct gpu_member *member)
 START_TEST(a_graph_replays_with_idle_ranks)
 {
     struct gpu_crew crew = {.layer_name = "qwen3_moe_a",
-                            .ranks = 3,
+                            .ranks = gpu_crew_ranks(3),
                             .dispatcher = dispatchers[_i],
                             .configure = gpu_member_all_tokens,
                             .scenario = graph_scenario};
@@ -75,7 +75,7 @@ static void eager_scenario(struct gpu_member *member)
 START_TEST(regrouping_is_eager)
 {
     struct gpu_crew crew = {.layer_name = "mixtral_a",
-                            .ranks = 3,
+                            .ranks = gpu_crew_ranks(3),
                             .dispatcher = "alltoall",
                             .scenario = eager_scenario};
 
@@ -158,7 +158,7 @@ static void lose_scenario(struct gpu_member *member)
 static void lose(struct loss loss)
 {
     struct gpu_crew crew = {.layer_name = "qwen3_moe_a",
-                            .ranks = 3,
+                            .ranks = gpu_crew_ranks(3),
                             .dispatcher = "alltoall",
                             .configure = gpu_member_short_timeout,
                             .scenario = lose_scenario,
@@ -306,7 +306,7 @@ START_TEST(no_round_outlives_a_failure)
 {
     struct loss loss = {.captured = _i};
     struct gpu_crew crew = {.layer_name = "qwen3_moe_a",
-                            .ranks = 3,
+                            .ranks = gpu_crew_ranks(3),
                             .dispatcher = "alltoall",
                             .configure = two_rounds,
                             .scenario = second_round_scenario,
@@ -358,7 +358,7 @@ static void overlapped_scenario(struct gpu_member *member)
 START_TEST(two_forwards_in_flight)
 {
     struct gpu_crew crew = {.layer_name = "qwen3_moe_a",
-                            .ranks = 3,
+                            .ranks = gpu_crew_ranks(3),
                             .dispatcher = dispatchers[_i],
                             .configure = gpu_member_two_slots,
                             .scenario = overlapped_scenario};
@@ -369,20 +369,20 @@ START_TEST(two_forwards_in_flight)
 }
 END_TEST
 
-static void tests(TCase *cases)
+static void tests(TCase *cases, int devices)
 {
     tcase_add_loop_test(cases, a_graph_replays_with_idle_ranks, 0, 2);
     tcase_add_loop_test(cases, two_forwards_in_flight, 0, 2);
     // NCCL knows no other ranks than those it began with, and does not say who is silent.
     if (strcmp(GPU_TRANSPORT, "nccl") == 0) return;
     tcase_add_test(cases, regrouping_is_eager);
-    tcase_add_loop_test(cases, a_silent_rank_is_named_and_left_out, 0, 3);
+    tcase_add_loop_test(cases, a_silent_rank_is_named_and_left_out, 0, devices < 3 ? devices : 3);
     tcase_add_loop_test(cases, a_graph_goes_on_without_a_rank, 1, 2);
-    tcase_add_test(cases, a_poll_while_ranks_regroup_names_the_same);
+    if (devices >= 3) tcase_add_test(cases, a_poll_while_ranks_regroup_names_the_same);
     tcase_add_loop_test(cases, no_round_outlives_a_failure, 0, 2);
 }
 
 int main(void)
 {
-    return gpu_suite("gpu_peers", 4, tests);
+    return gpu_suite("gpu_peers", 2, tests);
 }

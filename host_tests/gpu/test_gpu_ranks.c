@@ -15,7 +15,7 @@
 #endif
 
 #ifndef RANKS_LEAST
-#define RANKS_LEAST 1 // of golden_layers, up to 4
+#define RANKS_LEAST 1 // of golden_layers
 #endif
 
 static const char *const dispatchers[] = {"alltoall", "allgather"};
@@ -24,13 +24,16 @@ static const char *const dispatchers[] = {"alltoall", "allgather"};
 
 START_TEST(golden_layers)
 {
+    static const int32_t ranks[] = {1, 2, 3, 4, 8};
+
     for (int32_t d = 0; d < 2; d++) {
-        for (int32_t ranks = RANKS_LEAST; ranks <= 4; ranks++) {
+        for (size_t i = 0; i < sizeof ranks / sizeof ranks[0]; i++) {
             struct gpu_crew crew = {.layer_name = gpu_layers[_i],
-                                    .ranks = ranks,
+                                    .ranks = ranks[i],
                                     .dispatcher = dispatchers[d],
                                     .scenario = gpu_member_forward};
 
+            if (ranks[i] < RANKS_LEAST || ranks[i] > gpu_crew_ranks(ranks[i])) continue;
             gpu_crew_run(&crew);
             gpu_crew_expect_golden(&crew, 5e-3);
             gpu_crew_fini(&crew);
@@ -48,7 +51,7 @@ static void fp8_rows(struct gpu_member *member)
 START_TEST(fp8_on_the_way)
 {
     struct gpu_crew crew = {.layer_name = gpu_layers[_i],
-                            .ranks = 3,
+                            .ranks = gpu_crew_ranks(3),
                             .dispatcher = "alltoall",
                             .fp8 = 1,
                             .scenario = gpu_member_forward};
@@ -99,7 +102,7 @@ static void repeat_scenario(struct gpu_member *member)
 START_TEST(the_same_bits_every_time)
 {
     struct gpu_crew crew = {.layer_name = "qwen3_moe_a",
-                            .ranks = 3,
+                            .ranks = gpu_crew_ranks(3),
                             .dispatcher = dispatchers[_i],
                             .scenario = repeat_scenario};
     float *one = one_rank(crew.layer_name);
@@ -135,7 +138,7 @@ static void idle_scenario(struct gpu_member *member)
 START_TEST(ranks_without_tokens)
 {
     struct gpu_crew crew = {.layer_name = "qwen3_moe_a",
-                            .ranks = 3,
+                            .ranks = gpu_crew_ranks(3),
                             .dispatcher = dispatchers[_i],
                             .configure = gpu_member_all_tokens,
                             .scenario = idle_scenario};
@@ -154,7 +157,7 @@ static void few_rows_a_round(struct gpu_member *member)
 START_TEST(rounds)
 {
     struct gpu_crew crew = {.layer_name = "mixtral_a",
-                            .ranks = 3,
+                            .ranks = gpu_crew_ranks(3),
                             .dispatcher = "alltoall",
                             .configure = few_rows_a_round,
                             .scenario = gpu_member_forward};
@@ -195,7 +198,7 @@ static void edge_scenario(struct gpu_member *member)
 START_TEST(tokens_at_the_edges)
 {
     struct gpu_crew crew = {.layer_name = "qwen3_moe_a",
-                            .ranks = 3,
+                            .ranks = gpu_crew_ranks(3),
                             .dispatcher = dispatchers[_i],
                             .configure = edge_cap,
                             .scenario = edge_scenario};
@@ -267,8 +270,8 @@ static void count_scenario(struct gpu_member *member)
     gpu_member_forward(member);
     instance_stats(member->rank.instance, &after);
     ck_assert_uint_eq(after.bytes_allocated, planned);
-    // allgather: every row to both peers, and theirs come here.
-    ck_assert_uint_eq(after.rows_sent, 2 * 2 * (uint64_t)member->tokens);
+    // allgather: every row to all peers, and theirs come here.
+    ck_assert_uint_eq(after.rows_sent, 2 * (uint64_t)((member->crew->ranks - 1) * member->tokens));
     ck_assert_uint_eq(after.rows_received,
                       2 * (uint64_t)(member->crew->layer.tokens - member->tokens));
 }
@@ -276,7 +279,7 @@ static void count_scenario(struct gpu_member *member)
 START_TEST(rows_and_bytes_are_counted)
 {
     struct gpu_crew crew = {.layer_name = "mixtral_a",
-                            .ranks = 3,
+                            .ranks = gpu_crew_ranks(3),
                             .dispatcher = "allgather",
                             .scenario = count_scenario};
 
@@ -316,7 +319,7 @@ static void load_scenario(struct gpu_member *member)
 START_TEST(expert_load_is_counted)
 {
     struct gpu_crew crew = {.layer_name = "qwen3_moe_a",
-                            .ranks = 3,
+                            .ranks = gpu_crew_ranks(3),
                             .dispatcher = "alltoall",
                             .configure = count_load,
                             .scenario = load_scenario};
@@ -330,14 +333,14 @@ END_TEST
 
 static int32_t (*gather)(void *ctx, const void *send, void *recv, uint64_t bytes);
 
-// Rank 2 says that it is on another host.
+// Rank 1 says that it is on another host.
 static int32_t gather_from_afar(void *ctx, const void *send, void *recv, uint64_t bytes)
 {
     struct meeting_message message;
 
     if (bytes != sizeof message) return gather(ctx, send, recv, bytes);
     memcpy(&message, send, sizeof message);
-    if (message.rank == 2) message.identity.boot_id[0] ^= 1;
+    if (message.rank == 1) message.identity.boot_id[0] ^= 1;
     return gather(ctx, &message, recv, bytes);
 }
 
@@ -350,8 +353,8 @@ static void go_afar(struct gpu_member *member)
 static void expect_advice(struct gpu_member *member, int32_t answer)
 {
     ck_assert_int_eq(answer, MOXIE_E_UNAVAILABLE);
-    ck_assert_int_eq(member->rank.mock.error.rank, 2);
-    ck_assert_ptr_nonnull(strstr(member->rank.mock.text, "rank 2 is on another host than rank 0"));
+    ck_assert_int_eq(member->rank.mock.error.rank, 1);
+    ck_assert_ptr_nonnull(strstr(member->rank.mock.text, "rank 1 is on another host than rank 0"));
     ck_assert_ptr_nonnull(strstr(member->rank.mock.text, "or set transport to nccl"));
 }
 
@@ -359,7 +362,7 @@ static void expect_advice(struct gpu_member *member, int32_t answer)
 START_TEST(ranks_of_another_host)
 {
     struct gpu_crew crew = {.layer_name = "mixtral_a",
-                            .ranks = 3,
+                            .ranks = gpu_crew_ranks(3),
                             .dispatcher = "alltoall",
                             .configure = go_afar,
                             .scenario = gpu_member_forward};
@@ -371,14 +374,15 @@ START_TEST(ranks_of_another_host)
 }
 END_TEST
 
-static void tests(TCase *cases)
+static void tests(TCase *cases, int devices)
 {
     tcase_add_loop_test(cases, golden_layers, 0, GPU_LAYERS);
     tcase_add_loop_test(cases, fp8_on_the_way, 0, GPU_LAYERS_FP8);
     tcase_add_loop_test(cases, the_same_bits_every_time, 0, 2);
     tcase_add_loop_test(cases, ranks_without_tokens, 0, 2);
     tcase_add_loop_test(cases, tokens_at_the_edges, 0, 2);
-    tcase_add_test(cases, padding_to_the_longest);
+    // Two or three have parts of one length.
+    if (devices >= 4) tcase_add_test(cases, padding_to_the_longest);
     tcase_add_test(cases, rounds);
     tcase_add_test(cases, rows_and_bytes_are_counted);
     tcase_add_test(cases, expert_load_is_counted);
@@ -387,5 +391,5 @@ static void tests(TCase *cases)
 
 int main(void)
 {
-    return gpu_suite("gpu_ranks", 4, tests);
+    return gpu_suite("gpu_ranks", 2, tests);
 }
