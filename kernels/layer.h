@@ -16,16 +16,30 @@
 #define LAYER_TURNS     2    // uint64 that blocks count in
 #define LAYER_POSITIONS 128  // choices of all tokens, at most
 #define LAYER_TOKENS    8    // at most
-#define LAYER_WEIGHTS   (96 << 20) // bytes, at most, if each choice has an expert of its own
 
-// Tokens of a launch, at most, where an expert has so many bytes of weights; 0: none.
-static inline int32_t layer_tokens(double expert_bytes, int32_t top_k)
+// Tokens of a launch, at most, where an expert has so many weights; 0: none. If each choice has an
+// expert of its own, layers of more weights are faster launch by launch (kernels/README.md,
+// ladder), those of many choices sooner than those of few: each block goes through every choice's
+// mid.
+static inline int32_t layer_tokens(double expert_weights, int32_t is_fp8, int32_t top_k)
 {
-    const double by_weights = LAYER_WEIGHTS / (expert_bytes * top_k);
-    const int32_t by_choices = LAYER_POSITIONS / top_k,
-                  most = by_choices < LAYER_TOKENS ? by_choices : LAYER_TOKENS;
+    static const struct {
+        int32_t choices;
+        double weights_bytes;
+    } bounds[2][2] = {{{16, 288 << 20}, {LAYER_POSITIONS, 216 << 20}},
+                      {{40, 192 << 20}, {LAYER_POSITIONS, 96 << 20}}};
+    const double token_bytes = expert_weights * (is_fp8 ? 1 : 2) * top_k;
+    int32_t most = 0;
 
-    return by_weights < most ? (int32_t)by_weights : most;
+    for (int32_t i = 0; i < 2; i++) {
+        const double by_weights = bounds[is_fp8 != 0][i].weights_bytes / token_bytes;
+        int32_t tokens = bounds[is_fp8 != 0][i].choices / top_k;
+
+        if (tokens > LAYER_TOKENS) tokens = LAYER_TOKENS;
+        if (by_weights < tokens) tokens = (int32_t)by_weights;
+        if (tokens > most) most = tokens;
+    }
+    return most;
 }
 
 struct layer_args {

@@ -316,9 +316,9 @@ static int buffer_add(const struct planner *planner, const struct request *reque
 static int64_t layer_choices(const struct limits *limits)
 {
     const int matrices = limits->activation == ACTIVATION_RELU2 ? 2 : 3;
-    const double expert_bytes = (double)row_bytes_of(limits->weight_format, limits->hidden) *
-                                limits->intermediate * matrices;
-    const int64_t tokens = layer_tokens(expert_bytes, limits->top_k);
+    const double expert_weights = (double)limits->hidden * limits->intermediate * matrices;
+    const int64_t tokens =
+        layer_tokens(expert_weights, limits->operand_format == FORMAT_FP8, limits->top_k);
 
     return limits->top_k * (tokens < limits->rows_cap ? tokens : limits->rows_cap);
 }

@@ -101,13 +101,13 @@ layer_entry entry_of(operand type)
     return type == OPERAND_BF16 ? layer_kernel<OPERAND_BF16> : type == OPERAND_F16 ? layer_kernel<OPERAND_F16> : layer_kernel<OPERAND_E4M3>;
 }
 
-// A layer of so few bytes that it is bound by what begins and ends launches. See the ladder for LAYER_WEIGHTS.
+// A layer of so few bytes that it is bound by what begins and ends launches.
 bool is_small(const layer_args &from)
 {
     const weight_view &w1 = from.gemms.gate_up.w1, &w2 = from.gemms.down.w2;
-    const double expert_bytes = (static_cast<double>(w1.n) * w1.k + static_cast<double>(w2.n) * w2.k) * element_bytes_of(w1.format);
+    const double expert_weights = static_cast<double>(w1.n) * w1.k + static_cast<double>(w2.n) * w2.k;
 
-    return from.route.slabs[0].cap <= layer_tokens(expert_bytes, from.route.top_k);
+    return from.route.slabs[0].cap <= layer_tokens(expert_weights, element_bytes_of(w1.format) == 1, from.route.top_k);
 }
 
 bool is_layer(const layer_args &from)

@@ -34,7 +34,6 @@ constexpr int kStagesMost = kWarps, kStagesLeast = 4;
 constexpr int kTiles = 64;              // that who finds them may be ahead of who multiplies them: a tile takes a stage at least
 constexpr int kParts = 32;              // stages whose sums wait at once, of gate_up for the last of their tile, of down to be added; a power of two
 constexpr int kSmemBytes = 232448;      // that a block may have
-constexpr int kAheadBytes = 96 << 10;   // of down's weights, that a block asks for before it has room for them
 constexpr int kFirstBytes = 64 << 10;   // of gate_up's, at most, before it knows its tiles
 static_assert(kTiles > kParts + 2 * kStagesMost + 2);
 

@@ -212,17 +212,6 @@ __device__ __forceinline__ void find_tiles(const layer_args_device &args, layer_
 
 // ---- The loading warps -------------------------------------------------------------------------
 
-// The rows of the share of down into the L2, of the first jobs, while stages still have weights of gate_up.
-__device__ __forceinline__ void ask_ahead(const layer_args_device &args, const layer_smem &smem, const share &of)
-{
-    const layer_product &by = args.down;
-    const int64_t bytes = by.bytes_of(of.end - of.first);
-
-    for (int32_t i = (static_cast<int32_t>(threadIdx.x) - kLoading) / 32; i < smem.jobs_count && (i + 1) * bytes <= kAheadBytes; i += kLoaders)
-        if (elect_one())
-            prefetch_l2_bulk(by.weights + smem.jobs[i].expert * by.expert_stride_bytes + of.first * by.row_stride_bytes, static_cast<uint32_t>(bytes));
-}
-
 // The half of mid that the next launch writes.
 __device__ __forceinline__ void clear_mid(const layer_args_device &args, const layer_smem &smem)
 {
@@ -252,9 +241,9 @@ template <class P> __device__ __forceinline__ void load_all(const layer_args_dev
         load_tile<P>(args.up, smem, smem.jobs[t.job].expert, rows_of_up(args.up, t.group), ring, asked);
     }
     of = share_of_down(args);
-    // Memory answers in the order in which it is asked, more or less, and for gate_up's weights others wait.
+    // Memory answers in the order in which it is asked, more or less, and for gate_up's weights others wait: of down's, nothing is asked
+    // for before it has a stage.
     if (asked.count > 0) mbarrier_wait(&smem.full[asked.stage], asked.round_odd);
-    if (of.end > of.first) ask_ahead(args, smem, of);
     for (int32_t output = of.first; output < of.end; output += kRows)
         for (int32_t job = 0; job < smem.jobs_count; job++)
             load_tile<P>(args.down, smem, smem.jobs[job].expert, rows_of_down(output, of.end), ring, asked);
