@@ -324,12 +324,15 @@ class Reports(unittest.TestCase):
         self.assertIn("| q30b | 16384 | uniform | 1566.0 | 1832.2 (1.170) | 2000.0 (1.277) | 1.19 "
                       "| 1.16 | met |", text)
         self.assertIn("**Rejected**", text)
+        self.assertNotIn("not this GPU's", text)
         self.assertIn("Skipped: other (not installed)", text)
         found = run_of()
         found["cells"][0]["weight_sets"] = 3
         found["cells"][0]["routings"][0]["cold"] = False
         report.judge(found)
         self.assertIn("| 1566.0, 3 weight sets, warm |", report.table(found))
+        found["machine"]["gpu"] = "NVIDIA H100 80GB HBM3"
+        self.assertIn("not this GPU's", report.table(found))
         self.assertIn("| q30b | 16384 | moxie | 20.0 | 14.0 | met |", text)
 
     def test_curves(self):

@@ -111,8 +111,11 @@ class Tables(unittest.TestCase):
         found = self.found(30.0)
         self.assertEqual(tables.faults(found), [])
         text = tables.table(found)
-        for words in ("a GPU x 8", "| 30.0 |", "DeepEP 63", "dispatch_all_to_all 74", "| met |"):
+        for words in ("a GPU x 8", "| 30.0 |", "DeepEP 63", "dispatch_all_to_all 74", "| met |",
+                      "are an H200's (4.5 TB/s, bf16 790 TFLOP/s, fp8 1580 TFLOP/s), not this GPU's"):
             self.assertIn(words, text)
+        found["machine"]["gpu"] = "NVIDIA H200"
+        self.assertNotIn("not this GPU's", tables.table(found))
         self.assertIn("| dispatch, 24 SMs |", tables.table(self.found(30.0, group=grid.FEW_SMS[0])))
         del found["cells"][0]["spread_us"]
         self.assertEqual(tables.faults(found), ["run.cells[0] has no spread_us"])

@@ -65,6 +65,7 @@ def _head(found):
     lines = [f"{found['machine'].get('gpu') or 'no GPU'} x {found['machine']['gpus']}, moxie "
              f"{versions.get('library') or versions['commit']}, {found['date']}", "",
              f"    {found['command']}", ""]
+    lines += layer_cells.floors_of_another(found["machine"].get("gpu"))
     if not found["complete"]:
         lines += ["**Incomplete**: the run ended before its last cell.", ""]
     lines += [f"**Rejected**: {reason}." for reason in found["rejected"]]

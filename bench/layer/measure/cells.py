@@ -25,6 +25,16 @@ NUMBERS = {
 }
 
 
+def floors_of_another(gpu):
+    """What the table of a GPU that floors and bars are not of says about them, as lines."""
+    if gpu is None or "H200" in gpu:
+        return []
+    rates = ", ".join(f"{name} {number.flops_per_s / 1e12:g} TFLOP/s"
+                      for name, number in NUMBERS.items())
+    return [f"Floors, and what is judged by them, are an H200's ({READ_BYTES_PER_S / 1e12:g} TB/s, "
+            f"{rates}), not this GPU's.", ""]
+
+
 class Shape(NamedTuple):
     hidden: int
     intermediate: int

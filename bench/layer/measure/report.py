@@ -122,7 +122,7 @@ def _head(found):
     device, number = machine.get("gpu") or machine.get("cpu"), found["settings"]["format"]
     lines = [f"{device}, {number}, torch {versions['torch']}, "
              f"moxie {versions['moxie']} ({library or versions.get('commit')}), {found['date']}", "",
-             f"    {found['command']}", ""]
+             f"    {found['command']}", ""] + cells.floors_of_another(machine.get("gpu"))
     if not found["complete"]:
         lines += ["**Incomplete**: the run ended before its last cell.", ""]
     if found["rejected"]:
