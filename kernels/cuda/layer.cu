@@ -171,7 +171,6 @@ template <class P> void take_product(layer_product &to, const weight_view &from,
     to.stages = (to.row_bytes + kRowBytes - 1) / kRowBytes;
     to.is_whole = to.row_bytes % kUnitBytes == 0;
     to.by_stages = divider_of(to.stages);
-    to.by_eights = divider_of(inputs / 8);
     to.outputs = outputs;
     to.operand_pitch_bytes = inputs * 2 + kSkewBytes;
     to.scale_offset = rows * to.operand_pitch_bytes;
@@ -207,6 +206,7 @@ template <class P> size_t take_products(layer_args_device &to, const layer_args 
     if (to.tokens * to.top_k * groups * groups > INT32_MAX) return 0;          // see divider
     take_product<P>(to.up, gate_up.w1, gate_up.intermediate, to.tokens);
     take_product<P>(to.down, from.gemms.down.w2, gate_up.hidden, to.tokens * to.top_k);
+    to.by_eights = divider_of(eights_of(to.up));
     return take_smem(to);
 }
 

@@ -72,7 +72,6 @@ struct layer_product {
     int32_t stages;    // of a tile
     int32_t is_whole;  // 1: rows are whole units, and a box is half a stage; 0: it is half a unit
     divider by_stages;
-    divider by_eights; // of an operand row
     int32_t outputs;   // units, or hidden
     int32_t operand_offset; // bytes, from the stages to the operand rows
     int32_t operand_pitch_bytes;
@@ -112,6 +111,7 @@ struct layer_args_device {
     int32_t experts, tokens, top_k;
     divider by_top_k;
     divider by_groups; // of eight units
+    divider by_eights; // of an operand row of x
     divider by_turns;  // of a third of all tiles
     int32_t first_jobs;   // whose weights of gate_up go into the L2 at once
     uint32_t first_bytes; // each block's share of one
@@ -275,13 +275,13 @@ __device__ __forceinline__ unsigned char *operand_of(const layer_product &by, la
     return smem.stages + by.operand_offset;
 }
 
-// Eight numbers of the rows, zeros behind their end.
-__device__ __forceinline__ uint4 row_piece(const layer_product &by, const unsigned char *rows, int64_t stride_bytes, int32_t item, int32_t items, int32_t eights)
+// Eight numbers of x's rows, zeros behind their end.
+__device__ __forceinline__ uint4 row_piece(const layer_args_device &args, int32_t item, int32_t items, int32_t eights)
 {
-    const int32_t row = by.by_eights.divide(item), column = (item - row * eights) * 8;
+    const int32_t row = args.by_eights.divide(item), column = (item - row * eights) * 8;
 
-    if (item >= items || column >= by.depth) return {};
-    return __ldcg(reinterpret_cast<const uint4 *>(rows + row * stride_bytes + column * 2));
+    if (item >= items || column >= args.up.depth) return {};
+    return __ldcg(reinterpret_cast<const uint4 *>(args.x + row * args.x_stride_bytes + column * 2));
 }
 
 // Where an operand row has its eight numbers from `column` on: those that the lanes of a row multiply at once lie side by side, a lane's
@@ -325,7 +325,8 @@ __device__ __forceinline__ void keep_eight(const layer_product &by, unsigned cha
     *reinterpret_cast<uint4 *>(to + row * by.operand_pitch_bytes + piece_offset<P>(column)) = eight.words;
 }
 
-__device__ __forceinline__ int32_t eights_of(const layer_product &by)
+// Of an operand row.
+__host__ __device__ __forceinline__ int32_t eights_of(const layer_product &by)
 {
     return (by.operand_pitch_bytes - kSkewBytes) / 16;
 }
@@ -336,14 +337,14 @@ __device__ __forceinline__ void keep_rows(const layer_args_device &args, layer_s
 {
     const layer_product &by = args.up;
     const int32_t eights = eights_of(by), items = args.tokens * eights;
-    uint4 next = row_piece(by, args.x, args.x_stride_bytes, thread, items, eights);
+    uint4 next = row_piece(args, thread, items, eights);
 
     for (int32_t first = 0; first < items; first += threads) { // all lanes of a warp go on or none
-        const int32_t item = first + thread, row = by.by_eights.divide(item), column = (item - row * eights) * 8;
+        const int32_t item = first + thread, row = args.by_eights.divide(item), column = (item - row * eights) * 8;
         const uint4 words = next;
         operand_eight eight;
 
-        next = row_piece(by, args.x, args.x_stride_bytes, item + threads, items, eights);
+        next = row_piece(args, item + threads, items, eights);
         eight = code_eight<P>(words, P::is_scaled ? args.x_is_bf16 : P::mid_is_bf16);
         if (item < items) keep_eight<P>(by, operand_of(by, smem), eight, row, column);
     }
