@@ -263,10 +263,9 @@ int gpu_suite(const char *name, int devices_least, void (*add)(TCase *tests, int
     TCase *tests;
     int failed, devices = count_devices();
 
-    if (devices < devices_least) {
+    if (devices > 0 && devices < devices_least)
         (void)printf("skipped: %d devices, %d are needed\n", devices, devices_least);
-        return 77;
-    }
+    if (devices < devices_least) return 77;
     suite = suite_create(name);
     tests = tcase_create(name);
     tcase_set_timeout(tests, 120);
