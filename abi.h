@@ -354,7 +354,7 @@ typedef struct moxie_batch {
     moxie_tensor x;           // [T, H] input_format
     moxie_tensor ids;         // [T, k] int32 or int64
     moxie_tensor weights;     // [T, k] f32, bf16 or f16
-    moxie_tensor y;           // [T, H] output_format, the caller's; may not overlap x
+    moxie_tensor y;           // [T, H] output_format; may not overlap x, nor in rounds any input
     moxie_tensor expert_map;  // int32 [n]: what ids 0..n-1 stand for, others no expert; or none
     void *stream;             // cudaStream_t; NULL on the CPU, where every call returns when done
 } moxie_batch;
@@ -491,7 +491,7 @@ typedef struct moxie_stats {
 typedef struct moxie_captured {
     uint32_t struct_size;
     int32_t dp_rank;   // in
-    moxie_tensor ids;  // out: int32 [forward_tokens, num_layers, k], -1: no expert; or none
+    moxie_tensor ids;  // out: int32 [rows >= forward_tokens, num_layers, k], -1: no expert; or none
     moxie_tensor load;  // out: int64 [num_layers, experts_local] rows run, or none [since 0.1.1]
 } moxie_captured;
 

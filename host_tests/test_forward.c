@@ -68,6 +68,15 @@ static void configure(const struct run *run, struct layer_rank *rank)
     }
 }
 
+// Rounds read ids anew: a y over them is refused before anything is sent, and the step goes on.
+static void expect_apart(struct layer_rank *rank, moxie_batch batch)
+{
+    batch.y.data = batch.ids.data;
+    ck_assert_int_eq(forward_run(rank->dispatcher, rank->runner, &batch, &rank->mock.error),
+                     MOXIE_E_INVALID);
+    ck_assert_ptr_nonnull(strstr(rank->mock.text, "batch.y overlaps batch.ids, which later"));
+}
+
 static void step(const struct run *run, struct layer_rank *rank, int32_t index)
 {
     moxie_step step = {.struct_size = sizeof step,
@@ -81,6 +90,7 @@ static void step(const struct run *run, struct layer_rank *rank, int32_t index)
                    run->y + run->firsts[index] * run->layer.hidden, &batch);
     answer = dispatcher_begin_forward(rank->dispatcher, &step, &rank->mock.error);
     ck_assert_msg(answer == MOXIE_OK, "%s", rank->mock.text);
+    if (run->rounds > 1 && step.tokens > 0) expect_apart(rank, batch.batch);
     answer = forward_run(rank->dispatcher, rank->runner, &batch.batch, &rank->mock.error);
     ck_assert_msg(answer == MOXIE_OK, "%s", rank->mock.text);
 }

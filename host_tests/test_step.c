@@ -272,8 +272,7 @@ START_TEST(a_row_past_the_slice_is_refused)
 }
 END_TEST
 
-// Nine tokens of a DP rank are at most five of each of its two ranks: without a list, the second
-// begins where its rows still fit.
+// Nine tokens of a DP rank are at most five of each of its two ranks.
 START_TEST(an_odd_bound_has_places_for_all)
 {
     struct sample s;
@@ -288,7 +287,7 @@ START_TEST(an_odd_bound_has_places_for_all)
         sample_open(&s);
         s.step.tokens = tokens;
         ACCEPTED(&s.said, check(&s, 0));
-        ck_assert_int_eq(s.shape.capture_row, SLICE + (tokens < MOST ? MOST : MOST - 1));
+        ck_assert_int_eq(s.shape.capture_row, SLICE + MOST);
         s.step.capture_row = MOST + 1;
         SAID(&s.said, MOXIE_E_CAPACITY, check(&s, 0), "the 10 rows");
         sample_fini(&s);
@@ -319,7 +318,7 @@ START_TEST(padded_ranks_share_a_slice)
         ck_assert_int_eq(s.shape.capture_row, (int64_t)2 * rank);
         s.step.rank_tokens = NULL;
         ACCEPTED(&s.said, check(&s, 0));
-        ck_assert_int_eq(s.shape.capture_row, rank < 2 ? 2 * rank : 3);
+        ck_assert_int_eq(s.shape.capture_row, (int64_t)2 * rank);
         sample_fini(&s);
     }
 }
@@ -530,6 +529,28 @@ START_TEST(results_have_memory_of_their_own)
 }
 END_TEST
 
+// What later rounds read is still there.
+START_TEST(results_of_rounds_are_apart)
+{
+    struct sample s;
+    struct tensors t;
+
+    sample_init(&s, 0, 0);
+    tensors_init(&t);
+    ACCEPTED(&s.said, step_check_rounds(&t.batch, &s.said.error));
+    t.batch.y.data = (char *)t.batch.ids.data + 4;
+    SAID(&s.said, MOXIE_E_INVALID, step_check_rounds(&t.batch, &s.said.error),
+         "batch.y overlaps batch.ids");
+    t.batch.y.data = t.batch.weights.data;
+    SAID(&s.said, MOXIE_E_INVALID, step_check_rounds(&t.batch, &s.said.error),
+         "batch.y overlaps batch.weights");
+    t.batch.y.data = t.batch.expert_map.data;
+    SAID(&s.said, MOXIE_E_INVALID, step_check_rounds(&t.batch, &s.said.error),
+         "batch.y overlaps batch.expert_map");
+    sample_fini(&s);
+}
+END_TEST
+
 START_TEST(no_rows_are_anywhere)
 {
     struct sample s;
@@ -568,6 +589,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, layers_spaces_and_streams);
     tcase_add_test(tests, wrong_tensors_are_named);
     tcase_add_test(tests, results_have_memory_of_their_own);
+    tcase_add_test(tests, results_of_rounds_are_apart);
     tcase_add_test(tests, no_rows_are_anywhere);
 }
 

@@ -130,6 +130,8 @@ START_TEST(decode_keys)
     mock_set_str(&mock, "disaggregation_mode", "prefill");
     assert_warned(&mock, "decode_graph_max_batch", "disaggregation_mode is prefill");
     assert_warned(&mock, "speculative_draft_tokens", "disaggregation_mode is prefill");
+    mock_unset(&mock, "speculative_draft_tokens");
+    assert_accepted(&mock);
     mock_host_fini(&mock);
 }
 END_TEST

@@ -1,7 +1,7 @@
 // What hosts read of past layers. The routed-experts capture: the physical ids that every layer
 // chose, kept in one planned buffer int32 [dp_size * capture_tokens, num_layers, top_k], a slice
-// per data-parallel rank; hosts see its first forward_tokens rows, and behind them only padding
-// goes. The expert load: rows that each local expert has computed, int64 [num_layers,
+// per data-parallel rank, forward_tokens rows or more, where the ranks that share it may pad. The
+// expert load: rows that each local expert has computed, int64 [num_layers,
 // experts_local].
 
 #ifndef MOXIE_PLUGIN_CAPTURE_H

@@ -418,10 +418,12 @@ int32_t dispatcher_forward_begin(moxie_dispatcher *dispatcher, const moxie_batch
                                  int32_t *rounds, moxie_error *error)
 {
     moxie_stats *stats = &dispatcher->instance->stats;
-    int32_t st = MOXIE_OK;
+    int32_t count, st = MOXIE_OK;
 
     TRY(check_batch(dispatcher, batch, SLOT_BEGUN, error));
-    *rounds = rounds_of(dispatcher, &dispatcher->slots[batch->slot]);
+    count = rounds_of(dispatcher, &dispatcher->slots[batch->slot]);
+    if (count > 1) TRY(step_check_rounds(batch, error));
+    *rounds = count;
     stats->forwards++;
     stats->rounds += (uint64_t)*rounds;
 out:

@@ -69,7 +69,7 @@ static void publish(moxie_instance *instance)
         instance->public_plan.pinned_bytes = plan->pinned_bytes;
         instance->public_plan.host_bytes = plan->host_bytes;
     }
-    instance->captured_shape[0] = instance->bounds.forward_tokens;
+    instance->captured_shape[0] = plan->limits.capture_tokens;
     instance->captured_shape[1] = plan->limits.layers;
     instance->captured_shape[2] = plan->limits.top_k;
     instance->captured_strides[0] = (int64_t)plan->limits.layers * plan->limits.top_k;

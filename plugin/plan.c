@@ -478,8 +478,7 @@ static int capture_buffer(const struct planner *planner)
         .id = BUFFER_CAPTURE,
         .kind = MOXIE_MEMORY_DEVICE,
         .name = "capture",
-        .why =
-            "chosen expert ids, int32 [dp_size * forward_tokens, num_layers, top_k], and padding",
+        .why = "chosen expert ids, int32 [dp_size * forward_tokens and padding, num_layers, top_k]",
         .pieces = 1,
         .rows = limits->dp_size * limits->capture_tokens,
         .row_bytes = (int64_t)limits->layers * limits->top_k * 4,

@@ -8,6 +8,8 @@
 #include <stddef.h>
 #include <string.h>
 
+#define NVFP4_GROUP 16 // numbers of a scale
+
 struct rows_reader {
     const moxie_rows *rows;
     const struct limits *limits;
@@ -71,7 +73,8 @@ static int scales_want(const struct rows_reader *r, const moxie_slab *slab, int3
     if (format != FORMAT_NVFP4 && format != FORMAT_FP8_BLOCK128) return 0;
     want->types = format == FORMAT_NVFP4 ? TENSOR_UINT8 : 1u << MOXIE_FORMAT_F32;
     leading_extents(r, want, slab->rows.shape[slab->rows.ndim - 2]);
-    want->shape[want->ndim++] = format == FORMAT_NVFP4 ? 4 + hidden / 16 : ceil_div(hidden, 128);
+    want->shape[want->ndim++] =
+        format == FORMAT_NVFP4 ? 4 + hidden / NVFP4_GROUP : ceil_div(hidden, 128);
     return 1;
 }
 
@@ -135,6 +138,11 @@ static int32_t read_payload(const struct rows_reader *r, const moxie_slab *slab,
     to->format = tensor_format(rows);
     if (to->format == MOXIE_FORMAT_FP8_TENSOR) to->format = FORMAT_FP8_BLOCK128;
     if (slab->scales.data != NULL && tensor_columns(rows) == hidden / 2) {
+        if (hidden % NVFP4_GROUP != 0)
+            TRY(fail_with(error, MOXIE_E_UNSUPPORTED,
+                          "rows.slab.rows: nvfp4, and hidden_size %d; want a multiple of %d: give "
+                          "rows of another format",
+                          hidden, NVFP4_GROUP));
         want.shape[want.ndim - 1] = hidden / 2;
         want.types = TENSOR_UINT8;
         to->format = FORMAT_NVFP4;

@@ -51,8 +51,7 @@ static int32_t check_tokens(const moxie_instance *instance, int local, const mox
 }
 
 // How many rows the ranks before this one that share its DP rank capture: by rank_tokens, or else
-// as many as they may. Where their bounds leave this step no place that hosts see, its rows move up
-// to the last one.
+// as many as they may. Where that leaves this step no place, its rows move up to the last one.
 static int64_t captured_before(const moxie_instance *instance, const moxie_step *step)
 {
     const struct limits *limits = &instance->plan.limits;
@@ -152,6 +151,23 @@ static int32_t check_tensors(const moxie_instance *instance, int64_t tokens,
         TRY(fail_with(error, MOXIE_E_INVALID, "batch.y: its rows overlap each other"));
 out:
     return st;
+}
+
+int32_t step_check_rounds(const moxie_batch *batch, moxie_error *error)
+{
+    const struct {
+        const char *name;
+        const moxie_tensor *tensor;
+    } inputs[] = {
+        {"ids", &batch->ids}, {"weights", &batch->weights}, {"expert_map", &batch->expert_map}};
+
+    for (size_t i = 0; i < sizeof inputs / sizeof inputs[0]; i++)
+        if (tensor_overlap(&batch->y, inputs[i].tensor))
+            return fail_with(
+                error, MOXIE_E_INVALID,
+                "batch.y overlaps batch.%s, which later rounds read; give it memory of its own",
+                inputs[i].name);
+    return MOXIE_OK;
 }
 
 int32_t step_check_batch(const moxie_instance *instance, int local, int64_t tokens,

@@ -27,6 +27,10 @@ int32_t step_check_slot(const moxie_instance *instance, const char *name, int32_
 int32_t step_check_batch(const moxie_instance *instance, int local, int64_t tokens,
                          const moxie_batch *batch, moxie_error *error);
 
+// Of a forward in rounds: y, which the first of them writes, lies over nothing that later ones
+// read.
+int32_t step_check_rounds(const moxie_batch *batch, moxie_error *error);
+
 // Where the rows of a layer lie: its halves come with one batch each.
 struct step_rows {
     const void *x, *y;

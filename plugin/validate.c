@@ -151,8 +151,11 @@ static void check_speculative(const struct config *config, struct report *report
     int64_t draft = config_i64(config, KEY_SPECULATIVE_DRAFT_TOKENS);
 
     if (!config_ok(config, KEY_SPECULATIVE_ALGORITHM) ||
-        !config_ok(config, KEY_SPECULATIVE_DRAFT_TOKENS))
+        !config_ok(config, KEY_SPECULATIVE_DRAFT_TOKENS) ||
+        !config_ok(config, KEY_DISAGGREGATION_MODE))
         return;
+    // Without decode there are no draft tokens.
+    if (config_word(config, KEY_DISAGGREGATION_MODE) == DISAGGREGATION_PREFILL) return;
     if (algorithm[0] == '\0' || strcmp(algorithm, "none") == 0 || draft >= 1) return;
     report_reason(report, MOXIE_E_CONFIG, KEY_SPECULATIVE_DRAFT_TOKENS,
                   "unresolved configuration: speculative_algorithm is '%s' and "
