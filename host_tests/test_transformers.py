@@ -682,8 +682,16 @@ class Refusals(Case):
                          r"\n  timeout_ms: .*\n  activation_format: ")
 
     def test_key_that_is_none(self):
-        with mock.patch.dict(adapter._settings, timeout=7):
-            self.refused(toy(Options()), toy_input(), abi.E_CONFIG, "libmoxie.* no key timeout;")
+        module, given = toy(Options()), toy_input()
+        with mock.patch.dict(adapter._settings):
+            adapter.configure(timeout=7)
+            self.refused(module, given, abi.E_CONFIG, "libmoxie.* no key timeout;")
+            module(*given)  # said once, and forgotten
+
+    def test_trace(self):
+        with self.assertRaisesRegex(MoxieError, "a trace would not hold") as caught:
+            torch.jit.trace(toy(Options()), toy_input())
+        self.assertEqual(caught.exception.code, abi.E_UNSUPPORTED)
 
     def test_values_that_no_key_can_have(self):
         before = dict(adapter._settings)

@@ -143,6 +143,33 @@ class Models(Case):
         adapter.weights_updated(fp8)
         self.near(fp8, plain)
 
+    def test_copies_made_in_inference_mode(self):
+        fp8, plain = models("qwen3_moe", 128, scale_type=torch.bfloat16)
+        with torch.inference_mode():
+            self.near(fp8, plain)
+        for mine, theirs in zip(*map(adapter._experts_modules, (fp8, plain))):
+            mine.down_proj_scale_inv.data.mul_(4)
+            theirs.down_proj.data.mul_(4)
+        adapter.weights_updated(fp8)
+        self.near(fp8, plain)
+
+    def test_no_other_scales_where_copied_ones_were(self):
+        """They would be taken for the copied ones."""
+        with mock.patch.dict(globals(), HIDDEN=2048):
+            fp8, _ = models("qwen3_moe", 1024, scale_type=torch.bfloat16)
+        fp8.set_experts_implementation("moxie")
+        module = adapter._experts_modules(fp8)[0]
+        scales = module.down_proj_scale_inv
+        ids = torch.arange(18, device=DEVICE).reshape(9, 2) % module.gate_up_proj.shape[0]
+        given = torch.randn(9, 2048, device=DEVICE), ids, torch.rand(9, 2, device=DEVICE)
+        for _ in range(20):
+            with torch.no_grad():
+                module(*given)
+            before = scales.data_ptr()
+            scales.data = scales.data * 2  # elsewhere,
+            scales.data = scales.data / 2  # and perhaps back
+            self.assertNotEqual(before, scales.data_ptr())
+
     def test_weights_and_scales_stay_where_they_are(self):
         for block, dims in (((128, 128), 3), (None, 2)):
             fp8, _ = models("deepseek_v3", 240, block, dtype=torch.bfloat16)

@@ -535,6 +535,12 @@ class Gpu(Case):
 
 
 class Usage(Case):
+    def test_words_that_are_no_text(self):
+        for option in ("runner", "dispatcher", "dispatch-format", "device"):
+            with self.subTest(option):
+                _, trouble = self.moxie("run", "--layer-file", layer("mixtral_a.safetensors"), f"--{option}", "x\udcff", code=2)
+                self.assertIn(f"{option.replace('-', '_')} has the byte", trouble)
+
     def test_help(self):
         for command in ([], ["info"], ["check"], ["plan"], ["run"], ["bench"]):
             text, trouble = self.moxie(*command, "--help")

@@ -3,6 +3,7 @@
 #include "hosts/cli/options.h"
 
 #include "hosts/cli/bootstrap.h"
+#include "hosts/cli/json_file.h"
 #include "hosts/cli/machine.h"
 
 #include <errno.h>
@@ -151,15 +152,15 @@ void rank_options_init(struct rank_options *options)
 void rank_options_configure(const struct rank_options *options, json_t *config)
 {
     if (options->runner != NULL)
-        (void)json_object_set_new(config, "runner", json_string(options->runner));
+        (void)json_object_set_new(config, "runner", json_text(options->runner));
     if (options->dispatcher != NULL)
-        (void)json_object_set_new(config, "dispatcher", json_string(options->dispatcher));
+        (void)json_object_set_new(config, "dispatcher", json_text(options->dispatcher));
     if (options->dispatch_format != NULL)
-        (void)json_object_set_new(config, "dispatch_format", json_string(options->dispatch_format));
+        (void)json_object_set_new(config, "dispatch_format", json_text(options->dispatch_format));
     if (options->dispatch_sms > 0)
         (void)json_object_set_new(config, "dispatch_sms", json_integer(options->dispatch_sms));
     if (options->device != NULL)
-        (void)json_object_set_new(config, "device", json_string(options->device));
+        (void)json_object_set_new(config, "device", json_text(options->device));
     // Nobody waits for anybody on one rank.
     if (options->ranks > 1)
         (void)json_object_set_new(config, "timeout_ms", json_integer(options->timeout_s * 1000));

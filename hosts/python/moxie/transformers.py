@@ -322,9 +322,11 @@ def _check_scales(module, what, scales, shape):
 
 
 def _readable(parts):
-    """The scales as Moxie reads them: the module's own, or copies, which have to be kept."""
-    return tuple(each.detach().float().contiguous() if each is not None else None
-                 for each in parts.scales)
+    """The scales as Moxie reads them: the module's own, or copies, which have to be kept, and may
+    be written to wherever they were made."""
+    with torch.inference_mode(False), torch.no_grad():
+        return tuple(each.detach().float().contiguous() if each is not None else None
+                     for each in parts.scales)
 
 
 def _shaped(scales, weight_format):
@@ -370,6 +372,8 @@ class Shared:
                                  error.keys) from error
         unknown = config.keys() - self.experts.instance.snapshot().keys()
         if unknown:
+            for key in unknown:
+                _settings.pop(key, None)  # a word that is no key cannot be taken back otherwise
             raise _error(abi.E_CONFIG, f"configure: {_library().path} has no key "
                          f"{', '.join(sorted(unknown))}; docs/configuration.md lists what it has")
 
@@ -389,6 +393,7 @@ class Prepared(NamedTuple):
     shared: Shared
     layer: Any
     scales: tuple  # of fp8 weights, as Moxie reads them: the module's own, or copies
+    originals: tuple  # of the copies, so that no others come to lie where these were
 
 
 def _seen(parts, *given):
@@ -433,7 +438,8 @@ def _prepare(module, parts, number, device, top_k):
                     _shaped(each_scales, weight_format))
             for weight, each_order, bias, each_scales in zip(
                 parts[:2], (order, abi.ORDER_PLAIN), parts.biases, scales)))
-    prepared = Prepared(_seen(parts, number, device, top_k), shared, layer, scales)
+    prepared = Prepared(_seen(parts, number, device, top_k), shared, layer, scales,
+                        tuple(each.detach() for each in parts.scales if each is not None))
     _layers[module] = prepared
     return prepared
 
@@ -589,6 +595,10 @@ def _rows(each):
 
 
 def _forward(module, x, ids, weights):
+    if torch.jit.is_tracing():
+        raise _error(abi.E_UNSUPPORTED, f"{type(module).__name__}: a trace would not hold what "
+                     "Moxie computes: trace the model after "
+                     "model.set_experts_implementation('eager')")
     parts = _parts(module)
     graded = torch.is_grad_enabled() and any(
         each.requires_grad for each in (x, weights, *_tensors(parts)))
