@@ -50,7 +50,13 @@ static const char tail[] =
     "\n"
     "`forward_tokens` is of one data-parallel rank. The key that decided it is called dominant, "
     "and\n"
-    "every capacity error names it.\n";
+    "every capacity error names it.\n"
+    "\n"
+    "Where ranks that share a data-parallel rank have unequal shares of it and may pad them, the\n"
+    "capture holds their padding, too: `moxie_captured.ids` has\n"
+    "ceil(ep_size * dispatch_required / dp_size) rows instead of forward_tokens, and those of rank "
+    "d\n"
+    "begin at row d times as many, which is where `step.capture_row` counts from under `local`.\n";
 
 struct document {
     char text[DOCUMENT_BYTES];
