@@ -168,7 +168,7 @@ static void set_captured_shape(struct instance *instance)
 {
     const struct limits *limits = &instance->limits;
 
-    instance->captured_shape[0] = instance->bounds.forward_tokens;
+    instance->captured_shape[0] = limits->capture_tokens;
     instance->captured_shape[1] = limits->layers;
     instance->captured_shape[2] = limits->top_k;
     instance->captured_strides[0] = limits->layers * limits->top_k;
