@@ -33,6 +33,8 @@ enum format {
     FORMAT_COUNT
 };
 
+#define NVFP4_GROUP 16 // numbers of a scale
+
 enum activation {
     ACTIVATION_SILU,
     ACTIVATION_GELU,

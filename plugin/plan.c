@@ -102,7 +102,7 @@ static int64_t row_bytes_of(int32_t format, int64_t columns)
 static int64_t scale_bytes_of(int32_t format, int64_t columns)
 {
     if (format == FORMAT_FP8_BLOCK128) return ceil_div(columns, 128) * 4;
-    if (format == FORMAT_NVFP4) return 4 + ceil_div(columns, 16);
+    if (format == FORMAT_NVFP4) return 4 + ceil_div(columns, NVFP4_GROUP);
     return 0;
 }
 

@@ -8,8 +8,6 @@
 #include <stddef.h>
 #include <string.h>
 
-#define NVFP4_GROUP 16 // numbers of a scale
-
 struct rows_reader {
     const moxie_rows *rows;
     const struct limits *limits;

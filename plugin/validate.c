@@ -202,16 +202,16 @@ static void check_groups(const struct config *config, struct report *report)
     int wire =
         validate_has_wire(config) && config_word(config, KEY_DISPATCH_FORMAT) == DISPATCH_NVFP4;
     int64_t weight_group = weight == FORMAT_INT4_G32 || weight == FORMAT_MXFP4 ? 32
-                           : weight == FORMAT_NVFP4                            ? 16
+                           : weight == FORMAT_NVFP4                            ? NVFP4_GROUP
                                                                                : 1;
-    int64_t operand_group = operand == FORMAT_NVFP4 ? 16 : 1;
+    int64_t operand_group = operand == FORMAT_NVFP4 ? NVFP4_GROUP : 1;
     const struct {
         enum config_key columns, format;
         int64_t group;
     } rows[] = {
         {KEY_HIDDEN_SIZE, KEY_WEIGHT_FORMAT, weight_group},
         {KEY_HIDDEN_SIZE, KEY_ACTIVATION_FORMAT, operand_group},
-        {KEY_HIDDEN_SIZE, KEY_DISPATCH_FORMAT, wire ? 16 : 1},
+        {KEY_HIDDEN_SIZE, KEY_DISPATCH_FORMAT, wire ? NVFP4_GROUP : 1},
         {KEY_INTERMEDIATE_SIZE, KEY_WEIGHT_FORMAT, weight_group},
         {KEY_INTERMEDIATE_SIZE, KEY_ACTIVATION_FORMAT, operand_group},
     };

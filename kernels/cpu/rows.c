@@ -8,7 +8,6 @@
 #include <math.h>
 #include <string.h>
 
-#define NVFP4_GROUP  16
 #define NVFP4_HEADER 4
 #define E2M1_MAX     6.0f
 
