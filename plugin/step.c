@@ -51,16 +51,14 @@ static int32_t check_tokens(const moxie_instance *instance, int local, const mox
 }
 
 // How many rows the ranks before this one that share its DP rank capture: by rank_tokens, or else
-// as many as they may. Where that leaves this step no place, its rows move up to the last one.
+// as many as they may.
 static int64_t captured_before(const moxie_instance *instance, const moxie_step *step)
 {
     const struct limits *limits = &instance->plan.limits;
     int32_t group_first = limits->rank / limits->attn_tp * limits->attn_tp;
-    int64_t rows = (limits->rank - group_first) * limits->forward_tokens_max;
-    int64_t last = instance->captured_shape[0] - step->tokens;
+    int64_t rows = 0;
 
-    if (step->rank_tokens == NULL) return rows < last ? rows : last;
-    rows = 0;
+    if (step->rank_tokens == NULL) return (limits->rank - group_first) * limits->forward_tokens_max;
     for (int32_t rank = group_first; rank < limits->rank; rank++)
         rows += step->rank_tokens[rank];
     return rows;
