@@ -235,10 +235,11 @@ void take_rows(layer_args_device &to, const layer_args &from)
 void share_out(layer_args_device &to, int32_t blocks, int32_t up_rows)
 {
     const int32_t eights = to.down.outputs / kHalf;
+    const int64_t up_bytes = (up_rows - 1) * to.up.row_stride_bytes + to.up.row_bytes;
 
     to.by_groups = divider_of(to.up.outputs / kHalf);
     to.by_turns = divider_of(3 * blocks);
-    to.first_bytes = static_cast<uint32_t>(std::min<int64_t>(to.up.bytes_of(up_rows) / blocks, kFirstBytes) / 16 * 16);
+    to.first_bytes = static_cast<uint32_t>(std::min<int64_t>(up_bytes / blocks, kFirstBytes) / 16 * 16);
     to.first_jobs = to.first_bytes == 0 ? 0 : kFirstBytes / to.first_bytes;
     to.eights_each = eights / blocks;
     to.eights_more = eights % blocks;

@@ -77,12 +77,6 @@ struct layer_product {
     int32_t operand_pitch_bytes;
     int32_t scale_offset; // bytes, from the operand rows to their scales, f32 [rows, scale_pitch]
     int32_t scale_pitch;
-
-    // From the first byte of so many rows, one behind the other, to their last.
-    __host__ __device__ __forceinline__ int64_t bytes_of(int32_t rows) const
-    {
-        return (rows - 1) * row_stride_bytes + row_bytes;
-    }
 };
 
 struct layer_turns {
