@@ -237,7 +237,7 @@ void *gpu_poisoned(size_t bytes)
 }
 
 // Asked in a process of its own: this one forks for every test, and CUDA does not survive a fork.
-static int count_devices(void)
+int gpu_devices(void)
 {
     char reason[160];
     int status = -1, devices = 0;
@@ -256,12 +256,12 @@ static int count_devices(void)
                : 0;
 }
 
-int gpu_suite(const char *name, int devices_least, void (*add)(TCase *tests, int devices))
+int gpu_suite(const char *name, int devices_least, void (*add)(TCase *tests))
 {
     SRunner *runner;
     Suite *suite;
     TCase *tests;
-    int failed, devices = count_devices();
+    int failed, devices = gpu_devices();
 
     if (devices > 0 && devices < devices_least)
         (void)printf("skipped: %d devices, %d are needed\n", devices, devices_least);
@@ -269,7 +269,7 @@ int gpu_suite(const char *name, int devices_least, void (*add)(TCase *tests, int
     suite = suite_create(name);
     tests = tcase_create(name);
     tcase_set_timeout(tests, 120);
-    add(tests, devices);
+    add(tests);
     suite_add_tcase(suite, tests);
     runner = srunner_create(suite);
     srunner_run_all(runner, CK_ENV);

@@ -68,8 +68,10 @@ void gpu_forward(struct gpu_layer *gpu);
 void gpu_poison(struct gpu_layer *gpu);
 void gpu_fetch(struct gpu_layer *gpu);
 
+// How many the kernels can run on; says on standard output why where there are none. Not after this
+// process has used one.
+int gpu_devices(void);
 // Runs a suite, each test in a process of its own; 77 where there are fewer devices than that.
-// `add` is told how many there are.
-int gpu_suite(const char *name, int devices_least, void (*add)(TCase *tests, int devices));
+int gpu_suite(const char *name, int devices_least, void (*add)(TCase *tests));
 
 #endif

@@ -311,9 +311,8 @@ static int read_options(int argc, char **argv)
            (options.seconds > 0 || options.runs > 0);
 }
 
-static void add(TCase *tests, int devices)
+static void add(TCase *tests)
 {
-    (void)devices;
     // Each run has a deadline of its own.
     tcase_set_timeout(tests, 0);
     tcase_add_test(tests, every_run_is_right);

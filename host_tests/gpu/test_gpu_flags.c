@@ -359,9 +359,8 @@ START_TEST(a_generation_is_told_to_all)
 }
 END_TEST
 
-static void tests(TCase *cases, int devices)
+static void tests(TCase *cases)
 {
-    (void)devices;
     tcase_add_test(cases, rows_are_counted_when_all_have_come);
     tcase_add_test(cases, ranks_left_out_are_not_waited_for);
     tcase_add_loop_test(cases, flags_of_other_epochs_are_none, 0, 4);

@@ -369,9 +369,8 @@ START_TEST(weights_lie_alike)
 }
 END_TEST
 
-static void add(TCase *tests, int devices)
+static void add(TCase *tests)
 {
-    (void)devices;
     tcase_add_loop_test(tests, golden_layers, 0, GPU_LAYERS);
     tcase_add_loop_test(tests, golden_layers_in_fp8, 0, GPU_LAYERS_FP8);
     tcase_add_test(tests, batch_mates_change_nothing);

@@ -218,9 +218,8 @@ START_TEST(results_of_one_pair)
 END_TEST
 
 // Every layer in 16 bits and, where its weights lie so, in fp8.
-static void add(TCase *tests, int devices)
+static void add(TCase *tests)
 {
-    (void)devices;
     tcase_add_loop_test(tests, expert_contiguous_rows, 0, 2 * (GPU_LAYERS + GPU_LAYERS_FP8));
     tcase_add_loop_test(tests, expert_masked_rows, 0, 2 * (GPU_LAYERS + GPU_LAYERS_FP8));
     tcase_add_loop_test(tests, rank_major_rows, 0, GPU_LAYERS + GPU_LAYERS_FP8);

@@ -417,9 +417,8 @@ START_TEST(what_is_launched_is_done_when_destroyed)
 }
 END_TEST
 
-static void tests(TCase *cases, int devices)
+static void tests(TCase *cases)
 {
-    (void)devices;
 #ifdef FAKE_NCCL
     tcase_add_loop_test(cases, what_is_missing_is_refused_everywhere, 0, REFUSALS);
     tcase_add_test(cases, the_copy_of_the_process_comes_first);

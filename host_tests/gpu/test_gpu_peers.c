@@ -369,8 +369,10 @@ START_TEST(two_forwards_in_flight)
 }
 END_TEST
 
-static void tests(TCase *cases, int devices)
+static void tests(TCase *cases)
 {
+    const int devices = gpu_devices();
+
     tcase_add_loop_test(cases, a_graph_replays_with_idle_ranks, 0, 2);
     tcase_add_loop_test(cases, two_forwards_in_flight, 0, 2);
     // NCCL knows no other ranks than those it began with, and does not say who is silent.

@@ -374,7 +374,7 @@ START_TEST(ranks_of_another_host)
 }
 END_TEST
 
-static void tests(TCase *cases, int devices)
+static void tests(TCase *cases)
 {
     tcase_add_loop_test(cases, golden_layers, 0, GPU_LAYERS);
     tcase_add_loop_test(cases, fp8_on_the_way, 0, GPU_LAYERS_FP8);
@@ -382,7 +382,7 @@ static void tests(TCase *cases, int devices)
     tcase_add_loop_test(cases, ranks_without_tokens, 0, 2);
     tcase_add_loop_test(cases, tokens_at_the_edges, 0, 2);
     // Two or three have parts of one length.
-    if (devices >= 4) tcase_add_test(cases, padding_to_the_longest);
+    if (gpu_devices() >= 4) tcase_add_test(cases, padding_to_the_longest);
     tcase_add_test(cases, rounds);
     tcase_add_test(cases, rows_and_bytes_are_counted);
     tcase_add_test(cases, expert_load_is_counted);
