@@ -3,8 +3,10 @@
 
 #include "host_tests/gpu/gpu_layer.h"
 #include "host_tests/suite.h"
+#include "kernels/layer.h"
 #include "plugin/tensor.h"
 
+#include <math.h>
 #include <string.h>
 
 // Rows of STANDARD, and the buffers of an expanded layout with places for the worst case.
@@ -165,6 +167,40 @@ START_TEST(rank_major_rows)
 }
 END_TEST
 
+// One rank's rows, of which `count` are there: results past them stay, in one launch and in
+// several.
+START_TEST(results_past_the_count_stay)
+{
+    struct gpu_layer gpu;
+    moxie_slab in = {.struct_size = sizeof in}, out = in;
+    moxie_rows in_rows = rows_of(MOXIE_LAYOUT_RANK_MAJOR, &in), out_rows = in_rows;
+    int64_t dims[4][2], one = 1;
+    int32_t count = 3;
+    moxie_call call = {.struct_size = sizeof call};
+
+    gpu_layer_open(&gpu, gpu_layers[0], (struct gpu_options){0});
+    ck_assert_int_gt(gpu.layer.tokens, 9);
+    in.rows = part_of(&gpu.batch.batch.x, 0, _i, dims[0]);
+    in.ids = part_of(&gpu.batch.batch.ids, 0, _i, dims[1]);
+    in.weights = part_of(&gpu.batch.batch.weights, 0, _i, dims[2]);
+    out.rows = part_of(&gpu.batch.batch.y, 0, _i, dims[3]);
+    in_rows.id_space = MOXIE_IDS_GLOBAL;
+    in_rows.slabs_count = out_rows.slabs_count = 1;
+    in_rows.counts = tensor_make(&count, 1, &one, NULL, TENSOR_INT32);
+    gpu_upload(&in_rows.counts);
+    out_rows.slabs = &out;
+    call.stream = gpu.stream;
+    gpu_poison(&gpu);
+    gpu_accept(&gpu, runner_run(gpu.runner, &call, &in_rows, &out_rows, &gpu.mock.error));
+    gpu_fetch(&gpu);
+    for (int64_t i = 0; i < _i * gpu.layer.hidden; i++)
+        ck_assert_msg((isnan(gpu.y[i]) != 0) == (i >= count * gpu.layer.hidden), "row %lld is %g",
+                      (long long)(i / gpu.layer.hidden), (double)gpu.y[i]);
+    must(cudaFree(in_rows.counts.data));
+    gpu_layer_close(&gpu);
+}
+END_TEST
+
 START_TEST(folded_rows_lie_on_16_bytes)
 {
     struct gpu_layer gpu;
@@ -223,6 +259,7 @@ static void add(TCase *tests)
     tcase_add_loop_test(tests, expert_contiguous_rows, 0, 2 * (GPU_LAYERS + GPU_LAYERS_FP8));
     tcase_add_loop_test(tests, expert_masked_rows, 0, 2 * (GPU_LAYERS + GPU_LAYERS_FP8));
     tcase_add_loop_test(tests, rank_major_rows, 0, GPU_LAYERS + GPU_LAYERS_FP8);
+    tcase_add_loop_test(tests, results_past_the_count_stay, LAYER_TOKENS, LAYER_TOKENS + 2);
     tcase_add_test(tests, folded_rows_lie_on_16_bytes);
     tcase_add_test(tests, results_of_one_pair);
 }

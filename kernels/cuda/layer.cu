@@ -110,6 +110,16 @@ bool is_small(const layer_args &from)
     return from.route.slabs[0].cap <= layer_tokens(expert_weights, element_bytes_of(w1.format) == 1, from.route.top_k);
 }
 
+// Of every row of x one, weighted as the router says, on the input or here.
+bool has_results(const layer_args &from)
+{
+    const out_slab &y = from.combine.slabs[0];
+    const row_slab &x = from.route.slabs[0];
+    const bool weighs_input = from.gemms.gate_up.pair_weight != nullptr, weighs_result = from.combine.pair_weight != nullptr;
+
+    return y.rows != nullptr && y.cap >= x.cap && weighs_input != weighs_result && from.route.pairs_max >= int64_t(x.cap) * from.route.top_k;
+}
+
 bool is_layer(const layer_args &from)
 {
     const route_args &route = from.route;
@@ -119,7 +129,7 @@ bool is_layer(const layer_args &from)
     const bool is_fp8 = element_bytes_of(gate_up.w1.format) == 1;
 
     return from.turns != nullptr && route.by == ROUTE_BY_IDS && route.slabs_count == 1 && from.combine.slabs_count == 1 && x->cap > 0 &&
-           x->cap <= route.rows_cap && x->ids != nullptr && route.experts > 0 &&
+           x->cap <= route.rows_cap && x->ids != nullptr && route.experts > 0 && has_results(from) &&
            gate_up.w1.format == down.w2.format && !gate_up.w1.rows_in && !down.w2.rows_in && has_code(gate_up) && has_code(down) &&
            (is_fp8 ? x->format == FORMAT_BF16 || x->format == FORMAT_F16 : x->format == gate_up.w1.format) && is_aligned(x->rows, 16) &&
            x->row_stride_bytes % 16 == 0;
@@ -224,6 +234,7 @@ void take_rows(layer_args_device &to, const layer_args &from)
     to.x_is_bf16 = x.format == FORMAT_BF16;
     to.y = static_cast<unsigned char *>(y.rows);
     to.y_stride_bytes = y.row_stride_bytes;
+    to.y_count = y.count;
     to.y_format = y.format;
     to.tokens = x.cap;
     to.top_k = from.route.top_k;
@@ -238,7 +249,7 @@ void share_out(layer_args_device &to, int32_t blocks, int32_t up_rows)
     const int64_t up_bytes = (up_rows - 1) * to.up.row_stride_bytes + to.up.row_bytes;
 
     to.by_groups = divider_of(to.up.outputs / kHalf);
-    to.by_turns = divider_of(3 * blocks);
+    to.by_turns = divider_of(2 * blocks);
     to.first_bytes = static_cast<uint32_t>(std::min<int64_t>(up_bytes / blocks, kFirstBytes) / 16 * 16);
     to.first_jobs = to.first_bytes == 0 ? 0 : kFirstBytes / to.first_bytes;
     to.eights_each = eights / blocks;

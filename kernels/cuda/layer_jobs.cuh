@@ -34,7 +34,7 @@ constexpr int kStagesMost = kWarps, kStagesLeast = 4;
 constexpr int kTiles = 64;              // that who finds them may be ahead of who multiplies them: a tile takes a stage at least
 constexpr int kParts = 32;              // stages whose sums wait at once, of gate_up for the last of their tile, of down to be added; a power of two
 constexpr int kSmemBytes = 232448;      // that a block may have
-constexpr int kFirstBytes = 64 << 10;   // of gate_up's, at most, before it knows its tiles
+constexpr int kFirstBytes = 32 << 10;   // of gate_up's, at most, before it knows its tiles
 static_assert(kTiles > kParts + 2 * kStagesMost + 2);
 
 // What a kernel is compiled for. e4m3 is multiplied as fp16, which holds every code.
@@ -99,6 +99,7 @@ struct layer_args_device {
     int64_t mid_words;
     unsigned char *y;
     int64_t y_stride_bytes;
+    const int32_t *y_count;   // rows that have a result, the others stay; NULL: all tokens
     unsigned long long *load; // NULL: not counted
     layer_turns *turns;
     int32_t router_weight_format, y_format, x_is_bf16;
@@ -106,7 +107,7 @@ struct layer_args_device {
     divider by_top_k;
     divider by_groups; // of eight units
     divider by_eights; // of an operand row of x
-    divider by_turns;  // of a third of all tiles
+    divider by_turns;  // of half of all tiles
     int32_t first_jobs;   // whose weights of gate_up go into the L2 at once
     uint32_t first_bytes; // each block's share of one
     int32_t eights_each, eights_more; // of outputs of down: of each block, and how many blocks have one more

@@ -164,7 +164,7 @@ __device__ __forceinline__ void publish_tile(layer_smem &smem, int32_t number, c
     mbarrier_arrive(&smem.found[number % kTiles]);
 }
 
-// The tiles of a turn: first a third of what each block will have, then one at a time, so that all end at once.
+// The tiles of a turn: first half of what each block will have, then one at a time, so that all end at once.
 struct tile_range {
     int32_t first, end;
 };

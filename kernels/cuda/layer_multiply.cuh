@@ -229,7 +229,8 @@ __device__ __forceinline__ void store_result(const layer_args_device &args, cons
 {
     const int32_t token = threadIdx.x / kRows, output = at.output + threadIdx.x % kRows;
 
-    if (token < args.tokens && output < end)
+    if (token >= args.tokens || output >= end) return;
+    if (args.y_count == nullptr || token < __ldcg(args.y_count))
         number_store(args.y + token * args.y_stride_bytes, output, args.y_format, (at.sum + bias_of(args, smem, token, output)) * args.scale);
 }
 static_assert(kMultiplying >= kRows * kTokens);
