@@ -170,11 +170,11 @@ typedef struct moxie_host {
     void (*log)(void *ctx, int32_t severity, const char *component, const char *text,
                 uint64_t length);
 
-    // Bootstrap between the EP ranks, used while creating and closing. all_gather sends `bytes`
+    // Bootstrap between the EP ranks, used while creating. all_gather sends `bytes`
     // from every rank; `recv` gets ranks * bytes in rank order. Both return 0, or non-zero when a
     // rank cannot be reached; they must not wait for ever. [init, collective, eager; plugin; 0.1]
     int32_t (*all_gather)(void *ctx, const void *send, void *recv, uint64_t bytes);
-    // Returns once every rank has called. [init, collective, eager; host; 0.1]
+    // Once every rank has called. Reserved: not called yet. [init, collective, eager; host; 0.1]
     int32_t (*barrier)(void *ctx);
 
     // Hands over what this build offers, during open(). A non-zero answer fails open(). The tables
@@ -183,7 +183,7 @@ typedef struct moxie_host {
     // As register_runner. [init, eager; plugin; 0.1]
     int32_t (*register_dispatcher)(void *ctx, const moxie_dispatcher_info *);
 
-    void *communicator;  // an ncclComm_t over the EP ranks, or NULL; borrowed until close()
+    void *communicator;  // reserved: an ncclComm_t over the EP ranks, or NULL; not used yet
     // Runs task(arg, 0..tasks-1), in any order and on any threads, and returns when all are done.
     // NULL: the plugin makes cpu_threads of its own. [serial, eager; plugin; 0.1]
     void (*parallel_for)(void *ctx, uint64_t tasks, void (*task)(void *arg, uint64_t i), void *arg);
@@ -273,7 +273,7 @@ typedef struct moxie_bounds {
     int64_t prefill, decode;                     // the two bounds it is the maximum of
     int64_t dispatch_required, dispatch_tokens;  // tokens per source rank: one forward, one round
     int64_t allgather_rows, alltoall_rows;       // rows one rank may receive
-    int64_t capture_rows;                        // rows of the routed-experts capture
+    int64_t capture_rows;                        // of the routed-experts capture, no share padded
     int64_t dispatch_call_tokens_max, forward_call_tokens_max;  // this rank's tokens in one call
     int64_t physical_experts, expert_first, experts_local;  // in all; first and count of this rank
 } moxie_bounds;
@@ -336,7 +336,7 @@ typedef struct moxie_weights {
 // What is about to run in all layers of one forward. Ranks agree on all but the local fields.
 typedef struct moxie_step {
     uint32_t struct_size;
-    int32_t slot;                // 0..forwards_in_flight_max-1
+    int32_t slot;                // 0..forwards_in_flight_max-1; two streams of one: the host orders
     int64_t tokens;              // local: this rank's tokens, 0 is a normal call
     const int64_t *rank_tokens;  // [ep_size] every rank's tokens; NULL: the static bound
     int32_t padding, phase;      // MOXIE_PADDING_*, MOXIE_PHASE_*
@@ -450,7 +450,7 @@ typedef struct moxie_dispatcher_api {
     // failure. Survivors pass the same mask; dead ranks' experts contribute zero; a rank left out
     // gets MOXIE_E_PEER, and returns only by create. [serial, collective, eager; caller; 0.1]
     int32_t (*set_active_ranks)(moxie_dispatcher *, const uint8_t *active, moxie_error *);
-    // NULL is a no-op. Waits for no peer. [init, eager; plugin; 0.1]
+    // NULL is a no-op. Waits for no peer; on a GPU, timeout_ms at most. [init, eager; plugin; 0.1]
     void (*destroy)(moxie_dispatcher *);
 } moxie_dispatcher_api;
 

@@ -315,6 +315,30 @@ START_TEST(another_dispatcher_keeps_what_was_recorded)
 }
 END_TEST
 
+// Each of the two is there as long as who fills it.
+START_TEST(one_of_both_is_given)
+{
+    moxie_captured captured = {.struct_size = sizeof captured};
+    struct sample s;
+
+    sample_init(&s, 1);
+    s.instance->plan.limits.expert_load = 1;
+    ACCEPTED(&s.said, instance_captured(s.instance, &captured, &s.said.error));
+    ck_assert_ptr_nonnull(captured.ids.data);
+    ck_assert_ptr_null(captured.load.data);
+    instance_drop(s.instance, 1u << BUFFER_CAPTURE);
+    SAID(&s.said, MOXIE_E_UNAVAILABLE, instance_captured(s.instance, &captured, &s.said.error),
+         "no dispatcher or runner has been created yet");
+    ACCEPTED(&s.said, instance_take(s.instance, 1u << BUFFER_EXPERT_LOAD, &s.said.error));
+    ACCEPTED(&s.said, instance_captured(s.instance, &captured, &s.said.error));
+    ck_assert_ptr_null(captured.ids.data);
+    ck_assert_int_eq(captured.load.ndim, 2);
+    instance_drop(s.instance, 1u << BUFFER_EXPERT_LOAD);
+    ACCEPTED(&s.said, instance_take(s.instance, 1u << BUFFER_CAPTURE, &s.said.error));
+    sample_fini(&s);
+}
+END_TEST
+
 // As on a build without the device, on a rank that owns no expert.
 START_TEST(load_without_a_runner_is_refused)
 {
@@ -365,6 +389,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, views_are_refused_in_words);
     tcase_add_test(tests, local_ids_become_physical);
     tcase_add_test(tests, another_dispatcher_keeps_what_was_recorded);
+    tcase_add_test(tests, one_of_both_is_given);
     tcase_add_test(tests, load_without_a_runner_is_refused);
     tcase_add_test(tests, without_the_key_nothing_is_kept);
 }

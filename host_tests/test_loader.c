@@ -132,6 +132,10 @@ START_TEST(bad_arguments)
     ck_assert_int_eq(moxie_load(DOOR_LIBRARY, "engine 7", NULL, &error), MOXIE_E_INVALID);
     ck_assert_int_eq(moxie_load(NULL, "engine 7", &library, &error), MOXIE_E_INVALID);
     ck_assert_ptr_null(library.handle);
+    ck_assert_int_eq(moxie_load(DOOR_LIBRARY, "engine 7", &library, &error), MOXIE_OK);
+    ck_assert_int_eq(error.code, MOXIE_OK); // not what was said before
+    ck_assert_str_eq(text, "");
+    moxie_unload(&library);
     error.struct_size = 4;
     text[0] = 'x';
     ck_assert_int_eq(moxie_load(NULL, "engine 7", &library, &error), MOXIE_E_INVALID);

@@ -168,7 +168,12 @@ START_TEST(formats_without_a_kernel)
     ck_assert_str_eq(
         judge(&mock, &runner, &dispatcher, &verdict),
         "alltoall has no kernel on cpu for input_format bf16: set input_format to f16");
+    dispatcher.wire_formats = BACKEND_BIT(FORMAT_F16); // and says so once
+    ck_assert_str_eq(
+        judge(&mock, &runner, &dispatcher, &verdict),
+        "alltoall has no kernel on cpu for input_format bf16: set input_format to f16");
     dispatcher.input_formats = runner.input_formats;
+    dispatcher.wire_formats = runner.wire_formats;
     runner.output_formats = BACKEND_BIT(FORMAT_F32);
     ck_assert_str_eq(
         judge(&mock, &runner, &dispatcher, &verdict),

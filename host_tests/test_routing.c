@@ -358,6 +358,8 @@ START_TEST(results_have_rows_of_their_own)
     s.weights.strides = NULL;
     s.weights.data = s.to_ids + 1;
     SAID(&s.said, MOXIE_E_INVALID, refused(&s), "ids and weights", "overlap");
+    s.weights.data = s.logits.data;
+    SAID(&s.said, MOXIE_E_INVALID, refused(&s), "ids and weights", "over logits");
 }
 END_TEST
 

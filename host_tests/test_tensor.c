@@ -72,10 +72,16 @@ START_TEST(the_stride_of_one_entry_is_compact)
 
     sample_init(&s);
     s.tensor.strides = s.strides;
-    s.strides[0] = s.strides[1] = 1;
+    s.strides[1] = 1;
     for (s.dims[0] = s.want.shape[0] = 0; s.dims[0] < 2; s.want.shape[0] = ++s.dims[0]) {
-        ACCEPTED(&s.said, check(&s));
-        ck_assert_int_eq(tensor_stride_bytes(&s.tensor, 0), 8 * 4);
+        static const int64_t any[] = {1, 0, -8, INT64_MIN, INT64_MAX};
+
+        for (size_t i = 0; i < sizeof any / sizeof any[0]; i++) {
+            s.strides[0] = any[i];
+            ACCEPTED(&s.said, check(&s));
+            ck_assert_int_eq(tensor_stride_bytes(&s.tensor, 0), 8 * 4);
+            ck_assert(tensor_overlap(&s.tensor, &s.tensor) == (s.dims[0] > 0));
+        }
     }
     s.strides[0] = 16;
     ACCEPTED(&s.said, check(&s));

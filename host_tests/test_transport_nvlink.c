@@ -157,6 +157,43 @@ START_TEST(every_failing_call_fails_all_ranks)
 }
 END_TEST
 
+// A step of one rank's own, once windows are open.
+static void tell(struct rank *rank)
+{
+    struct trial *trial = rank->arg;
+    struct outcome *outcome = &trial->outcomes[rank->bootstrap.rank];
+    const int fails = rank->bootstrap.rank == trial->victim;
+    char text[] = "no room for a report";
+    const moxie_error seen = {
+        .struct_size = sizeof seen, .rank = -1, .text_bytes = sizeof text, .text = text};
+    struct trial_windows opened;
+    moxie_error error = {
+        .struct_size = sizeof error, .text = outcome->text, .text_bytes = TEXT_BYTES};
+
+    rank->bootstrap.device = &device;
+    trial_open(nvlink, rank, (const uint64_t[]){WINDOW, WINDOW}, outcome, &opened);
+    if (outcome->code == MOXIE_OK)
+        outcome->code =
+            nvlink->agree(opened.transport, fails ? MOXIE_E_MEMORY : MOXIE_OK, &seen, &error);
+    outcome->rank = error.rank;
+    trial_close(nvlink, &opened);
+}
+
+START_TEST(one_step_that_fails_fails_all_ranks)
+{
+    struct trial *trial = trial_create(WINDOW);
+    int32_t files = files_open();
+
+    trial->victim = _i; // past the ranks: nobody
+    trial_run(trial, tell);
+    nothing_is_left(files);
+    if (_i < RANKS)
+        trial_alike(trial, MOXIE_E_MEMORY, _i);
+    else
+        ck_assert_int_eq(trial_failures(trial), 0);
+}
+END_TEST
+
 START_TEST(every_failing_all_gather_leaves_nothing)
 {
     struct trial *trial = trial_create(WINDOW);
@@ -254,6 +291,7 @@ static void add(TCase *tests)
 {
     tcase_add_loop_test(tests, windows_are_everybodys, 0, 3);
     tcase_add_loop_test(tests, every_failing_call_fails_all_ranks, 0, RANKS);
+    tcase_add_loop_test(tests, one_step_that_fails_fails_all_ranks, 0, RANKS + 1);
     tcase_add_test(tests, every_failing_all_gather_leaves_nothing);
     tcase_add_loop_test(tests, sizes_are_refused_in_words, 0, sizeof sizes / sizeof sizes[0]);
     tcase_add_test(tests, no_window_while_a_graph_is_captured);

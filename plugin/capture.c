@@ -84,7 +84,7 @@ static moxie_tensor kept(const moxie_instance *instance, void *data, int32_t ndi
         tensor_make(data, ndim, (int64_t *)(uintptr_t)shape, (int64_t *)(uintptr_t)strides, type);
 
     tensor.device.type = instance->device->tensor_device;
-    tensor.device.id = instance->device->ordinal();
+    tensor.device.id = instance->ordinal;
     return tensor;
 }
 
@@ -95,12 +95,10 @@ static int32_t view_ids(const moxie_instance *instance, int32_t dp_rank, moxie_t
     int32_t *base = capture_base(instance);
     int64_t row_ints = (int64_t)limits->layers * limits->top_k;
 
-    if (base == NULL)
-        return fail_with(error, MOXIE_E_UNAVAILABLE,
-                         "captured: no dispatcher has been created yet");
     if (dp_rank < 0 || dp_rank >= limits->dp_size)
         return fail_with(error, MOXIE_E_INVALID, "captured: dp_rank %d; want 0..%d", dp_rank,
                          limits->dp_size - 1);
+    if (base == NULL) return MOXIE_OK;
     *ids = kept(instance, base + dp_rank * limits->capture_tokens * row_ints, 3,
                 instance->captured_shape, instance->captured_strides, TENSOR_INT32);
     return MOXIE_OK;
@@ -110,17 +108,23 @@ int32_t capture_view(const moxie_instance *instance, moxie_captured *captured, m
 {
     const struct limits *limits = &instance->plan.limits;
     void *base = memory_slot(&instance->memory, BUFFER_EXPERT_LOAD, 0);
+    const int keeps_ids = limits->capture && capture_base(instance) != NULL;
+    const int keeps_load =
+        limits->expert_load && instance->memory.buffers[BUFFER_EXPERT_LOAD].users > 0;
     moxie_tensor ids = {.data = NULL}, load = ids;
     int32_t st = MOXIE_OK;
 
     if (!limits->capture && !limits->expert_load)
         return fail_with(error, MOXIE_E_UNAVAILABLE,
                          "captured: capture_routed_experts is 0, and count_expert_load too");
-    if (limits->expert_load && instance->memory.buffers[BUFFER_EXPERT_LOAD].users == 0)
-        TRY(fail_with(error, MOXIE_E_UNAVAILABLE, "captured: no runner has been created yet"));
     if (limits->capture) TRY(view_ids(instance, captured->dp_rank, &ids, error));
-    if (limits->expert_load)
+    if (keeps_load)
         load = kept(instance, base, 2, instance->load_shape, instance->load_strides, TENSOR_INT64);
+    if (!keeps_ids && !keeps_load)
+        TRY(fail_with(error, MOXIE_E_UNAVAILABLE, "captured: no %s has been created yet",
+                      !limits->expert_load ? "dispatcher"
+                      : !limits->capture   ? "runner"
+                                           : "dispatcher or runner"));
     captured->ids = ids;
     captured->load = load;
 out:

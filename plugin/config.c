@@ -422,7 +422,8 @@ int config_changed(const struct config *config, enum config_key key)
 
     if (!value->found || !value->ok || value->resolved) return 0;
     if (row->type == CONFIG_STR) return strcmp(value->text, row->text) != 0;
-    return row->type == CONFIG_I64 ? value->i64 != row->i64 : value->f64 != row->f64;
+    return row->type == CONFIG_I64 ? value->i64 != row->i64
+                                   : (float)value->f64 != (float)row->f64; // as it is kept
 }
 
 void config_resolve(struct config *config, enum config_key key, const char *word)

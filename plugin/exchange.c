@@ -43,12 +43,17 @@ void exchange_choose(struct exchange_group *group)
 int32_t exchange_open(struct exchange_group *group, struct exchange *slots, int32_t slots_count,
                       moxie_error *error)
 {
+    char text[256] = "";
+    moxie_error seen = {
+        .struct_size = sizeof seen, .rank = -1, .text_bytes = sizeof text, .text = text};
     int32_t st = MOXIE_OK;
 
     for (int32_t i = 0; i < slots_count; i++)
         TRY(group->ops->window_open(group->transport, (uint64_t)group->instance->plan.window.bytes,
                                     &slots[i].window, error));
-    TRY(group->flags->open(group, slots, slots_count, error));
+    if (group->ops->agree == NULL) return group->flags->open(group, slots, slots_count, error);
+    TRY(group->ops->agree(group->transport, group->flags->open(group, slots, slots_count, &seen),
+                          &seen, error));
 out:
     return st;
 }

@@ -323,10 +323,7 @@ out:
 static int32_t open_nccl(struct exchange_group *group, struct exchange *slots, int32_t slots_count,
                          moxie_error *error)
 {
-    char text[256] = "";
-    moxie_error seen = {
-        .struct_size = sizeof seen, .rank = -1, .text_bytes = sizeof text, .text = text};
-    int32_t step = MOXIE_OK;
+    int32_t st = MOXIE_OK;
 
     for (int32_t i = 0; i < slots_count; i++)
         slots[i].window->staging = memory_slot(&group->instance->memory, BUFFER_STAGING, i);
@@ -334,11 +331,12 @@ static int32_t open_nccl(struct exchange_group *group, struct exchange *slots, i
     if (group->watch == NULL || pthread_mutex_init(&group->watch->lock, NULL) != 0) {
         free(group->watch);
         group->watch = NULL;
-        step = fail_with(&seen, MOXIE_E_MEMORY, "no memory to watch NCCL with");
+        TRY(fail_with(error, MOXIE_E_MEMORY, "no memory to watch NCCL with"));
     }
-    if (step == MOXIE_OK) step = exchange_flags_device.open(group, slots, slots_count, &seen);
-    if (step == MOXIE_OK) step = connect_peers(group, &slots[0], &seen);
-    return nccl_agree(group->transport, step, &seen, error);
+    TRY(exchange_flags_device.open(group, slots, slots_count, error));
+    TRY(connect_peers(group, &slots[0], error));
+out:
+    return st;
 }
 
 // What is under way gets its time; NCCL is left in peace only if all of it is done.

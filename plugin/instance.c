@@ -282,8 +282,10 @@ void instance_stats(const moxie_instance *instance, moxie_stats *stats)
 
 // ---- what runners and dispatchers share --------------------------------------------------------
 
-int32_t instance_device(const moxie_instance *instance, moxie_error *error)
+int32_t instance_device(moxie_instance *instance, moxie_error *error)
 {
+    int32_t st = MOXIE_OK;
+    int32_t current;
     const char *device = config_str(&instance->config, KEY_DEVICE);
 
     if (instance->device == NULL)
@@ -292,7 +294,16 @@ int32_t instance_device(const moxie_instance *instance, moxie_error *error)
             "this library was built without %s kernels; load one that has them, or set "
             "device to cpu",
             device);
-    return instance->device->prepare(error);
+    TRY(instance->device->prepare(error));
+    current = instance->device->ordinal();
+    if (instance->users == 0) instance->ordinal = current;
+    if (current != instance->ordinal)
+        TRY(fail_with(error, MOXIE_E_INVALID,
+                      "create: device %d is current, but what this instance has lies on device %d; "
+                      "make that one current, or open an instance for each device",
+                      current, instance->ordinal));
+out:
+    return st;
 }
 
 static int32_t start_threads(moxie_instance *instance, moxie_error *error)

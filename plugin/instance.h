@@ -40,10 +40,10 @@ struct moxie_instance {
     char explained[192];         // where forward_tokens came from, for capacity errors
     const struct device *device; // NULL: not in this build
     struct memory memory;
-    struct threads *threads;  // NULL: the host's parallel_for
-    struct cpu_stream stream; // the CPU's stream
-    int32_t users;            // runners and dispatchers alive
-    int32_t reserved;
+    struct threads *threads;     // NULL: the host's parallel_for
+    struct cpu_stream stream;    // the CPU's stream
+    int32_t users;               // runners and dispatchers alive
+    int32_t ordinal;             // the device that they were made on
     moxie_stats stats;           // without what kernels count
     struct report_link *reports; // and where they do
     // Whose layer each slot is inside of: dispatchers with peers share a slot's buffers.
@@ -77,7 +77,7 @@ void instance_count(const struct flag_report *report, moxie_stats *stats);
 int32_t instance_accepted(const moxie_instance *instance, moxie_error *error);
 
 // MOXIE_E_UNAVAILABLE when this build or machine lacks the configured device; loads its kernels.
-int32_t instance_device(const moxie_instance *instance, moxie_error *error);
+int32_t instance_device(moxie_instance *instance, moxie_error *error);
 
 // What a runner or dispatcher takes at create: the buffers of `set` and the threads. On failure
 // nothing is taken.

@@ -80,7 +80,11 @@ static void check_wire(const struct config *config, const struct backend *runner
     char with[32 + CONFIG_TEXT_BYTES] = "";
     const struct backend *lacking;
 
-    if (format == FORMAT_AUTO) format = config_word(config, KEY_INPUT_FORMAT);
+    if (format == FORMAT_AUTO) {
+        format = config_word(config, KEY_INPUT_FORMAT);
+        // Then it is input_format that has to change, and that is said already.
+        if ((runner->input_formats & dispatcher->input_formats & BACKEND_BIT(format)) == 0) return;
+    }
     if ((readable & dispatcher->wire_formats & BACKEND_BIT(format)) != 0) return;
     lacking = (readable & BACKEND_BIT(format)) == 0 ? runner : dispatcher;
     if (lacking == runner)

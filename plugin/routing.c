@@ -75,6 +75,14 @@ static int32_t check_tensors(const moxie_routing *routing, const moxie_tensor *l
     want = (struct tensor_want){"routing.correction_bias", {experts},        1,
                                 1u << MOXIE_FORMAT_F32,    MOXIE_DEVICE_CPU, 1};
     TRY(tensor_check(&routing->correction_bias, &want, error));
+    for (const moxie_tensor *in = logits; in != NULL;
+         in = in == logits ? &routing->correction_bias : NULL) {
+        if (in->data != NULL && (tensor_overlap(ids, in) || tensor_overlap(weights, in)))
+            TRY(fail_with(error, MOXIE_E_INVALID,
+                          "ids and weights: they lie over %s, which is read meanwhile; give each "
+                          "memory of its own",
+                          in == logits ? "logits" : "routing.correction_bias"));
+    }
     TRY(check_routing(routing, experts, ids->shape[1], error));
 out:
     return st;

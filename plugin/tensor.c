@@ -96,7 +96,8 @@ static int64_t extent_bytes(const moxie_tensor *tensor)
 
     for (int32_t i = tensor->ndim - 1; i >= 0; i--) {
         int64_t extent = tensor->shape[i] > 0 ? tensor->shape[i] : 1;
-        int64_t stride = tensor->strides != NULL ? tensor->strides[i] * element : compact;
+        int64_t stride =
+            tensor->strides != NULL && extent > 1 ? tensor->strides[i] * element : compact;
         int64_t step;
 
         empty |= tensor->shape[i] == 0;
@@ -114,6 +115,7 @@ static int32_t check_strides(const moxie_tensor *tensor, const struct tensor_wan
 
     if (tensor->strides == NULL) return MOXIE_OK;
     for (int32_t i = 0; i < tensor->ndim; i++) {
+        if (tensor->shape[i] < 2) continue; // exporters write any stride there
         if (tensor->strides[i] < 0 ||
             !size_mul(tensor->strides[i], tensor_element_bytes(tensor), &bytes))
             return fail_with(error, MOXIE_E_INVALID, "%s: stride %" PRId64 " of dimension %d",

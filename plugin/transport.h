@@ -77,6 +77,10 @@ struct transport_ops {
     // briefly, then yields the core.
     void (*wait)(struct transport *transport, struct window *window, uint32_t ticket,
                  int64_t deadline_ns);
+    // Collective: how a step of one's own went, `seen` saying why not, and then how those of all
+    // ranks did. NULL where, once windows are open, no rank's step can fail.
+    int32_t (*agree)(struct transport *transport, int32_t step, const moxie_error *seen,
+                     moxie_error *error);
     // After the last window_close. Not collective. NULL is a no-op.
     void (*destroy)(struct transport *transport);
 };

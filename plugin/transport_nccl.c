@@ -236,7 +236,7 @@ static int32_t same_version(const struct meeting *meeting, moxie_error *error)
 }
 
 // A rank that failed for a reason of its own is heard before those that only waited for it.
-static int32_t agree(struct meeting *meeting, int32_t step, moxie_error *error)
+static int32_t meet(struct meeting *meeting, int32_t step, moxie_error *error)
 {
     int32_t st = MOXIE_OK;
 
@@ -283,7 +283,7 @@ static int32_t create(const struct bootstrap *bootstrap, struct transport **out,
     TRY(meeting_meet(&meeting, STAGE_JOIN, step, error));
     TRY(same_version(&meeting, error));
     *transport = blank;
-    TRY(agree(&meeting, join(transport, &meeting, &meeting.local), error));
+    TRY(meet(&meeting, join(transport, &meeting, &meeting.local), error));
     *out = transport;
     transport = NULL;
 out:
@@ -291,14 +291,14 @@ out:
     return st;
 }
 
-int32_t nccl_agree(struct transport *transport, int32_t step, const moxie_error *seen,
-                   moxie_error *error)
+static int32_t agree(struct transport *transport, int32_t step, const moxie_error *seen,
+                     moxie_error *error)
 {
     struct meeting meeting;
 
     meeting_init(&meeting, &transport->bootstrap, &transport->identity, transport->windows);
     if (step != MOXIE_OK) (void)fail_rank(&meeting.local, step, seen->rank, "%s", seen->text);
-    return agree(&meeting, step, error);
+    return meet(&meeting, step, error);
 }
 
 // ---- Windows -----------------------------------------------------------------------------------
@@ -406,5 +406,6 @@ const struct transport_ops transport_nccl = {
     .create = create,
     .window_open = window_open,
     .window_close = window_close,
+    .agree = agree,
     .destroy = destroy,
 };

@@ -32,8 +32,4 @@ void nccl_abort(struct transport *transport);
 // After the last exchange has ended: lets what is still on its way arrive, within timeout_ms.
 void nccl_finish(struct transport *transport);
 
-// Collective: how a step of one's own went, and then how those of all ranks did.
-int32_t nccl_agree(struct transport *transport, int32_t step, const moxie_error *seen,
-                   moxie_error *error);
-
 #endif

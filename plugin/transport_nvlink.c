@@ -183,10 +183,21 @@ out:
     return st;
 }
 
+static int32_t agree(struct transport *transport, int32_t step, const moxie_error *seen,
+                     moxie_error *error)
+{
+    struct meeting meeting;
+
+    meeting_init(&meeting, &transport->bootstrap, &transport->identity, transport->windows);
+    if (step != MOXIE_OK) (void)fail_rank(&meeting.local, step, seen->rank, "%s", seen->text);
+    return meeting_meet(&meeting, STAGE_MAPPED, step, error);
+}
+
 const struct transport_ops transport_nvlink = {
     .name = "nvlink",
     .create = create,
     .window_open = window_open,
     .window_close = window_close,
+    .agree = agree,
     .destroy = destroy,
 };
