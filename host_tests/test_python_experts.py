@@ -279,6 +279,11 @@ class Refusals(unittest.TestCase):
         for key in ("top_k", "hidden_size", "weight_format"):
             self.assertRegex(error.text, f"\n  {key}: ")
 
+    def test_word_that_is_no_key(self):
+        error = self.refused(abi.E_CONFIG, {"activaton": "gelu", "top": 2})
+        self.assertIn("has no key activaton, top; docs/", error.text)
+        self.assertEqual(error.keys, ("activaton", "top"))
+
     def test_no_bound(self):
         self.assertIn("forward_tokens_max",
                       self.refused(abi.E_CAPACITY, {"forward_tokens_max": 0}).text)
@@ -317,6 +322,9 @@ class Refusals(unittest.TestCase):
         with self.assertRaisesRegex(MoxieError, "batch.x: dtype"):
             layer.forward(1, x._replace(number="bf16"), ids, weights, y)
         layer.forward(1, x, ids, weights, y)
+        with self.assertRaisesRegex(MoxieError, "tokens: -1; want 0 or more") as caught:
+            layer.forward(-1, x, ids, weights, y)
+        self.assertEqual(caught.exception.code, abi.E_INVALID)
 
 
 if __name__ == "__main__":

@@ -693,6 +693,11 @@ class Refusals(Case):
             torch.jit.trace(toy(Options()), toy_input())
         self.assertEqual(caught.exception.code, abi.E_UNSUPPORTED)
 
+    def test_export(self):
+        with self.assertRaisesRegex(MoxieError, "an exported program would not hold") as caught:
+            torch.export.export(toy(Options()), toy_input(), strict=False)
+        self.assertEqual(caught.exception.code, abi.E_UNSUPPORTED)
+
     def test_values_that_no_key_can_have(self):
         before = dict(adapter._settings)
         for value in ([1], torch.tensor(7), b"7", {}):

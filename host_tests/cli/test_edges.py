@@ -87,7 +87,7 @@ class Output(Case):
 
     def test_a_result_that_cannot_be_kept_is_said(self):
         def limit():
-            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
             resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))
         done = subprocess.run([COMMAND, "run", *MIXTRAL, "-o", self.path("out"), "--json"], capture_output=True,
                               text=True, timeout=TIMEOUT_S, check=False, preexec_fn=limit)

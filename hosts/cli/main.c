@@ -7,6 +7,7 @@
 
 #include <argp.h>
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -111,6 +112,7 @@ int main(int argc, char **argv)
         explain(&fault);
         return code;
     }
+    (void)signal(SIGXFSZ, SIG_IGN); // a file that may not grow fails as one that is full
     (void)atexit(check_output);
     argp_program_version_hook = print_version;
     argp_err_exit_status = EXIT_TROUBLE;

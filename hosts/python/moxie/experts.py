@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from moxie.abi import (
     DEVICE_CPU, DTYPE_BFLOAT, DTYPE_FLOAT, DTYPE_FLOAT8_E4M3FN, DTYPE_INT, E_CAPACITY,
-    E_UNAVAILABLE, FORMAT_BF16, FORMAT_F16, FORMAT_F32, FORMAT_FP8_BLOCK128, FORMAT_FP8_CHANNEL,
+    E_CONFIG, E_INVALID, E_UNAVAILABLE, FORMAT_BF16, FORMAT_F16, FORMAT_F32, FORMAT_FP8_BLOCK128, FORMAT_FP8_CHANNEL,
     FORMAT_FP8_TENSOR, IDS_GLOBAL, OK, Batch, Device, Dtype, Error, Matrix, MoxieError, Step,
     Tensor, Weights)
 
@@ -93,6 +93,7 @@ class Experts:
         self.dispatcher = ctypes.c_void_p()
         try:
             self.instance.refuse()
+            self._check_keys(library)
             self._choose(library)
             self.instance.check(self.moves.create, self.instance.handle,
                                 ctypes.byref(self.dispatcher))
@@ -103,6 +104,13 @@ class Experts:
         finalizer = weakref.finalize(self, _close, self.instance, self.moves, self.runs,
                                      self.dispatcher, self.dead)
         finalizer.atexit = False
+
+    def _check_keys(self, library):
+        """A word that is no key would be ignored in silence, and be a wrong result later."""
+        unknown = sorted(self.config.keys() - self.instance.snapshot().keys())
+        if unknown:
+            raise MoxieError(E_CONFIG, -1, f"{library.path} has no key {', '.join(unknown)}; "
+                             "docs/configuration.md lists what it has", unknown)
 
     def _choose(self, library):
         """The tables of the runner and dispatcher that the library resolved `auto` to."""
@@ -187,6 +195,8 @@ class Experts:
         Ids that name no expert of the layer count as no expert. More tokens than forward_tokens_max
         go in several calls. On a device, `stream` is the handle of one, and nothing is waited for.
         """
+        if tokens < 0:
+            raise MoxieError(E_INVALID, -1, f"tokens: {tokens}; want 0 or more")
         with self.lock:
             self.batch.layer, self.batch.stream = layer.index, stream
             for part, rows in zip(self.parts, (x, ids, weights, y)):

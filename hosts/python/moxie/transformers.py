@@ -16,6 +16,12 @@ import weakref
 from typing import Any, Callable, NamedTuple
 
 import torch
+import transformers
+
+if tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 10):
+    raise ImportError("moxie.transformers needs transformers 5.10 or newer; this is "
+                      f"{transformers.__version__}")
+
 from transformers.integrations.moe import ExpertsInterface
 
 try:
@@ -106,6 +112,8 @@ class Allocator:
 _SHAPE = "it is a dimension of the weights"
 _INPUT = "it is the type of hidden_states: load the model with dtype=torch.bfloat16"
 _CODE = "it is what the code of the experts computes"
+_ROUTER = "it is what the model's own code multiplies by"
+_SPREAD = "it is for engines that spread experts: here a module's experts are those that it holds"
 DERIVED = {
     "device": "it is where the experts are: move the model with .to('cpu'), or use "
               "experts_implementation='grouped_mm'",
@@ -116,6 +124,9 @@ DERIVED = {
     "top_k": "it is the width of top_k_index: prepare(model, top_k=...)",
     "activation": _CODE, "activation_alpha": _CODE, "activation_beta": _CODE,
     "activation_limit": _CODE,
+    "routed_scaling_factor": _ROUTER, "apply_router_weight_on_input": _ROUTER,
+    "num_redundant_experts": _SPREAD, "num_fused_shared_experts": _SPREAD,
+    "ep_size": _SPREAD, "ep_rank": _SPREAD, "tp_size": _SPREAD, "dp_size": _SPREAD,
 }
 
 
@@ -366,16 +377,13 @@ class Shared:
                 self.experts = Experts(_library(), config, "transformers", Allocator(device),
                                        (kind.dlpack, device.index or 0))
         except abi.MoxieError as error:
+            for key in error.keys:
+                if "has no key" in error.text:
+                    _settings.pop(key, None)  # a word that is none cannot be taken back otherwise
             if not _derived(error.keys):
                 raise
             raise abi.MoxieError(error.code, error.rank, error.text + _derived(error.keys),
                                  error.keys) from error
-        unknown = config.keys() - self.experts.instance.snapshot().keys()
-        if unknown:
-            for key in unknown:
-                _settings.pop(key, None)  # a word that is no key cannot be taken back otherwise
-            raise _error(abi.E_CONFIG, f"configure: {_library().path} has no key "
-                         f"{', '.join(sorted(unknown))}; docs/configuration.md lists what it has")
 
     def follow(self, stream, capturing):
         """A call on another stream than the last waits for that: both use the same buffers."""
@@ -630,6 +638,10 @@ def forward(module, hidden_states, top_k_index, top_k_weights):
 
     Ids that are not those of an expert here, as expert parallelism makes them, add nothing.
     """
+    if getattr(torch.compiler, "is_exporting", bool)():
+        raise _error(abi.E_UNSUPPORTED, f"{type(module).__name__}: an exported program would not "
+                     "hold what Moxie computes: export the model after "
+                     "model.set_experts_implementation('eager')")
     if torch.compiler.is_compiling():
         return _opaque_forward(module, hidden_states, top_k_index, top_k_weights)
     return _forward(module, hidden_states, top_k_index, top_k_weights)
