@@ -336,7 +336,7 @@ typedef struct moxie_weights {
 // What is about to run in all layers of one forward. Ranks agree on all but the local fields.
 typedef struct moxie_step {
     uint32_t struct_size;
-    int32_t slot;                // 0..forwards_in_flight_max-1; two streams of one: the host orders
+    int32_t slot;                // 0..forwards_in_flight_max-1; the host orders its streams
     int64_t tokens;              // local: this rank's tokens, 0 is a normal call
     const int64_t *rank_tokens;  // [ep_size] every rank's tokens; NULL: the static bound
     int32_t padding, phase;      // MOXIE_PADDING_*, MOXIE_PHASE_*

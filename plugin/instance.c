@@ -284,9 +284,9 @@ void instance_stats(const moxie_instance *instance, moxie_stats *stats)
 
 int32_t instance_device(moxie_instance *instance, moxie_error *error)
 {
+    const char *device = config_str(&instance->config, KEY_DEVICE);
     int32_t st = MOXIE_OK;
     int32_t current;
-    const char *device = config_str(&instance->config, KEY_DEVICE);
 
     if (instance->device == NULL)
         return fail_with(

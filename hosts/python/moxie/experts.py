@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from moxie.abi import (
     DEVICE_CPU, DTYPE_BFLOAT, DTYPE_FLOAT, DTYPE_FLOAT8_E4M3FN, DTYPE_INT, E_CAPACITY,
-    E_CONFIG, E_INVALID, E_UNAVAILABLE, FORMAT_BF16, FORMAT_F16, FORMAT_F32, FORMAT_FP8_BLOCK128, FORMAT_FP8_CHANNEL,
-    FORMAT_FP8_TENSOR, IDS_GLOBAL, OK, Batch, Device, Dtype, Error, Matrix, MoxieError, Step,
-    Tensor, Weights)
+    E_CONFIG, E_INVALID, E_UNAVAILABLE, FORMAT_BF16, FORMAT_F16, FORMAT_F32,
+    FORMAT_FP8_BLOCK128, FORMAT_FP8_CHANNEL, FORMAT_FP8_TENSOR, IDS_GLOBAL, OK, Batch, Device,
+    Dtype, Error, Matrix, MoxieError, Step, Tensor, Weights)
 
 FORMATS = {"f32": FORMAT_F32, "bf16": FORMAT_BF16, "f16": FORMAT_F16,
            "fp8_tensor": FORMAT_FP8_TENSOR, "fp8_channel": FORMAT_FP8_CHANNEL,
