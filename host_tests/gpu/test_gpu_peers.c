@@ -4,6 +4,7 @@
 
 #include "host_tests/crew.h"
 #include "host_tests/gpu/gpu_crew.h"
+#include "host_tests/gpu/gpu_layer.h"
 #include "host_tests/suite.h"
 #include "plugin/transport.h"
 
@@ -369,6 +370,26 @@ START_TEST(two_forwards_in_flight)
 }
 END_TEST
 
+// What it has lies on one device, whichever is current later.
+START_TEST(an_instance_has_one_device)
+{
+    struct gpu_layer gpu;
+    moxie_captured captured = {.struct_size = sizeof captured};
+    moxie_runner *runner = NULL;
+
+    gpu_layer_open(&gpu, gpu_layers[0], (struct gpu_options){.capture = 1});
+    must(cudaSetDevice(1));
+    ck_assert_int_eq(runner_create(gpu.instance, 0, &gpu.weights.weights, &runner, &gpu.mock.error),
+                     MOXIE_E_INVALID);
+    ck_assert_ptr_nonnull(strstr(gpu.mock.text, "device 1 is current, but what this instance has"));
+    ck_assert_ptr_null(runner);
+    gpu_accept(&gpu, instance_captured(gpu.instance, &captured, &gpu.mock.error));
+    ck_assert_int_eq(captured.ids.device.id, 0);
+    must(cudaSetDevice(0));
+    gpu_layer_close(&gpu);
+}
+END_TEST
+
 static void tests(TCase *cases)
 {
     const int devices = gpu_devices();
@@ -377,6 +398,7 @@ static void tests(TCase *cases)
     tcase_add_loop_test(cases, two_forwards_in_flight, 0, 2);
     // NCCL knows no other ranks than those it began with, and does not say who is silent.
     if (strcmp(GPU_TRANSPORT, "nccl") == 0) return;
+    tcase_add_test(cases, an_instance_has_one_device);
     tcase_add_test(cases, regrouping_is_eager);
     tcase_add_loop_test(cases, a_silent_rank_is_named_and_left_out, 0, devices < 3 ? devices : 3);
     tcase_add_loop_test(cases, a_graph_goes_on_without_a_rank, 1, 2);
