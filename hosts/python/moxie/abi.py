@@ -298,12 +298,15 @@ def entries(pointer, count, stride):
 def layout_mismatches(report, structs=None):
     """Fields that lie elsewhere here than in `report`, a list of (structure, field, offset, size).
 
-    The library may be older or newer by appended fields, so that whole structs may differ in size.
+    The library may be older or newer by appended fields, so that whole structs may differ in size,
+    and need not report every struct.
     """
     structs = MIRROR if structs is None else structs
     there = {(structure, field): (offset, size) for structure, field, offset, size in report}
     found = []
     for structure, mirrored in structs.items():
+        if not any(name == structure for name, _ in there):
+            continue
         whole = there.get((structure, ""), (0, 0))[1]
         for field, *_ in mirrored._fields_:
             here = getattr(mirrored, field)
