@@ -151,8 +151,8 @@ static void from_nibbles(const void *from, int64_t count, const float values[16]
         to[i] = values[(bytes[i / 2] >> (i % 2 * 4)) & 15] * scales[i / group];
 }
 
-// exp by 2^n and a polynomial on +-ln(2)/2; under 2 ulp inside +-87, and clamped there: past it,
-// only what a sum with 1 swallows or a factor under 1e-37 is lost.
+// exp by 2^n and a polynomial on +-ln(2)/2; under 2 ulp inside +-87, and clamped there: past it, a
+// sum with 1 swallows what is lost, or a factor of 1.6e-38 stays where there should be none.
 ALWAYS_INLINE vec vec_exp(vec x)
 {
     vec n, r, p;

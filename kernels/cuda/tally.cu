@@ -1,6 +1,6 @@
 // tally on CUDA: a thread an expert.
 //
-// bytes  12 an expert: nothing next to a layer
+// bytes  20 an expert: nothing next to a layer
 
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/launch.cuh"
