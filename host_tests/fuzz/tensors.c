@@ -22,7 +22,8 @@ static uint64_t span_of(const moxie_tensor *tensor)
     for (int32_t i = tensor->ndim - 1; i >= 0; i--) {
         int64_t extent = tensor->shape[i];
 
-        if (extent <= 0 || (tensor->strides != NULL && tensor->strides[i] < 0)) return 0;
+        if (extent <= 0 || (tensor->strides != NULL && extent > 1 && tensor->strides[i] < 0))
+            return 0;
         if (tensor->strides != NULL) step = (uint64_t)tensor->strides[i];
         last = fuzz_add(last, fuzz_mul((uint64_t)extent - 1, step));
         if (tensor->strides == NULL) step = fuzz_mul(step, (uint64_t)extent);
