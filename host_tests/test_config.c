@@ -195,6 +195,9 @@ START_TEST(reals_are_finite)
     ck_assert_double_eq(config_f64(&config, KEY_ACTIVATION_LIMIT), 7.0);
     config_print(&config, KEY_ROUTED_SCALING_FACTOR, text, sizeof text);
     ck_assert_str_eq(text, "0.1");
+    mock_set_f64(&mock, "activation_alpha", (float)1.702); // as a host of 32-bit numbers has it
+    read_into(&config, &report, &mock);
+    ck_assert(!config_changed(&config, KEY_ACTIVATION_ALPHA));
     mock_set_f64(&mock, "routed_scaling_factor", 1.0 / 3.0);
     read_into(&config, &report, &mock);
     config_print(&config, KEY_ROUTED_SCALING_FACTOR, text, sizeof text);

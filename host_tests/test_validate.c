@@ -331,7 +331,7 @@ START_TEST(activation_parameters_are_honoured)
     static const char *const advice[] = {"to 1.702, or activation to swigluoai",
                                          "to 1, or activation to swigluoai",
                                          "to 0, or activation to swigluoai"};
-    static const double standard[] = {(float)1.702, 1.0, 0.0}; // as hosts of 32-bit numbers have it
+    static const double standard[] = {1.702, 1.0, 0.0};
     struct mock_host mock;
 
     for (int32_t i = 0; i < 3; i++) {
