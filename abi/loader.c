@@ -340,7 +340,7 @@ int32_t moxie_load(const char *path, const char *host_build, moxie_library *libr
     void *handle;
     int32_t st;
 
-    (void)load_fail(error, MOXIE_OK, "%s", "");
+    (void)load_fail(error, MOXIE_OK, "%s", ""); // what an earlier call said is over
     if (library == NULL) return load_fail(error, MOXIE_E_INVALID, "library is NULL");
     library->handle = NULL;
     library->api = NULL;

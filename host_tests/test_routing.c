@@ -360,6 +360,12 @@ START_TEST(results_have_rows_of_their_own)
     SAID(&s.said, MOXIE_E_INVALID, refused(&s), "ids and weights", "overlap");
     s.weights.data = s.logits.data;
     SAID(&s.said, MOXIE_E_INVALID, refused(&s), "ids and weights", "over logits");
+    s.weights.data = s.to_weights;
+    s.routing.correction_bias = s.logits;
+    s.routing.correction_bias.data = s.to_ids;
+    s.routing.correction_bias.shape = &s.logit_dims[1];
+    s.routing.correction_bias.ndim = 1;
+    SAID(&s.said, MOXIE_E_INVALID, refused(&s), "ids and weights", "over routing.correction_bias");
 }
 END_TEST
 

@@ -88,6 +88,7 @@ static moxie_tensor kept(const moxie_instance *instance, void *data, int32_t ndi
     return tensor;
 }
 
+// None where no dispatcher keeps them.
 static int32_t view_ids(const moxie_instance *instance, int32_t dp_rank, moxie_tensor *ids,
                         moxie_error *error)
 {
@@ -98,9 +99,9 @@ static int32_t view_ids(const moxie_instance *instance, int32_t dp_rank, moxie_t
     if (dp_rank < 0 || dp_rank >= limits->dp_size)
         return fail_with(error, MOXIE_E_INVALID, "captured: dp_rank %d; want 0..%d", dp_rank,
                          limits->dp_size - 1);
-    if (base == NULL) return MOXIE_OK;
-    *ids = kept(instance, base + dp_rank * limits->capture_tokens * row_ints, 3,
-                instance->captured_shape, instance->captured_strides, TENSOR_INT32);
+    if (base != NULL)
+        *ids = kept(instance, base + dp_rank * limits->capture_tokens * row_ints, 3,
+                    instance->captured_shape, instance->captured_strides, TENSOR_INT32);
     return MOXIE_OK;
 }
 
@@ -108,9 +109,6 @@ int32_t capture_view(const moxie_instance *instance, moxie_captured *captured, m
 {
     const struct limits *limits = &instance->plan.limits;
     void *base = memory_slot(&instance->memory, BUFFER_EXPERT_LOAD, 0);
-    const int keeps_ids = limits->capture && capture_base(instance) != NULL;
-    const int keeps_load =
-        limits->expert_load && instance->memory.buffers[BUFFER_EXPERT_LOAD].users > 0;
     moxie_tensor ids = {.data = NULL}, load = ids;
     int32_t st = MOXIE_OK;
 
@@ -118,9 +116,9 @@ int32_t capture_view(const moxie_instance *instance, moxie_captured *captured, m
         return fail_with(error, MOXIE_E_UNAVAILABLE,
                          "captured: capture_routed_experts is 0, and count_expert_load too");
     if (limits->capture) TRY(view_ids(instance, captured->dp_rank, &ids, error));
-    if (keeps_load)
+    if (instance->memory.buffers[BUFFER_EXPERT_LOAD].users > 0 && limits->expert_load)
         load = kept(instance, base, 2, instance->load_shape, instance->load_strides, TENSOR_INT64);
-    if (!keeps_ids && !keeps_load)
+    if (ids.ndim == 0 && load.ndim == 0)
         TRY(fail_with(error, MOXIE_E_UNAVAILABLE, "captured: no %s has been created yet",
                       !limits->expert_load ? "dispatcher"
                       : !limits->capture   ? "runner"

@@ -77,6 +77,7 @@ void instance_count(const struct flag_report *report, moxie_stats *stats);
 int32_t instance_accepted(const moxie_instance *instance, moxie_error *error);
 
 // MOXIE_E_UNAVAILABLE when this build or machine lacks the configured device; loads its kernels.
+// MOXIE_E_INVALID when another one is current than what the instance has already lies on.
 int32_t instance_device(moxie_instance *instance, moxie_error *error);
 
 // What a runner or dispatcher takes at create: the buffers of `set` and the threads. On failure

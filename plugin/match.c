@@ -82,7 +82,7 @@ static void check_wire(const struct config *config, const struct backend *runner
 
     if (format == FORMAT_AUTO) {
         format = config_word(config, KEY_INPUT_FORMAT);
-        // Then it is input_format that has to change, and that is said already.
+        // Rows that no side takes are input_format's fault, which has been said.
         if ((runner->input_formats & dispatcher->input_formats & BACKEND_BIT(format)) == 0) return;
     }
     if ((readable & dispatcher->wire_formats & BACKEND_BIT(format)) != 0) return;

@@ -47,6 +47,24 @@ static int32_t check_routing(const moxie_routing *routing, int64_t experts, int6
     return MOXIE_OK;
 }
 
+// What is read while results are written lies elsewhere.
+static int32_t check_apart(const moxie_routing *routing, const moxie_tensor *logits,
+                           const moxie_tensor *ids, const moxie_tensor *weights, moxie_error *error)
+{
+    const struct {
+        const char *name;
+        const moxie_tensor *tensor;
+    } inputs[] = {{"logits", logits}, {"routing.correction_bias", &routing->correction_bias}};
+
+    for (size_t i = 0; i < sizeof inputs / sizeof inputs[0]; i++)
+        if (tensor_overlap(ids, inputs[i].tensor) || tensor_overlap(weights, inputs[i].tensor))
+            return fail_with(error, MOXIE_E_INVALID,
+                             "ids and weights: they lie over %s, which is read meanwhile; give "
+                             "each memory of its own",
+                             inputs[i].name);
+    return MOXIE_OK;
+}
+
 static int32_t check_tensors(const moxie_routing *routing, const moxie_tensor *logits,
                              const moxie_tensor *ids, const moxie_tensor *weights,
                              moxie_error *error)
@@ -75,14 +93,7 @@ static int32_t check_tensors(const moxie_routing *routing, const moxie_tensor *l
     want = (struct tensor_want){"routing.correction_bias", {experts},        1,
                                 1u << MOXIE_FORMAT_F32,    MOXIE_DEVICE_CPU, 1};
     TRY(tensor_check(&routing->correction_bias, &want, error));
-    for (const moxie_tensor *in = logits; in != NULL;
-         in = in == logits ? &routing->correction_bias : NULL) {
-        if (in->data != NULL && (tensor_overlap(ids, in) || tensor_overlap(weights, in)))
-            TRY(fail_with(error, MOXIE_E_INVALID,
-                          "ids and weights: they lie over %s, which is read meanwhile; give each "
-                          "memory of its own",
-                          in == logits ? "logits" : "routing.correction_bias"));
-    }
+    TRY(check_apart(routing, logits, ids, weights, error));
     TRY(check_routing(routing, experts, ids->shape[1], error));
 out:
     return st;

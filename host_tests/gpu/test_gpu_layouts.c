@@ -128,10 +128,22 @@ static moxie_tensor part_of(const moxie_tensor *whole, int64_t first, int64_t ro
     return part;
 }
 
+// A slab of those rows of the batch, and the one for their results; `dims` outlive both.
+static void slabs_of(const struct gpu_layer *gpu, int64_t first, int64_t rows, moxie_slab *in,
+                     moxie_slab *out, int64_t dims[4][2])
+{
+    const moxie_batch *batch = &gpu->batch.batch;
+
+    *in = *out = (moxie_slab){.struct_size = sizeof *in};
+    in->rows = part_of(&batch->x, first, rows, dims[0]);
+    in->ids = part_of(&batch->ids, first, rows, dims[1]);
+    in->weights = part_of(&batch->weights, first, rows, dims[2]);
+    out->rows = part_of(&batch->y, first, rows, dims[3]);
+}
+
 // Three ranks' rows, one of them without any.
 START_TEST(rank_major_rows)
 {
-    const moxie_batch *batch;
     struct gpu_layer gpu;
     moxie_slab in[3], out[3];
     moxie_rows in_rows = rows_of(MOXIE_LAYOUT_RANK_MAJOR, in), out_rows = in_rows;
@@ -141,15 +153,10 @@ START_TEST(rank_major_rows)
 
     gpu_layer_open(&gpu, gpu_layers[_i % GPU_LAYERS],
                    (struct gpu_options){.fp8 = _i >= GPU_LAYERS});
-    batch = &gpu.batch.batch;
     for (int32_t i = 0; i < 3; i++) {
         counts[i] =
             i == 1 ? 0 : (int32_t)(i == 0 ? gpu.layer.tokens / 2 : gpu.layer.tokens - first);
-        in[i] = out[i] = (moxie_slab){.struct_size = sizeof in[i]};
-        in[i].rows = part_of(&batch->x, first, counts[i], dims[i][0]);
-        in[i].ids = part_of(&batch->ids, first, counts[i], dims[i][1]);
-        in[i].weights = part_of(&batch->weights, first, counts[i], dims[i][2]);
-        out[i].rows = part_of(&batch->y, first, counts[i], dims[i][3]);
+        slabs_of(&gpu, first, counts[i], &in[i], &out[i], dims[i]);
         first += counts[i];
     }
     in_rows.id_space = MOXIE_IDS_GLOBAL;
@@ -172,7 +179,7 @@ END_TEST
 START_TEST(results_past_the_count_stay)
 {
     struct gpu_layer gpu;
-    moxie_slab in = {.struct_size = sizeof in}, out = in;
+    moxie_slab in, out;
     moxie_rows in_rows = rows_of(MOXIE_LAYOUT_RANK_MAJOR, &in), out_rows = in_rows;
     int64_t dims[4][2], one = 1;
     int32_t count = 3;
@@ -180,10 +187,7 @@ START_TEST(results_past_the_count_stay)
 
     gpu_layer_open(&gpu, gpu_layers[0], (struct gpu_options){0});
     ck_assert_int_gt(gpu.layer.tokens, 9);
-    in.rows = part_of(&gpu.batch.batch.x, 0, _i, dims[0]);
-    in.ids = part_of(&gpu.batch.batch.ids, 0, _i, dims[1]);
-    in.weights = part_of(&gpu.batch.batch.weights, 0, _i, dims[2]);
-    out.rows = part_of(&gpu.batch.batch.y, 0, _i, dims[3]);
+    slabs_of(&gpu, 0, _i, &in, &out, dims);
     in_rows.id_space = MOXIE_IDS_GLOBAL;
     in_rows.slabs_count = out_rows.slabs_count = 1;
     in_rows.counts = tensor_make(&count, 1, &one, NULL, TENSOR_INT32);

@@ -193,12 +193,13 @@ size_t operand_bytes(const layer_product &by, int32_t rows)
     return by.scale_offset + size_t(4) * rows * by.scale_pitch;
 }
 
-// Bytes of shared memory, once the products are there, with as many stages as fit, but no more than down's parts take, if 8 are enough for
-// them: each has a warp of its own then; 0: too few.
+// Bytes of shared memory, once the products are there, with as many stages as fit, and no more than kStagesEnough or than down has parts:
+// each then has a warp of its own; 0: too few.
 size_t take_smem(layer_args_device &to)
 {
     const size_t up = (operand_bytes(to.up, to.tokens) + 15) / 16 * 16; // rows of down begin there
-    const size_t parts = size_t(to.tokens) * to.top_k * to.down.stages, most = std::min(std::max(parts, size_t(8)), size_t(kStagesMost));
+    const size_t parts = size_t(to.tokens) * to.top_k * to.down.stages;
+    const size_t most = std::clamp(parts, size_t(kStagesEnough), size_t(kStagesMost));
     const size_t other = up + operand_bytes(to.down, to.tokens * to.top_k) + sizeof(layer_smem);
 
     if (other + kStagesLeast * kStageBytes > kSmemBytes || std::max(to.up.stages, to.down.stages) > kParts) return 0;

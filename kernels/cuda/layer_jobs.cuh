@@ -31,6 +31,7 @@ constexpr int kHalfBytes = kUnits * kHalfUnitBytes; // of a stage, [kUnits][kHal
 constexpr int kStageBytes = 2 * kHalfBytes;
 constexpr int kSkewBytes = 64; // behind an operand row, so that two rows lie in other banks
 constexpr int kStagesMost = kWarps, kStagesLeast = 4;
+constexpr int kStagesEnough = 8; // where down has no more parts
 constexpr int kTiles = 64;              // that who finds them may be ahead of who multiplies them: a tile takes a stage at least
 constexpr int kParts = 32;              // stages whose sums wait at once, of gate_up for the last of their tile, of down to be added; a power of two
 constexpr int kSmemBytes = 232448;      // that a block may have

@@ -277,6 +277,10 @@ class MoxieError(Exception):
         self.code, self.rank, self.text, self.keys = code, rank, text, tuple(keys)
 
 
+class NoSuchKey(MoxieError):
+    """The configuration has words that are none of the library's keys: `keys`."""
+
+
 def check(call, *arguments):
     """Calls a slot whose last parameter is moxie_error *; raises MoxieError when it fails."""
     text = ctypes.create_string_buffer(512)
@@ -303,9 +307,10 @@ def layout_mismatches(report, structs=None):
     """
     structs = MIRROR if structs is None else structs
     there = {(structure, field): (offset, size) for structure, field, offset, size in report}
+    reported = {structure for structure, _ in there}
     found = []
     for structure, mirrored in structs.items():
-        if not any(name == structure for name, _ in there):
+        if structure not in reported:
             continue
         whole = there.get((structure, ""), (0, 0))[1]
         for field, *_ in mirrored._fields_:

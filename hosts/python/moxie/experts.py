@@ -17,7 +17,7 @@ from moxie.abi import (
     DEVICE_CPU, DTYPE_BFLOAT, DTYPE_FLOAT, DTYPE_FLOAT8_E4M3FN, DTYPE_INT, E_CAPACITY,
     E_CONFIG, E_INVALID, E_UNAVAILABLE, FORMAT_BF16, FORMAT_F16, FORMAT_F32,
     FORMAT_FP8_BLOCK128, FORMAT_FP8_CHANNEL, FORMAT_FP8_TENSOR, IDS_GLOBAL, OK, Batch, Device,
-    Dtype, Error, Matrix, MoxieError, Step, Tensor, Weights)
+    Dtype, Error, Matrix, MoxieError, NoSuchKey, Step, Tensor, Weights)
 
 FORMATS = {"f32": FORMAT_F32, "bf16": FORMAT_BF16, "f16": FORMAT_F16,
            "fp8_tensor": FORMAT_FP8_TENSOR, "fp8_channel": FORMAT_FP8_CHANNEL,
@@ -93,8 +93,9 @@ class Experts:
         self.dispatcher = ctypes.c_void_p()
         try:
             self.instance.refuse()
-            self._check_keys(library)
-            self._choose(library)
+            chosen = {key: value for key, (_, value, _) in self.instance.snapshot().items()}
+            self._check_keys(library, chosen)
+            self._choose(library, chosen)
             self.instance.check(self.moves.create, self.instance.handle,
                                 ctypes.byref(self.dispatcher))
         except BaseException:
@@ -105,16 +106,15 @@ class Experts:
                                      self.dispatcher, self.dead)
         finalizer.atexit = False
 
-    def _check_keys(self, library):
+    def _check_keys(self, library, chosen):
         """A word that is no key would be ignored in silence, and be a wrong result later."""
-        unknown = sorted(self.config.keys() - self.instance.snapshot().keys())
+        unknown = sorted(self.config.keys() - chosen.keys())
         if unknown:
-            raise MoxieError(E_CONFIG, -1, f"{library.path} has no key {', '.join(unknown)}; "
-                             "docs/configuration.md lists what it has", unknown)
+            raise NoSuchKey(E_CONFIG, -1, f"{library.path} has no key {', '.join(unknown)}; "
+                            "docs/configuration.md lists what it has", unknown)
 
-    def _choose(self, library):
+    def _choose(self, library, chosen):
         """The tables of the runner and dispatcher that the library resolved `auto` to."""
-        chosen = {key: value for key, (_, value, _) in self.instance.snapshot().items()}
         for kind, table in (("runner", self.instance.runners),
                             ("dispatcher", self.instance.dispatchers)):
             if chosen[kind] not in table:

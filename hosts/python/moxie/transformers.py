@@ -17,8 +17,9 @@ from typing import Any, Callable, NamedTuple
 
 import torch
 import transformers
+from packaging.version import Version  # which transformers needs, too
 
-if tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 10):
+if Version(transformers.__version__).release < (5, 10):
     raise ImportError("moxie.transformers needs transformers 5.10 or newer; this is "
                       f"{transformers.__version__}")
 
@@ -376,10 +377,11 @@ class Shared:
             with kind.current(device):
                 self.experts = Experts(_library(), config, "transformers", Allocator(device),
                                        (kind.dlpack, device.index or 0))
-        except abi.MoxieError as error:
+        except abi.NoSuchKey as error:
             for key in error.keys:
-                if "has no key" in error.text:
-                    _settings.pop(key, None)  # a word that is none cannot be taken back otherwise
+                _settings.pop(key, None)  # a word that is no key cannot be taken back otherwise
+            raise
+        except abi.MoxieError as error:
             if not _derived(error.keys):
                 raise
             raise abi.MoxieError(error.code, error.rank, error.text + _derived(error.keys),
@@ -602,11 +604,14 @@ def _rows(each):
     return Rows(each.data_ptr(), each.stride(0), NUMBERS[each.dtype])
 
 
+def _unrecorded(module, what, verb):
+    return _error(abi.E_UNSUPPORTED, f"{type(module).__name__}: {what} would not hold what Moxie "
+                  f"computes: {verb} the model after model.set_experts_implementation('eager')")
+
+
 def _forward(module, x, ids, weights):
     if torch.jit.is_tracing():
-        raise _error(abi.E_UNSUPPORTED, f"{type(module).__name__}: a trace would not hold what "
-                     "Moxie computes: trace the model after "
-                     "model.set_experts_implementation('eager')")
+        raise _unrecorded(module, "a trace", "trace")
     parts = _parts(module)
     graded = torch.is_grad_enabled() and any(
         each.requires_grad for each in (x, weights, *_tensors(parts)))
@@ -631,6 +636,7 @@ def _forward(module, x, ids, weights):
 
 # A compiled model calls it as it is, between two graphs.
 _opaque_forward = torch.compiler.disable(_forward)
+_is_exporting = getattr(torch.compiler, "is_exporting", bool)  # older ones cannot be asked
 
 
 def forward(module, hidden_states, top_k_index, top_k_weights):
@@ -638,10 +644,8 @@ def forward(module, hidden_states, top_k_index, top_k_weights):
 
     Ids that are not those of an expert here, as expert parallelism makes them, add nothing.
     """
-    if getattr(torch.compiler, "is_exporting", bool)():
-        raise _error(abi.E_UNSUPPORTED, f"{type(module).__name__}: an exported program would not "
-                     "hold what Moxie computes: export the model after "
-                     "model.set_experts_implementation('eager')")
+    if _is_exporting():
+        raise _unrecorded(module, "an exported program", "export")
     if torch.compiler.is_compiling():
         return _opaque_forward(module, hidden_states, top_k_index, top_k_weights)
     return _forward(module, hidden_states, top_k_index, top_k_weights)
