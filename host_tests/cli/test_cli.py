@@ -596,6 +596,18 @@ class Usage(Case):
         self.assertIs(refused["ok"], False)
         self.assertEqual(refused["reasons"][0]["key"], "runner")
 
+    def test_a_device_that_is_not_here(self):
+        """Refused with the reason that `moxie info` has."""
+        cuda, = [each for each in self.document("info")["backends"] if each["name"] == "moxie_cuda"]
+        if cuda["score"] > 0:
+            self.skipTest("moxie_cuda can run here")
+        for arguments in (["run", "--layer-file", layer("mixtral_a.safetensors")],
+                          ["bench", "--shape", "64,32,8,2", "--tokens", "1"]):
+            for choice in (["--device", "sm_90"], ["--runner", "moxie_cuda"]):
+                _, trouble = self.moxie(*arguments, *choice, code=2)
+                self.assertIn("moxie_cuda", trouble)
+                self.assertIn(cuda["reason"], trouble)
+
     def test_plugin(self):
         env = {key: value for key, value in os.environ.items() if key != "MOXIE_PLUGIN"}
         self.moxie("info", env=env)  # beside the command, or in ../lib

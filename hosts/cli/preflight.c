@@ -27,17 +27,25 @@ static int check_reduced(const struct instance *instance, const struct rank_opti
         name, (long long)options->ranks);
 }
 
-// The device of the one registered runner of that name; NULL when there is none or are several.
-static const char *device_of_runner(const moxie_api *api, const char *name)
+// What the library offers, as many as there is room for; 0 when it does not say.
+static uint64_t probe_all(const moxie_api *api, moxie_probe entries[BACKENDS_MAX])
 {
-    moxie_probe entries[BACKENDS_MAX];
     uint64_t count = 0;
-    const char *device = NULL;
 
     for (int i = 0; i < BACKENDS_MAX; i++)
         entries[i] = (moxie_probe){.struct_size = sizeof entries[i]};
-    if (api->probe(entries, sizeof entries[0], BACKENDS_MAX, &count, NULL) != MOXIE_OK) return NULL;
-    for (uint64_t i = 0; i < count && i < BACKENDS_MAX; i++) {
+    if (api->probe(entries, sizeof entries[0], BACKENDS_MAX, &count, NULL) != MOXIE_OK) return 0;
+    return count < BACKENDS_MAX ? count : BACKENDS_MAX;
+}
+
+// The device of the one offered runner of that name; NULL when there is none or are several.
+static const char *device_of_runner(const moxie_api *api, const char *name)
+{
+    moxie_probe entries[BACKENDS_MAX];
+    uint64_t count = probe_all(api, entries);
+    const char *device = NULL;
+
+    for (uint64_t i = 0; i < count; i++) {
         if (strcmp(entries[i].kind, "runner") != 0 || strcmp(entries[i].name, name) != 0) continue;
         if (device != NULL) return NULL;
         device = entries[i].device;
@@ -65,13 +73,39 @@ const struct device_table *preflight_device(const struct instance *instance)
     return runner != NULL ? device_find(runner->device) : NULL;
 }
 
+// A runner that is offered and not registered cannot serve here. A library for CPUs alone may not
+// have the key `device`.
+static int refuse_runner(const struct instance *instance, const char *name, const char *device,
+                         struct fault *fault)
+{
+    moxie_probe entries[BACKENDS_MAX];
+    uint64_t count = probe_all(instance->api, entries);
+
+    for (uint64_t i = 0; i < count; i++) {
+        if (strcmp(entries[i].kind, "runner") != 0 || strcmp(entries[i].name, name) != 0 ||
+            (device[0] != '\0' && strcmp(entries[i].device, device) != 0))
+            continue;
+        return fault_set(fault, EXIT_REFUSED,
+                         "runner %s cannot run on device %s here: %s; `moxie info` says what can",
+                         name, entries[i].device, entries[i].reason);
+    }
+    return fault_set(fault, EXIT_REFUSED,
+                     "the library has no runner %s%s%s; `moxie info` says what it has", name,
+                     device[0] != '\0' ? " for device " : "", device);
+}
+
 static int check_device(const struct instance *instance, struct fault *fault)
 {
-    if (preflight_device(instance) != NULL) return EXIT_OK;
+    const char *name = instance_config(instance, "runner");
+    const char *device = instance_config(instance, "device");
+    const moxie_runner_info *runner = host_runner(&instance->host, name, device);
+
+    if (runner == NULL) return refuse_runner(instance, name, device, fault);
+    if (device_find(runner->device) != NULL) return EXIT_OK;
     return fault_set(fault, EXIT_REFUSED,
-                     "runner %s is not registered, or for a device whose memory the command does "
-                     "not know; it knows cpu and sm_90",
-                     instance_config(instance, "runner"));
+                     "runner %s is for device %s, whose memory the command does not know; it knows "
+                     "cpu and sm_90",
+                     name, runner->device);
 }
 
 int preflight(struct instance *instance, struct plugin *plugin, const struct rank_options *options,
