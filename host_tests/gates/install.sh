@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # install.sh BUILD CC VERSION: what `cmake --install` leaves is complete, can be moved, and serves hosts that link the
-# library or load it, found by pkg-config or by find_package.
+# library or load it, found by pkg-config or by find_package. A project with the tree inside has the same targets.
 set -euo pipefail
 
 build=$1
@@ -48,6 +48,11 @@ cmake -S host_tests/package -B "$work/cmake" -G Ninja -DCMAKE_C_COMPILER="$cc" -
 cmake --build "$work/cmake" >/dev/null
 expect_version "$work/cmake/linked"
 expect_version "$work/cmake/loaded"
+
+# The library itself is that of the build above: only what sees the targets is compiled.
+cmake -S host_tests/package -B "$work/tree" -G Ninja -DCMAKE_C_COMPILER="$cc" -DMOXIE_TREE="$PWD" -DMOXIE_CUDA=OFF \
+    -DMOXIE_TESTS=OFF -DMOXIE_CLI=OFF >/dev/null
+cmake --build "$work/tree" --target CMakeFiles/linked.dir/linked.c.o CMakeFiles/loaded.dir/loaded.c.o >/dev/null
 
 if [ -x "$prefix/bin/moxie" ]; then
     "$prefix/bin/moxie" info >/dev/null
