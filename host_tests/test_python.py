@@ -133,6 +133,11 @@ class Host(unittest.TestCase):
             with self.assertRaises(abi.MoxieError) as caught:
                 instance.plan()
             self.assertEqual(caught.exception.code, abi.E_CONFIG)
+            self.assertIn("refused for 2 reasons: ", caught.exception.text)
+        with self.library.open({**CONFIG, "top_k": 0}) as instance:
+            with self.assertRaisesRegex(abi.MoxieError, "refused for 1 reason: top_k: "):
+                instance.plan()
+            self.assertIn("refused for 1 reason; ", "".join(text for *_, text in instance.messages))
 
     def test_accepted_configuration(self):
         with self.library.open(CONFIG) as instance:

@@ -135,7 +135,8 @@ static void log_verdict(const moxie_instance *instance)
                  report->warnings[i].message);
     if (report->reasons_count > 0) {
         log_line(&instance->host, MOXIE_LOG_WARNING, "config",
-                 "refused for %" PRIu64 " reasons; validate() lists them", report->reasons_count);
+                 "refused for %" PRIu64 " reason%s; validate() lists them", report->reasons_count,
+                 report->reasons_count == 1 ? "" : "s");
         return;
     }
     for (size_t i = 0; i < sizeof resolved / sizeof resolved[0]; i++) {
@@ -253,8 +254,8 @@ int32_t instance_accepted(const moxie_instance *instance, moxie_error *error)
     for (uint64_t i = 0; i < report->reasons_count && used < sizeof text; i++)
         used += (size_t)snprintf(text + used, sizeof text - used, "%s%s: %s", i > 0 ? "; " : "",
                                  report->reasons[i].key, report->reasons[i].message);
-    return fail_with(error, MOXIE_E_CONFIG, "configuration refused for %" PRIu64 " reasons: %s",
-                     report->reasons_count, text);
+    return fail_with(error, MOXIE_E_CONFIG, "configuration refused for %" PRIu64 " reason%s: %s",
+                     report->reasons_count, report->reasons_count == 1 ? "" : "s", text);
 }
 
 int32_t instance_captured(const moxie_instance *instance, moxie_captured *captured,

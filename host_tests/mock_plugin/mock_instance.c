@@ -255,7 +255,7 @@ int32_t instance_accepted(const struct call *call)
 
     if (verdict->count == 0) return MOXIE_OK;
     return fail_with(&call->caller, MOXIE_E_CONFIG,
-                     "the configuration is refused for %llu reasons; the first is %s: %s",
-                     (unsigned long long)verdict->count, verdict->reasons[0].key,
-                     verdict->reasons[0].message);
+                     "the configuration is refused for %llu reason%s; the first is %s: %s",
+                     (unsigned long long)verdict->count, verdict->count == 1 ? "" : "s",
+                     verdict->reasons[0].key, verdict->reasons[0].message);
 }
