@@ -249,6 +249,14 @@ class Paths(Case):
         for command in ("info", "conform"):
             _, trouble = self.moxie(command, "--plugin", "", code=1)
             self.assertIn("--plugin: a path is wanted", trouble)
+        given = {"--model": "x", "--layer": "0", "--input": "x"}
+        for option in ("--model", "--input", "--layer-file", "--output"):
+            others = [f"{name}={value}" for name, value in given.items() if name != option]
+            _, trouble = self.moxie("run", *others, f"{option}=", code=1)
+            self.assertIn(f"{option}: a path is wanted", trouble)
+        for command in ("plan", "check"):
+            _, trouble = self.moxie(command, "", code=1)
+            self.assertIn("a configuration is wanted: a JSON file", trouble)
 
 
 class Info(Case):
@@ -292,6 +300,13 @@ class Documents(Case):
                 self.assertIs(refused["ok"], False)
                 self.assertEqual(list(refused["reasons"][0]), ["code", "key", "message"])
                 self.assertIn(words, "".join(reason["message"] for reason in refused["reasons"]))
+
+    def test_only_what_was_given_is_refused(self):
+        tiny = ["bench", "--shape", "64,32,8,2", "--tokens", "1"]
+        for given, other in ((["--delay-us", "5"], "--op"), (["--op", "both"], "--delay-us")):
+            refused = self.document(*tiny, *given, code=2)
+            self.assertIn(" ".join(given), refused["reasons"][0]["message"])
+            self.assertNotIn(other, refused["reasons"][0]["message"])
 
     def test_defaults_are_what_may_be_written(self):
         """Not what they became on this machine."""

@@ -322,14 +322,17 @@ static int find_anchors(struct bench_run *run, struct fault *fault)
 static int check_ranks(const struct bench_run *run, struct fault *fault)
 {
     const struct bench_options *options = run->options;
-    int moves = options->op != BENCH_LAYER || options->delay_us > 0;
+    int alone = run->forwards == 1 || options->rank.ranks == 1;
     double most = bench_skew_max(&options->shape, (int)options->rank.ranks);
 
-    if (moves && (run->forwards == 1 || options->rank.ranks == 1))
+    if (alone && options->op != BENCH_LAYER)
         return fault_set(fault, EXIT_REFUSED,
-                         "--op %s and --delay-us are for several ranks on GPUs: see --ranks and "
-                         "--runner",
+                         "--op %s is for several ranks on GPUs: see --ranks and --runner",
                          bench_op_word(options->op));
+    if (alone && options->delay_us > 0)
+        return fault_set(fault, EXIT_REFUSED,
+                         "--delay-us %g is for several ranks on GPUs: see --ranks and --runner",
+                         options->delay_us);
     if (options->skew > most)
         return fault_set(fault, EXIT_REFUSED,
                          "--skew %g: %lld different experts a token over %lld ranks allow %g",
