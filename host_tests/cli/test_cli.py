@@ -542,9 +542,10 @@ class Usage(Case):
                 self.assertIn(f"{option.replace('-', '_')} has the byte", trouble)
 
     def test_help(self):
-        for command in ([], ["info"], ["check"], ["plan"], ["run"], ["bench"]):
+        for command in ([], ["info"], ["check"], ["plan"], ["run"], ["bench"], ["conform"]):
             text, trouble = self.moxie(*command, "--help")
             self.assertIn("Usage: moxie", text)
+            self.assertRegex(text, r"[^\n]\n\Z")
             self.assertEqual(trouble, "")
         self.assertRegex(self.moxie("--version")[0], r"^moxie \d+\.\d+\.\d+\n$")
 

@@ -47,7 +47,7 @@ static const char doc[] =
     "Walks a plugin through the whole contract of abi.h and gives a verdict per rule. A rule "
     "judges one thing, in a process of its own, so that a plugin that crashes or hangs breaks that "
     "rule and no other. A broken rule ends with exit code 2."
-    "\vWhat a plugin does not offer (a format, a dispatcher, an extension) is skipped.";
+    "\vWhat a plugin does not offer (a format, a dispatcher, an extension) is skipped.\n";
 
 static error_t parse(int key, char *text, struct argp_state *state)
 {

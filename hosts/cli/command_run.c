@@ -42,19 +42,19 @@ static error_t parse(int key, char *text, struct argp_state *state)
         state->child_inputs[0] = &options->rank;
         return 0;
     case OPTION_MODEL:
-        options->paths.model = text;
+        options->paths.model = option_path(state, "--model", text);
         return 0;
     case OPTION_LAYER:
         options->paths.layer = option_integer(state, "--layer", text, 0, 1000000);
         return 0;
     case OPTION_INPUT:
-        options->paths.input = text;
+        options->paths.input = option_path(state, "--input", text);
         return 0;
     case OPTION_LAYER_FILE:
-        options->paths.layer_file = text;
+        options->paths.layer_file = option_path(state, "--layer-file", text);
         return 0;
     case 'o':
-        options->output = text;
+        options->output = option_path(state, "--output", text);
         return 0;
     case OPTION_TOLERANCE:
         options->tolerance = option_number(state, "--tolerance", text);

@@ -5,6 +5,8 @@
 #include "hosts/cli/json_file.h"
 #include "hosts/cli/options.h"
 
+#define WANTED "a configuration is wanted: a JSON file"
+
 struct config_options {
     struct common_options common;
     const char *config;
@@ -20,10 +22,11 @@ static error_t parse(int key, char *text, struct argp_state *state)
         return 0;
     case ARGP_KEY_ARG:
         if (options->config != NULL) argp_error(state, "one configuration at a time");
+        if (text[0] == '\0') argp_error(state, WANTED);
         options->config = text;
         return 0;
     case ARGP_KEY_NO_ARGS:
-        argp_error(state, "a configuration is wanted: a JSON file");
+        argp_error(state, WANTED);
         return 0;
     default:
         return ARGP_ERR_UNKNOWN;

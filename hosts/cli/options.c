@@ -49,16 +49,20 @@ double option_number(const struct argp_state *state, const char *option, const c
     return value;
 }
 
+const char *option_path(const struct argp_state *state, const char *option, const char *text)
+{
+    // Empty is what a variable of a script is that was never set, and names nothing.
+    if (text[0] == '\0') argp_error(state, "%s: a path is wanted", option);
+    return text;
+}
+
 static error_t parse_common(int key, char *text, struct argp_state *state)
 {
     struct common_options *options = state->input;
 
     switch (key) {
     case OPTION_PLUGIN:
-        // Empty is what a variable of a script is that was never set, and not the library beside
-        // us.
-        if (text[0] == '\0') argp_error(state, "--plugin: a path is wanted");
-        options->plugin = text;
+        options->plugin = option_path(state, "--plugin", text);
         return 0;
     case OPTION_JSON:
         options->json = 1;

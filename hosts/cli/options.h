@@ -51,5 +51,7 @@ int64_t option_integer(const struct argp_state *state, const char *option, const
                        int64_t least, int64_t most);
 // As option_integer, for a finite number from 0 up.
 double option_number(const struct argp_state *state, const char *option, const char *text);
+// As option_integer, for a path: any text but none.
+const char *option_path(const struct argp_state *state, const char *option, const char *text);
 
 #endif
