@@ -582,6 +582,18 @@ class Programs(Program):
         self.assertIn("/nowhere/libmoxie.so", found["systems"][0]["absent"])
         self.assertIn("torch_grouped_mm", found["cells"][0]["routings"][0]["systems"])
 
+    def test_a_plugin_that_is_none_ends_the_run_at_once(self):
+        arguments = ["--device", "cpu", "--out", str(self.folder / "r"), "--plugin"]
+        with contextlib.redirect_stderr(io.StringIO()) as said, \
+                mock.patch.object(race, "run_cell", side_effect=AssertionError("a cell was run")):
+            self.assertEqual(MAIN["main"]([*arguments, "/nowhere/libmoxie.so"]), 1)
+        self.assertIn("/nowhere/libmoxie.so", said.getvalue())
+        self.assertEqual(list(self.folder.iterdir()), [])
+        status, _ = self.run_main("--drift", "9", "--routing", "uniform", "--plugin",
+                                  "/nowhere/libmoxie.so", "--systems", "torch_grouped_mm")
+        self.assertEqual(status, 0)
+        self.assertNotIn("/nowhere", self.said)
+
     def test_anchors_that_moved(self):
         status, found = self.run_main("--drift", "-1", "--routing", "uniform", "--systems", "moxie")
         self.assertEqual(status, 4)
@@ -601,7 +613,7 @@ class Programs(Program):
 
     def test_usage(self):
         for arguments in (["--replays", "3"], ["--shape", "q31b"], ["--tokens", "0"],
-                          ["--systems", "moxie,mxoie"], ["--systems", ","]):
+                          ["--systems", "moxie,mxoie"], ["--systems", ","], ["--plugin", ""]):
             with self.assertRaises(SystemExit) as ended, \
                     contextlib.redirect_stderr(io.StringIO()):
                 MAIN["parse"](arguments)

@@ -75,12 +75,22 @@ def parse(arguments):
     options = parser.parse_args(arguments)
     if options.replays < numbers.REPLAYS_MIN and options.device != "cpu":
         parser.error(f"--replays is at least {numbers.REPLAYS_MIN}")
+    if options.plugin == "":
+        parser.error("--plugin: a path is wanted")
     if options.shape is None:
         full = ["q30b"] if options.quick else list(cells.BARS[options.format])
         options.shape = ["tiny"] if options.device == "cpu" else full
     if options.routing is None:
         options.routing = ["uniform"] if options.quick else list(ROUTINGS)
     return options
+
+
+def unusable(options, device):
+    """Why the library that --plugin names cannot be measured, or None where it can or need not."""
+    subject = systems(options, device)[0]
+    if options.plugin is None or options.systems and not subject.is_among(options.systems):
+        return None
+    return subject.available()
 
 
 def choose(options, device):
@@ -174,6 +184,10 @@ def main(arguments):
     if options.threads:
         torch.set_num_threads(options.threads)
     device = DEVICES[options.device]()
+    reason = unusable(options, device)
+    if reason:
+        say(reason)
+        return 1
     found = describe(options, device)
     clocks = Clocks(device.gpu())
     try:
