@@ -26,9 +26,11 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch  # noqa: E402
 import transformers  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM, StaticCache  # noqa: E402
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS  # noqa: E402
 
 import moxie.transformers as adapter  # noqa: E402
 from measure import numbers  # noqa: E402
+from measure.command import words  # noqa: E402
 from moxie import MoxieError  # noqa: E402
 
 # The published sizes of each model; --layers cuts what does not fit.
@@ -63,52 +65,75 @@ def say(text):
     print(text, file=sys.stderr, flush=True)
 
 
+def at_least(least, kind=int):
+    """An argparse type: one number."""
+    def read(text):
+        try:
+            value = kind(text)
+        except ValueError:
+            what = "whole number" if kind is int else "number"
+            raise argparse.ArgumentTypeError(f"{text} is no {what}") from None
+        if not value >= least:
+            raise argparse.ArgumentTypeError(f"{text} is not {least} or more")
+        return value
+    return read
+
+
 def parse(arguments):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", choices=SHAPES, default="tiny", help="default: %(default)s")
     parser.add_argument("--config", help="a config.json instead of --shape")
-    parser.add_argument("--layers", type=int, help="layers instead of the model's own")
-    parser.add_argument("--against", default="eager,grouped_mm",
+    parser.add_argument("--layers", type=at_least(0),
+                        help="layers instead of the model's own; 0: its own")
+    others = sorted({"eager", *ALL_EXPERTS_FUNCTIONS} - {"moxie"})
+    parser.add_argument("--against", type=words(others), default="eager,grouped_mm",
                         help="other implementations, the first of which has the logits that count; "
                         "default: %(default)s")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: the first "
                         "of CUDA_VISIBLE_DEVICES; default: %(default)s")
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
-    parser.add_argument("--batch", type=int, default=1, help="sequences; default: %(default)s")
-    parser.add_argument("--prompt", type=int, default=512,
+    parser.add_argument("--batch", type=at_least(1), default=1, help="sequences; default: %(default)s")
+    parser.add_argument("--prompt", type=at_least(1), default=512,
                         help="tokens of each sequence; default: %(default)s")
-    parser.add_argument("--steps", type=int, default=32,
+    parser.add_argument("--steps", type=at_least(1), default=32,
                         help="tokens decoded after it; default: %(default)s")
-    parser.add_argument("--rounds", type=int, default=3,
+    parser.add_argument("--rounds", type=at_least(1), default=3,
                         help="rounds of A B B A; default: %(default)s")
     parser.add_argument("--graph", action="store_true",
                         help="decode by replaying a captured CUDA graph")
-    parser.add_argument("--tolerance", type=float, default=5e-2,
+    parser.add_argument("--tolerance", type=at_least(0, float), default=5e-2,
                         help="most relative difference of the logits of the median token; a token "
                         "that a rounding routes elsewhere differs by more; default: %(default)s")
-    parser.add_argument("--threads", type=int, help="of torch and Moxie, on the CPU")
-    parser.add_argument("--forward-tokens-max", type=int, help="Moxie's bound of one call")
+    parser.add_argument("--threads", type=at_least(1), help="of torch and Moxie, on the CPU")
+    parser.add_argument("--forward-tokens-max", type=at_least(1),
+                        help="Moxie's bound of one call")
     parser.add_argument("--plugin", help="libmoxie.so; default: MOXIE_PLUGIN of the environment")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     options = parser.parse_args(arguments)
-    if not options.against.strip(","):
-        parser.error("--against names no implementation")
+    try:
+        options.model_config = make_config(options)
+    except (OSError, ValueError) as error:  # what transformers has for files and for their text
+        parser.error(f"--config {options.config}: {error}")
     return options
+
+
+def make_config(options):
+    """The model's, of as many layers as were asked for."""
+    cut = {"num_hidden_layers": options.layers} if options.layers else {}
+    if options.config:
+        return AutoConfig.from_pretrained(options.config, **cut)
+    kind, keys = SHAPES[options.shape]
+    if options.layers and kind == "deepseek_v3":
+        cut["first_k_dense_replace"] = 1  # of 3 dense layers before the first with experts
+    return AutoConfig.for_model(kind, **{**keys, **cut})
 
 
 def make_model(options):
     """The model with random weights, made where it will run."""
-    cut = {"num_hidden_layers": options.layers} if options.layers else {}
-    if options.config:
-        config = AutoConfig.from_pretrained(options.config, **cut)
-    else:
-        kind, keys = SHAPES[options.shape]
-        if options.layers and kind == "deepseek_v3":
-            cut["first_k_dense_replace"] = 1  # of 3 dense layers before the first with experts
-        config = AutoConfig.for_model(kind, **{**keys, **cut})
     torch.manual_seed(0)
     with torch.device(options.device):
-        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, options.dtype))
+        model = AutoModelForCausalLM.from_config(options.model_config,
+                                                 dtype=getattr(torch, options.dtype))
     return model.eval()
 
 
@@ -233,12 +258,14 @@ def describe(options):
         machine = f"{processor()}, {torch.get_num_threads()} threads"
     else:
         machine = torch.cuda.get_device_name()
-    kept = ("shape", "config", "layers", "dtype", "batch", "prompt", "steps", "rounds", "graph",
+    layers = options.model_config.get_text_config().num_hidden_layers
+    kept = ("shape", "config", "dtype", "batch", "prompt", "steps", "rounds", "graph",
             "forward_tokens_max")
     return {"machine": machine, "torch": torch.__version__,
             "transformers": transformers.__version__,
             "command": " ".join(["bench/transformers.py", *sys.argv[1:]]),
-            **{key: value for key, value in vars(options).items() if key in kept}}
+            **{key: value for key, value in vars(options).items() if key in kept},
+            "layers": layers}
 
 
 def report(found):
@@ -257,7 +284,7 @@ def measure(options):
     say("making the model")
     with torch.no_grad():
         model = make_model(options)
-        names = ["moxie", *filter(None, options.against.split(","))]
+        names = ["moxie", *options.against]
         contestants = [Contestant(name, model, options) for name in names]
         prompt = torch.randint(0, model.config.vocab_size, (options.batch, options.prompt),
                                device=options.device)
@@ -276,6 +303,9 @@ def measure(options):
 
 def main(arguments):
     options = parse(arguments)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        say("torch sees no GPU; --device cpu runs this without one")
+        return 1
     if options.threads:
         torch.set_num_threads(options.threads)
     try:

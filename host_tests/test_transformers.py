@@ -16,6 +16,7 @@ import os
 import pathlib
 import runpy
 import sys
+import tempfile
 import threading
 import unittest
 from unittest import mock
@@ -814,6 +815,39 @@ class Benchmark(Case):
                 mock.patch.dict(adapter._libraries, clear=True):
             self.assertEqual(self.main(), (1, ""))
         self.assertIn("moxie: libc.so.6 is no libmoxie", self.said.getvalue())
+
+    def test_usage(self):
+        """In words, and before a model is made."""
+        config = tempfile.NamedTemporaryFile(suffix=".json", mode="w")
+        self.addCleanup(config.close)
+        config.write('{"model_type": "no_such_model"}')
+        config.flush()
+        for arguments, words in ((["--against", "egaer"], "egaer is none of "),
+                                 (["--against", "moxie"], "moxie is none of "),
+                                 (["--against", ","], "nothing is none of "),
+                                 (["--config", "/nowhere/config.json"], "/nowhere/config.json"),
+                                 (["--config", config.name], "no_such_model"),
+                                 (["--shape", "tinny"], "tinny"),
+                                 (["--layers", "-1"], "-1 is not 0 or more"),
+                                 (["--batch", "0"], "0 is not 1 or more"),
+                                 (["--prompt", "-3"], "-3 is not 1 or more"),
+                                 (["--steps", "0"], "0 is not 1 or more"),
+                                 (["--rounds", "0"], "0 is not 1 or more"),
+                                 (["--threads", "-1"], "-1 is not 1 or more"),
+                                 (["--forward-tokens-max", "0"], "0 is not 1 or more"),
+                                 (["--tolerance", "nan"], "nan is not 0 or more"),
+                                 (["--batch", "two"], "two is no whole number")):
+            made = AssertionError("a model is made")
+            with self.subTest(arguments=arguments), self.assertRaises(SystemExit) as ended, \
+                    mock.patch.object(AutoModelForCausalLM, "from_config", side_effect=made):
+                self.main(*arguments)
+            self.assertEqual(ended.exception.code, 2)
+            self.assertIn(words, self.said.getvalue())
+
+    def test_layers_are_those_that_ran(self):
+        for given, wanted in (("0", 4), ("2", 2)):
+            code, text = self.main("--json", "--layers", given)
+            self.assertEqual((code, json.loads(text)["layers"]), (0, wanted))
 
     def test_another_gpu_is_refused(self):
         """Events, streams and synchronize() are of the current one."""
