@@ -103,6 +103,11 @@ class Refusals(unittest.TestCase):
         with self.assertRaises(OSError):
             load("/nowhere/libmoxie.so")
 
+    def test_empty_path(self):
+        with self.assertRaisesRegex(abi.MoxieError, '"" names no library') as caught:
+            load("")
+        self.assertEqual(caught.exception.code, abi.E_INVALID)
+
     def test_no_plugin(self):
         with self.assertRaisesRegex(abi.MoxieError, "libc.so.6 has no symbol .*no Moxie plugin") as (
                 caught):
@@ -138,6 +143,20 @@ class Host(unittest.TestCase):
             with self.assertRaisesRegex(abi.MoxieError, "refused for 1 reason: top_k: "):
                 instance.plan()
             self.assertIn("refused for 1 reason; ", "".join(text for *_, text in instance.messages))
+
+    def test_words_that_are_no_text(self):
+        for key in ("runner", "activation"):
+            with self.assertRaisesRegex(abi.MoxieError, f"{key}: .*udcff.* is no UTF-8") as caught:
+                self.library.open({**CONFIG, key: "x\udcff"})
+            self.assertEqual(caught.exception.code, abi.E_INVALID)
+
+    def test_closed(self):
+        instance = self.library.open(CONFIG)
+        instance.close()
+        for call in (instance.reasons, instance.plan, instance.snapshot):
+            with self.assertRaises(abi.MoxieError) as caught:
+                call()
+            self.assertEqual(caught.exception.code, abi.E_INVALID)
 
     def test_accepted_configuration(self):
         with self.library.open(CONFIG) as instance:

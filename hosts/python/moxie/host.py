@@ -9,9 +9,9 @@ import ctypes
 import os
 
 from moxie.abi import (
-    ABI_VERSION, CONFIG_ABSENT, CONFIG_FOUND, CONFIG_WRONG_TYPE, E_CONFIG, E_UNSUPPORTED, E_VERSION,
-    OK, VERSION, ConfigEntry, Host, MoxieError, Probe, Request, check, entries, layout_mismatches,
-    type_of)
+    ABI_VERSION, CONFIG_ABSENT, CONFIG_FOUND, CONFIG_WRONG_TYPE, E_CONFIG, E_INVALID, E_UNSUPPORTED,
+    E_VERSION, OK, VERSION, ConfigEntry, Host, MoxieError, Probe, Request, check, entries,
+    layout_mismatches, type_of)
 
 LOG_NAMES = ("debug", "info", "warning", "error", "host misbehaving", "plugin misbehaving")
 
@@ -20,6 +20,9 @@ class Library:
     """A loaded libmoxie."""
 
     def __init__(self, path, host_build):
+        if not path:
+            # dlopen gives the program itself for it.
+            raise MoxieError(E_INVALID, -1, '"" names no library: give the path of a libmoxie.so')
         self.path = path
         self.dll = ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
         entry = getattr(self.dll, "moxie_get_api_v1", None)
@@ -71,10 +74,23 @@ def load(path, host_build=f"moxie for Python {VERSION}"):
     return Library(path, host_build)
 
 
+def _is_text(value):
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 class Instance:
     """One configuration and what lives on it. Close it, or use it in a with statement."""
 
     def __init__(self, library, config, name, allocator=None):
+        for key, value in config.items():
+            # Within a callback nobody would hear of it.
+            if isinstance(value, str) and not _is_text(value):
+                raise MoxieError(E_INVALID, -1, f"{key}: {value!r} is no UTF-8: take the lone "
+                                 "surrogates out of it")
         self.api, self.config, self.messages = library.api, config, []
         self.allocator, self.raised = allocator, None
         self.device = config.get("device", "cpu")
@@ -153,6 +169,8 @@ class Instance:
 
     def snapshot(self):
         """{key: (type, value, found)} as the library read the configuration."""
+        report = type_of("*report")()
+        check(self.api.validate, self.handle, ctypes.byref(report))  # says whether it is open
         keys, entry = {}, ConfigEntry()
         while self.api.config(self.handle, len(keys), ctypes.byref(entry)) == OK:
             value = entry.value.decode(errors="replace")
