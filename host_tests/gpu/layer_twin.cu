@@ -416,8 +416,13 @@ int main(int argc, char **argv)
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) return 77;
     CHECK(kernels_cuda_load());
     if (argc > 6 && strcmp(argv[1], "--time") == 0) {
+        const char *format = argc > 7 ? argv[7] : "bf16";
+        if (argc > 8 || (strcmp(format, "fp8") != 0 && strcmp(format, "bf16") != 0)) {
+            fprintf(stderr, "%s: after --time TOKENS H I E K wanted is fp8, bf16 or nothing\n", argv[argc - 1]);
+            return 1;
+        }
         time_layer({atoi(argv[2]), atoi(argv[3]), atoi(argv[4]), atoi(argv[5]), atoi(argv[6]), ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0,
-                    argc > 7 ? FORMAT_FP8_BLOCK128 : FORMAT_BF16});
+                    strcmp(format, "fp8") == 0 ? FORMAT_FP8_BLOCK128 : FORMAT_BF16});
         return 0;
     }
     if (argc > 1 && strcmp(argv[1], "--time") == 0) {
