@@ -92,7 +92,8 @@ def parse(arguments):
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: the first "
                         "of CUDA_VISIBLE_DEVICES; default: %(default)s")
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
-    parser.add_argument("--batch", type=at_least(1), default=1, help="sequences; default: %(default)s")
+    parser.add_argument("--batch", type=at_least(1), default=1,
+                        help="sequences; default: %(default)s")
     parser.add_argument("--prompt", type=at_least(1), default=512,
                         help="tokens of each sequence; default: %(default)s")
     parser.add_argument("--steps", type=at_least(1), default=32,
