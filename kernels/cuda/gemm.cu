@@ -82,7 +82,7 @@ __device__ __forceinline__ void multiply(const gemm_args &args, gemm_smem<P> &sm
     if (elected) mbarrier_arrive(multiplied);
 }
 
-template <class P> __device__ __forceinline__ row_scales row_scales_of_thread(const gemm_args &args, const tile &t, int32_t warpgroup)
+template <class P> __device__ __forceinline__ row_scales<P::is_gate_up> row_scales_of_thread(const gemm_args &args, const tile &t, int32_t warpgroup)
 {
     int32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
 
@@ -94,7 +94,7 @@ template <int N, class P>
 __device__ __forceinline__ void multiply_scaled(const gemm_args &args, gemm_smem<P> &smem, const tile &t, int32_t warpgroup,
                                                 stage_ring &ring, sums<N, P> &to)
 {
-    const row_scales rows = row_scales_of_thread<P>(args, t, warpgroup);
+    const row_scales<P::is_gate_up> rows = row_scales_of_thread<P>(args, t, warpgroup);
     const int32_t lane = threadIdx.x % 32, first = (t.pair & 3) + lane % 4 * 2;
     float part_sums[N / 2];
 

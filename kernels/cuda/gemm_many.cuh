@@ -63,7 +63,7 @@ __device__ __forceinline__ void multiply_many(const gemm_args &args, gemm_smem<P
                                               stage_ring &ring, many_sums &sums)
 {
     // Every block of 128 weight rows that has one row of the tile has all.
-    row_scales rows = find_scales<P>(args, t, find_rows_of<P>(args, t, 0, 0));
+    row_scales<P::is_gate_up> rows = find_scales<P>(args, t, find_rows_of<P>(args, t, 0, 0));
     const int32_t token = (t.pair & 3) + first_token(warpgroup);
     float2 weight = rows.of_block(0), next = {1.0f, 1.0f};
     many_sums part;

@@ -7,16 +7,19 @@
 
 namespace {
 
-// x of row r, y of row r + 8 of sixteen: gate and up, in the order they lie in memory, or two outputs.
-struct row_scales {
+// x of row r, y of row r + 8 of sixteen: gate and up, in the order they lie in memory, or two outputs, which lie in one block.
+template <bool is_gate_up> struct row_scales {
     const float *low; // by block of 128 inputs; NULL: all 1
     int32_t high;     // of the other row, after `low`
     float2 whole;     // of the whole row
 
     __device__ __forceinline__ float2 of_block(int32_t block) const
     {
+        float scale;
+
         if (low == nullptr) return {1.0f, 1.0f};
-        return {__ldg(low + block), __ldg(low + block + high)};
+        scale = __ldg(low + block);
+        return {scale, is_gate_up ? __ldg(low + block + high) : scale};
     }
 };
 
@@ -40,7 +43,7 @@ template <class P> __device__ __forceinline__ two_rows find_rows_of(const gemm_a
     return {first, min(first + 8, args.outputs - 1), first / 128, min(first + 8, args.outputs - 1) / 128};
 }
 
-template <class P> __device__ __forceinline__ row_scales find_scales(const gemm_args &args, const tile &t, const two_rows &rows)
+template <class P> __device__ __forceinline__ row_scales<P::is_gate_up> find_scales(const gemm_args &args, const tile &t, const two_rows &rows)
 {
     const weight_scales &from = args.scales;
     const float *scales = from.scales + t.expert * from.expert_stride;
