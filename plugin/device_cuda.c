@@ -236,7 +236,14 @@ static int is_hopper(char reason[160])
         st = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
     if (st != cudaSuccess) {
         (void)cudaGetLastError();
-        (void)snprintf(reason, 160, "no CUDA device can be used: %s", cudaGetErrorString(st));
+        // The runtime's own words for it suppose that there is a driver.
+        if (st == cudaErrorInsufficientDriver)
+            (void)snprintf(reason, 160,
+                           "no CUDA device can be used: NVIDIA's driver is not installed, or older "
+                           "than CUDA %d.%d's",
+                           CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+        else
+            (void)snprintf(reason, 160, "no CUDA device can be used: %s", cudaGetErrorString(st));
         return 0;
     }
     (void)snprintf(reason, 160, "device %d has compute capability %d.%d; the kernels are for 9.0",

@@ -73,34 +73,41 @@ const struct device_table *preflight_device(const struct instance *instance)
     return runner != NULL ? device_find(runner->device) : NULL;
 }
 
-// A runner that is offered and not registered cannot serve here. A library for CPUs alone may not
-// have the key `device`.
-static int refuse_runner(const struct instance *instance, const char *name, const char *device,
-                         struct fault *fault)
+// What the library offers under that name, for that device where the configuration names one.
+static int find_runner(const moxie_api *api, const char *name, const char *device,
+                       moxie_probe *found)
 {
     moxie_probe entries[BACKENDS_MAX];
-    uint64_t count = probe_all(instance->api, entries);
+    uint64_t count = probe_all(api, entries);
 
     for (uint64_t i = 0; i < count; i++) {
         if (strcmp(entries[i].kind, "runner") != 0 || strcmp(entries[i].name, name) != 0 ||
             (device[0] != '\0' && strcmp(entries[i].device, device) != 0))
             continue;
-        return fault_set(fault, EXIT_REFUSED,
-                         "runner %s cannot run on device %s here: %s; `moxie info` says what can",
-                         name, entries[i].device, entries[i].reason);
+        *found = entries[i];
+        return 1;
     }
-    return fault_set(fault, EXIT_REFUSED,
-                     "the library has no runner %s%s%s; `moxie info` says what it has", name,
-                     device[0] != '\0' ? " for device " : "", device);
+    return 0;
 }
 
+// A runner may be registered and its device absent, or offered and not registered. A library for
+// CPUs alone may not have the key `device`.
 static int check_device(const struct instance *instance, struct fault *fault)
 {
     const char *name = instance_config(instance, "runner");
     const char *device = instance_config(instance, "device");
     const moxie_runner_info *runner = host_runner(&instance->host, name, device);
+    moxie_probe entry;
+    int is_offered = find_runner(instance->api, name, device, &entry);
 
-    if (runner == NULL) return refuse_runner(instance, name, device, fault);
+    if (is_offered && (runner == NULL || entry.score == 0))
+        return fault_set(fault, EXIT_REFUSED,
+                         "runner %s cannot run on device %s here: %s; `moxie info` says what can",
+                         name, entry.device, entry.reason);
+    if (runner == NULL)
+        return fault_set(fault, EXIT_REFUSED,
+                         "the library has no runner %s%s%s; `moxie info` says what it has", name,
+                         device[0] != '\0' ? " for device " : "", device);
     if (device_find(runner->device) != NULL) return EXIT_OK;
     return fault_set(fault, EXIT_REFUSED,
                      "runner %s is for device %s, whose memory the command does not know; it knows "
