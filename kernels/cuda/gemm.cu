@@ -255,7 +255,7 @@ template <class U, class D> __device__ __forceinline__ void consumer_loop(const 
 
         mbarrier_wait(&smem.full[ring.stage], ring.round_odd);
         if (uniform(t.tokens) == 0) return;
-        if (uniform(t.is_down) != 0) {
+        if (uniform(t.lot_tiles) != 0) {
             consume_tile<D>(args.down, smem, t, warpgroup, ring);
             continue;
         }

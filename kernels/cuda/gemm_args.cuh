@@ -142,6 +142,8 @@ cudaError_t take_gate_up(gemms_args_device &to, map_requests &asked, const gate_
 
 cudaError_t take_down(gemms_args_device &to, map_requests &asked, const down_args &from, int32_t tile_rows)
 {
+    const int32_t step_depth = kRowBytes / element_bytes_of(from.w2.format) * (kRows / tile_rows);
+    const int32_t steps = static_cast<int32_t>((from.w2.k + step_depth - 1) / step_depth);
     row_slab mid = {};
     gemm_args &own = to.down;
 
@@ -162,7 +164,8 @@ cudaError_t take_down(gemms_args_device &to, map_requests &asked, const down_arg
     own.result_scale = from.result_scale;
     own.is_bare = own.bias == nullptr;
     own.outputs = static_cast<int32_t>(from.w2.n);
-    own.row_tiles = static_cast<int32_t>((from.w2.n + tile_rows - 1) / tile_rows);
+    own.lot_tiles = from.w2.rows_in ? 1 : max(min(kLotSteps / steps, kLotTiles), 1);
+    own.row_tiles = static_cast<int32_t>((from.w2.n + tile_rows * own.lot_tiles - 1) / (tile_rows * own.lot_tiles));
     ask_for_weights(asked, own, from.w2, from.experts, tile_rows);
     return ask_for_rows(asked, own, from.w2, mid);
 }

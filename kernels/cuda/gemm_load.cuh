@@ -178,6 +178,16 @@ __device__ __forceinline__ void begin_stage(const gemm_args &args, gemm_smem<P> 
         load_weights<P, false>(args, smem, ring, t, k);
 }
 
+// A lot's tiles, from place `at` of the block's on, or the only one.
+template <class Smem> __device__ __forceinline__ void put_lot(Smem &smem, int32_t at, tile first)
+{
+    smem.tiles[at] = first;
+    for (int32_t i = 1; i < first.lot_tiles; i++) {
+        first.row_tile++;
+        smem.tiles[(at + i) % kTiles] = first;
+    }
+}
+
 // The tiles of one block, in order, each for the block that is free. For one thread.
 template <class U, class D> struct tile_source {
     const gemms_args_device &args;
@@ -204,7 +214,7 @@ template <class U, class D> struct tile_source {
         found = find_tile<U, D>(args, smem, static_cast<int32_t>(index));
         early += !before.is_late;
         if (!before.is_late && found.is_late) found.early = early;
-        if (found.tokens > 0 && !found.is_down) ask();
+        if (found.tokens > 0 && !is_of_down(found)) ask();
         return found;
     }
 };
@@ -230,6 +240,7 @@ __device__ __forceinline__ bool mid_is_there(const gemms_args_device &args, cons
 // Steps of a tile: of those before `ahead` this warp's weights are under way.
 struct steps {
     int32_t first, end, ahead;
+    int32_t before; // of the lot, those of its tiles before this one
 };
 
 // Rows that are gathered, of gate_up. For every loading thread. A thread's copies arrive at the stage's barrier by themselves, so that
@@ -263,7 +274,7 @@ __device__ __forceinline__ void load_boxes_in_turns(const gemm_args &args, gemm_
     static_assert(gemm_smem<P>::stages_bytes / ((kRows + P::columns * P::parts) * kRowBytes) >= kLoadingWarps, "from turn to turn at most a round");
 
     for (int32_t step = which.first, k = step * P::depth; step < which.end; step++, k += P::depth, ring.advance()) {
-        if (!is_turn(step)) continue;
+        if (!is_turn(which.before + step)) continue;
         mbarrier_wait(&smem.empty[ring.stage], ring.round_odd ^ 1);
         if (!elect_one()) continue;
         if (step >= which.ahead) begin_stage<P>(args, smem, ring, t, k);
@@ -286,6 +297,21 @@ __device__ __forceinline__ void load_boxes(const gemm_args &args, gemm_smem<P> &
         if (step >= which.ahead && is_turn(step)) begin_stage<P>(args, smem, ring, t, k);
         load_token_share<P>(args, smem, ring, t, k);
         mbarrier_arrive(&smem.full[ring.stage], P::loaders / kLoadingWarps);
+    }
+}
+
+// All tiles of a lot of down, of which `t` is the first and then the last.
+template <class P>
+__device__ __forceinline__ void load_lot(const gemm_args &args, gemm_smem<P> &smem, tile &t, stage_ring &ring, int32_t ahead)
+{
+    steps which = {0, steps_of<P>(args), ahead, 0};
+
+    for (;;) {
+        load_boxes<P>(args, smem, t, ring, which);
+        if (--t.lot_tiles == 0) return;
+        which.ahead = 0;
+        which.before += which.end;
+        t.row_tile++;
     }
 }
 
@@ -313,7 +339,7 @@ __device__ __forceinline__ int32_t await_mid(const gemms_args_device &args, gemm
 
 __device__ __forceinline__ bool is_of_gate_up(const tile &t)
 {
-    return t.tokens > 0 && !t.is_down;
+    return t.tokens > 0 && !is_of_down(t);
 }
 
 // Of the block's first tile, whose weights need nothing but the tables; not many, behind which its tokens would wait, and fewer where
@@ -338,7 +364,7 @@ __device__ __forceinline__ void load_ahead(const gemms_args_device &args, gemm_s
     const int32_t thread = threadIdx.x % 128;
     stage_ring ring(smem);
 
-    if (thread == 0) smem.tiles[0] = find_tile<U, D>(args, smem, static_cast<int32_t>(index));
+    if (thread == 0) put_lot(smem, 0, find_tile<U, D>(args, smem, static_cast<int32_t>(index)));
     bar_sync<1, 128>(); // the tile is there
     if (!is_of_gate_up(smem.tiles[0])) return;
     if (thread == 0) first.index = atomicAdd(&args.progress->taken, 1u);
@@ -375,12 +401,12 @@ __device__ __forceinline__ int32_t load_gate_up(const gemms_args_device &args, g
         gathered<U> from;
 
         if (U::gathers) find_rows<U>(args, smem, first.flat, thread, from);
-        load_steps<U>(args, smem, t, from, ring, {0, filled, ahead});
+        load_steps<U>(args, smem, t, from, ring, {0, filled, ahead, 0});
         at = (at + 1) % kTiles;
-        if (thread == 0) smem.tiles[at] = source.next(t);
+        if (thread == 0) put_lot(smem, at, source.next(t));
         bar_sync<1, 128>(); // the next tile is there, and the addresses of this one have been read
-        if (U::gathers && !smem.tiles[at].is_down) look_up<U>(args, smem.tiles[at], thread, first.flat);
-        load_steps<U>(args, smem, t, from, ring, {filled, last, 0});
+        if (U::gathers && !is_of_down(smem.tiles[at])) look_up<U>(args, smem.tiles[at], thread, first.flat);
+        load_steps<U>(args, smem, t, from, ring, {filled, last, 0, 0});
         if (!U::gathers && in_turns(t)) bar_sync<1, 128>(); // all of its steps have been asked for
         t = smem.tiles[at];
         ahead = 0;
@@ -388,8 +414,9 @@ __device__ __forceinline__ int32_t load_gate_up(const gemms_args_device &args, g
     return at;
 }
 
-// The block's tiles of down, from that place on.
-template <class U, class D>
+// The block's tiles of down, from that place on. `in_lots` is known when compiled, so that tiles of many steps go through no loop that
+// they do not need.
+template <class U, class D, bool in_lots>
 __device__ __forceinline__ void load_down(const gemms_args_device &args, gemm_smem<U> &smem, tile_source<U, D> &source, stage_ring &ring, int32_t at)
 {
     const int32_t thread = threadIdx.x % 128;
@@ -398,11 +425,16 @@ __device__ __forceinline__ void load_down(const gemms_args_device &args, gemm_sm
     for (tile t = smem.tiles[at]; t.tokens > 0; t = smem.tiles[at]) {
         int32_t ahead = await_mid<D>(args, smem, t, ring, early_ended);
 
-        at = (at + 1) % kTiles;
+        at = (at + (in_lots ? t.lot_tiles : 1)) % kTiles;
         if (thread == 0) source.ask();
-        load_boxes<D>(args.down, smem, t, ring, {0, steps_of<D>(args.down), ahead});
-        if (thread == 0) smem.tiles[at] = source.next(t);
-        bar_sync<1, 128>(); // the next tile is there, and all steps of this one have been asked for
+        if constexpr (in_lots) {
+            load_lot<D>(args.down, smem, t, ring, ahead);
+            if (thread == 0) put_lot(smem, at, source.next(t));
+        } else {
+            load_boxes<D>(args.down, smem, t, ring, {0, steps_of<D>(args.down), ahead, 0});
+            if (thread == 0) smem.tiles[at] = source.next(t);
+        }
+        bar_sync<1, 128>(); // the next tiles are there, and all steps of these have been asked for
     }
 }
 
@@ -414,7 +446,10 @@ template <class U, class D> __device__ __forceinline__ void producer_loop(const 
     int32_t at;
 
     at = load_gate_up<U, D>(args, smem, first, source, ring);
-    load_down<U, D>(args, smem, source, ring, at);
+    if (D::in_lots && args.down.lot_tiles > 1)
+        load_down<U, D, D::in_lots>(args, smem, source, ring, at);
+    else
+        load_down<U, D, false>(args, smem, source, ring, at);
     // One more stage, with nothing in it, so that the other warpgroups see the end.
     if (threadIdx.x % 32 != 0) return;
     mbarrier_wait(&smem.empty[ring.stage], ring.round_odd ^ 1);

@@ -32,7 +32,10 @@ constexpr int kFewBoxes = 80;   // token rows up to which one thread asks for al
 constexpr int kTurn = 32;       // tokens whose outputs a warpgroup turns into rows at once
 constexpr int kTurnPitch = 144; // bytes between their rows: up to 64 outputs, and 16 so that banks differ
 constexpr int kExpertsMax = 1024;
-constexpr int kTiles = 2 * kStagesMax; // that the loading threads may be ahead: a tile takes a stage at least
+constexpr int kLotSteps = 6;    // of down's tiles that a block takes at once, a lot, so that it finds the next while it has enough to do
+constexpr int kLotTiles = 4;    // of it at most; neighbours by weight rows. Of more steps than kLotSteps / 2 a tile is taken alone
+constexpr int kTiles = 2 * kStagesMax; // that the loading threads may be ahead: a tile takes a stage at least, and two lots are known
+static_assert(kTiles > kStagesMax + 2 * kLotTiles);
 constexpr int kQuantised = 128; // units of mid with one scale, fp8
 constexpr int kTurnedFew = kFewScaled * kTurnPitch; // bytes in which a warpgroup keeps 64 units of kFewScaled tokens for it
 
@@ -52,6 +55,7 @@ template <operand type, bool is_gate_up_, bool rows_in_, bool is_few_> struct pr
     static constexpr int columns = is_few ? kFew : is_scaled ? kScaled : kColumns; // tokens of the largest tile
     static constexpr bool takes_middle = !is_scaled && !is_few && !rows_in; // whose columns may be 176
     static constexpr int columns_on_n = is_few ? kFew : is_scaled ? kFewScaled : kColumns;
+    static constexpr bool in_lots = !is_gate_up && !rows_in;  // where steps are few; weights along N have no registers for it
     static constexpr bool gathers = is_gate_up && !is_scaled; // the loading threads copy tokens; else the engine does
     static constexpr bool quantises = is_gate_up && is_scaled;
     static constexpr int loaders = is_scaled ? 4 : 128;       // threads that fill a stage, besides the engine
@@ -69,10 +73,15 @@ struct tile {
     int32_t tokens;  // 1..columns of the product; 0: there are no more tiles
     int32_t columns; // token rows that are loaded: N of the wgmma, where tokens are on it
     int32_t part;    // enum tile_part
-    int32_t is_down;
+    int32_t lot_tiles; // of down, of the lot that it is in; 0: of gate_up
     int32_t is_late; // of gate_up, that it is counted by its expert; of down
     uint32_t early;  // tiles of gate_up that the block had before, where this is the first that is late
 };
+
+__device__ __forceinline__ bool is_of_down(const tile &t)
+{
+    return t.lot_tiles > 0;
+}
 
 // The row of the results that is a pair's alone, and what the pair is multiplied by.
 struct result_place {
@@ -186,7 +195,8 @@ struct gemm_args {
     int32_t bias_format;
     int32_t depth;     // K
     int32_t outputs;   // columns of out: units, or hidden
-    int32_t row_tiles; // tiles that an expert's weights are taken by; of two, where they share a scale of mid
+    int32_t row_tiles; // tiles that an expert's weights are taken by, of two, where they share a scale of mid; of down, lots
+    int32_t lot_tiles; // of down
     int32_t order;     // enum row_order of w1
     activation_terms activation;
     int32_t evicts_last; // 1: rows by pair leave the L2 last
@@ -377,7 +387,7 @@ template <class U, class D> __device__ __forceinline__ tile find_tile(const gemm
     if (index >= of_gate_up) {
         index -= of_gate_up;
         row_tiles = args.down.row_tiles;
-        found.is_down = 1;
+        found.lot_tiles = 1;
     }
     if (index >= row_tiles * smem.tiles_first[args.experts]) return found;
     found.expert = last_at_most(smem.tiles_first, args.experts, index, row_tiles);
@@ -389,17 +399,21 @@ template <class U, class D> __device__ __forceinline__ tile find_tile(const gemm
         int32_t within = found.row_tile;
 
         share = (pairs + tiles - 1) / tiles;
-        share = found.is_down ? columns_for<D>(share) : columns_for<U>(share);
+        share = is_of_down(found) ? columns_for<D>(share) : columns_for<U>(share);
         found.row_tile = within / tiles;
         before = (within - found.row_tile * tiles) * share;
     }
-    if (U::is_scaled && !found.is_down && args.gate_up.order != ORDER_PLAIN) {
+    if (U::is_scaled && !is_of_down(found) && args.gate_up.order != ORDER_PLAIN) {
         found.row_tile *= 2;
         if ((found.row_tile + 1) * kBlockRows < args.gate_up.outputs) found.part = TILE_FIRST;
     }
+    if (is_of_down(found) && args.down.lot_tiles > 1) {
+        found.row_tile *= args.down.lot_tiles;
+        found.lot_tiles = min(args.down.lot_tiles, (args.down.outputs + D::rows - 1) / D::rows - found.row_tile);
+    }
     found.pair += before;
     found.tokens = min(share, pairs - before);
-    found.columns = found.is_down ? columns_for<D>(found.tokens) : columns_for<U>(found.tokens);
+    found.columns = is_of_down(found) ? columns_for<D>(found.tokens) : columns_for<U>(found.tokens);
     return found;
 }
 
