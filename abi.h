@@ -84,7 +84,7 @@ typedef struct moxie_error {
 #define MOXIE_DTYPE_FLOAT8_E4M3FN 10
 
 typedef struct moxie_device {
-    int32_t type, id;  // type: MOXIE_DEVICE_*
+    int32_t type, id;  // type: MOXIE_DEVICE_*; id: a GPU by its CUDA ordinal, of a CPU not read
 } moxie_device;
 
 typedef struct moxie_dtype {

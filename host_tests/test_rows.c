@@ -40,8 +40,8 @@ static int32_t read_rows(struct sample *s)
 {
     // Poisoned: what the view does not set itself must not be looked at.
     memset(&s->view, 0xa5, sizeof s->view);
-    return rows_read(&s->rows, &s->limits, MOXIE_DEVICE_CPU, "forward_tokens = 40", &s->view,
-                     &s->said.error);
+    return rows_read(&s->rows, &s->limits, (moxie_device){MOXIE_DEVICE_CPU, 0},
+                     "forward_tokens = 40", &s->view, &s->said.error);
 }
 
 static void set_slab(struct sample *s, uint32_t index)
@@ -474,8 +474,10 @@ static int32_t read_out(struct sample *s, const struct rows_view *in, struct out
 {
     memset(view, 0xa5, sizeof *view);
     if (in == NULL)
-        return rows_out_alone(&s->rows, &s->limits, MOXIE_DEVICE_CPU, view, &s->said.error);
-    return rows_out(&s->rows, in, &s->limits, MOXIE_DEVICE_CPU, view, &s->said.error);
+        return rows_out_alone(&s->rows, &s->limits, (moxie_device){MOXIE_DEVICE_CPU, 0}, view,
+                              &s->said.error);
+    return rows_out(&s->rows, in, &s->limits, (moxie_device){MOXIE_DEVICE_CPU, 0}, view,
+                    &s->said.error);
 }
 
 START_TEST(results_mirror_the_rows)

@@ -32,7 +32,7 @@ static void sample_init(struct sample *s)
                                    .shape = {4, 8},
                                    .ndim = 2,
                                    .types = TENSOR_FORMATS_FLOAT,
-                                   .device = MOXIE_DEVICE_CPU};
+                                   .device = {MOXIE_DEVICE_CPU, 0}};
     said_init(&s->said);
 }
 
@@ -97,9 +97,24 @@ START_TEST(elements_of_a_gpu_are_aligned)
     s.tensor = tensor_make(s.data, 2, s.dims, NULL, 1u << MOXIE_FORMAT_BF16);
     s.tensor.byte_offset = 1;
     ACCEPTED(&s.said, check(&s));
-    s.tensor.device.type = s.want.device = MOXIE_DEVICE_CUDA;
+    s.tensor.device.type = s.want.device.type = MOXIE_DEVICE_CUDA;
     SAID(&s.said, MOXIE_E_INVALID, check(&s), "batch.x", "want a multiple of 2");
     s.tensor.byte_offset = 2;
+    ACCEPTED(&s.said, check(&s));
+}
+END_TEST
+
+START_TEST(one_of_several_gpus)
+{
+    struct sample s;
+
+    sample_init(&s);
+    s.tensor.device = (moxie_device){MOXIE_DEVICE_CUDA, 1};
+    s.want.device = (moxie_device){MOXIE_DEVICE_CUDA, 1};
+    ACCEPTED(&s.said, check(&s));
+    s.tensor.device.id = 2;
+    SAID(&s.said, MOXIE_E_INVALID, check(&s), "batch.x", "on device 2", "lies on device 1");
+    s.tensor.device.type = s.want.device.type = MOXIE_DEVICE_CPU; // of which there is one
     ACCEPTED(&s.said, check(&s));
 }
 END_TEST
@@ -278,7 +293,7 @@ START_TEST(data_must_be_there)
     sample_init(&s);
     s.tensor.device.type = MOXIE_DEVICE_CUDA;
     SAID(&s.said, MOXIE_E_INVALID, check(&s), "batch.x", "device type 2", "want 1");
-    s.want.device = MOXIE_DEVICE_CUDA;
+    s.want.device.type = MOXIE_DEVICE_CUDA;
     ACCEPTED(&s.said, check(&s));
 }
 END_TEST
@@ -428,6 +443,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, fine_ones_pass);
     tcase_add_test(tests, the_stride_of_one_entry_is_compact);
     tcase_add_test(tests, elements_of_a_gpu_are_aligned);
+    tcase_add_test(tests, one_of_several_gpus);
     tcase_add_test(tests, nothing_needs_no_data);
     tcase_add_test(tests, wrong_ranks_are_refused);
     tcase_add_test(tests, wrong_extents_are_refused);

@@ -145,7 +145,8 @@ static void sample_fini(struct sample *s)
 
 static int32_t read_weights(struct sample *s)
 {
-    return weights_read(&s->weights, &s->limits, MOXIE_DEVICE_CPU, &s->out, &s->said.error);
+    return weights_read(&s->weights, &s->limits, (moxie_device){MOXIE_DEVICE_CPU, 0}, &s->out,
+                        &s->said.error);
 }
 
 // ---- What is right -----------------------------------------------------------------------------
@@ -541,8 +542,8 @@ START_TEST(device_memory_is_not_touched)
         tensor->data = (void *)(uintptr_t)0x1000;
         tensor->device.type = MOXIE_DEVICE_CUDA;
     }
-    ACCEPTED(&s.said,
-             weights_read(&s.weights, &s.limits, MOXIE_DEVICE_CUDA, &s.out, &s.said.error));
+    ACCEPTED(&s.said, weights_read(&s.weights, &s.limits, (moxie_device){MOXIE_DEVICE_CUDA, 0},
+                                   &s.out, &s.said.error));
     sample_fini(&s);
 }
 END_TEST

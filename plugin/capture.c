@@ -83,8 +83,7 @@ static moxie_tensor kept(const moxie_instance *instance, void *data, int32_t ndi
     moxie_tensor tensor =
         tensor_make(data, ndim, (int64_t *)(uintptr_t)shape, (int64_t *)(uintptr_t)strides, type);
 
-    tensor.device.type = instance->device->tensor_device;
-    tensor.device.id = instance->ordinal;
+    tensor.device = instance_place(instance);
     return tensor;
 }
 

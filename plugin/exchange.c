@@ -269,10 +269,9 @@ static void describe_peer(const struct exchange_group *group, struct exchange *s
                 dims->results, dims->result_strides);
 }
 
-// Windows are mapped for the device that the batch lies on; of an empty one, x does not say which.
-static void place(const struct exchange_group *group, moxie_slab *slab, moxie_device device)
+// Windows are mapped for the instance's device.
+static void place(moxie_slab *slab, moxie_device device)
 {
-    device.type = group->instance->device->tensor_device;
     slab->rows.device = device;
     slab->scales.device = device;
     slab->ids.device = device;
@@ -303,8 +302,8 @@ int32_t exchange_dispatch_recv(struct exchange_group *group, struct exchange *sl
             describe_own(group, slot, round);
         else
             describe_peer(group, slot, rank);
-        place(group, &slot->in_slabs[rank], round->batch->x.device);
-        place(group, &slot->out_slabs[rank], round->batch->x.device);
+        place(&slot->in_slabs[rank], instance_place(group->instance));
+        place(&slot->out_slabs[rank], instance_place(group->instance));
     }
     slot->counts_dim = limits->ranks;
     slot->in.counts = tensor_make(slot->counts, 1, &slot->counts_dim, NULL, TENSOR_INT32);
@@ -346,8 +345,7 @@ void exchange_describe_local(const moxie_instance *instance, struct exchange *sl
         // Read by the kernels only; DLPack has no const.
         slot->in.counts = tensor_make((void *)(uintptr_t)round->tokens_valid, 1, &slot->counts_dim,
                                       NULL, TENSOR_INT32);
-        slot->in.counts.device =
-            (moxie_device){instance->device->tensor_device, batch->x.device.id};
+        slot->in.counts.device = instance_place(instance);
     }
 }
 

@@ -57,6 +57,12 @@ int32_t instance_open(const moxie_host *host, const struct registry *registry, m
                       moxie_error *error);
 int32_t instance_close(moxie_instance *instance, moxie_error *error);
 
+// Where the tensors of an instance with a device lie, once something was created in it.
+static inline moxie_device instance_place(const moxie_instance *instance)
+{
+    return (moxie_device){instance->device->tensor_device, instance->ordinal};
+}
+
 // 1 for a handle that open() made and close() has not taken.
 int instance_is_live(const moxie_instance *instance);
 // Asks the host's thread_check, if any; MOXIE_E_INVALID and a HOST_MISBEHAVING log line on a wrong

@@ -69,11 +69,12 @@ static int32_t check_tensors(const moxie_routing *routing, const moxie_tensor *l
                              const moxie_tensor *ids, const moxie_tensor *weights,
                              moxie_error *error)
 {
+    const moxie_device cpu = {MOXIE_DEVICE_CPU, 0};
     struct tensor_want want = {.name = "logits",
                                .shape = {-1, -1},
                                .ndim = 2,
                                .types = TENSOR_FORMATS_FLOAT,
-                               .device = MOXIE_DEVICE_CPU};
+                               .device = cpu};
     int64_t experts;
     int32_t st = MOXIE_OK;
 
@@ -81,17 +82,17 @@ static int32_t check_tensors(const moxie_routing *routing, const moxie_tensor *l
     experts = logits->shape[1];
     if (logits->shape[0] > INT32_MAX)
         TRY(fail_with(error, MOXIE_E_CAPACITY, "logits: more than 2^31 - 1 tokens"));
-    want = (struct tensor_want){
-        "ids", {logits->shape[0], -1}, 2, TENSOR_INT32 | TENSOR_INT64, MOXIE_DEVICE_CPU, 0};
+    want =
+        (struct tensor_want){"ids", {logits->shape[0], -1}, 2, TENSOR_INT32 | TENSOR_INT64, cpu, 0};
     TRY(tensor_check(ids, &want, error));
     want = (struct tensor_want){
-        "weights", {ids->shape[0], ids->shape[1]}, 2, 1u << MOXIE_FORMAT_F32, MOXIE_DEVICE_CPU, 0};
+        "weights", {ids->shape[0], ids->shape[1]}, 2, 1u << MOXIE_FORMAT_F32, cpu, 0};
     TRY(tensor_check(weights, &want, error));
     if (tensor_rows_overlap(ids) || tensor_rows_overlap(weights) || tensor_overlap(ids, weights))
         TRY(fail_with(error, MOXIE_E_INVALID,
                       "ids and weights: their rows overlap; give each memory of its own"));
-    want = (struct tensor_want){"routing.correction_bias", {experts},        1,
-                                1u << MOXIE_FORMAT_F32,    MOXIE_DEVICE_CPU, 1};
+    want = (struct tensor_want){"routing.correction_bias", {experts}, 1,
+                                1u << MOXIE_FORMAT_F32,    cpu,       1};
     TRY(tensor_check(&routing->correction_bias, &want, error));
     TRY(check_apart(routing, logits, ids, weights, error));
     TRY(check_routing(routing, experts, ids->shape[1], error));

@@ -12,7 +12,7 @@ struct rows_reader {
     const moxie_rows *rows;
     const struct limits *limits;
     const char *explained;
-    int32_t device;
+    moxie_device device;
     int32_t by_expert;
 };
 
@@ -149,7 +149,7 @@ static int32_t read_payload(const struct rows_reader *r, const moxie_slab *slab,
     TRY(check_experts_follow(rows, r->rows->layout, want.name, error));
     to->rows = tensor_data(rows);
     to->row_stride_bytes = tensor_stride_bytes(rows, want.ndim - 2);
-    if (r->device != MOXIE_DEVICE_CPU) TRY(check_device_rows(r->limits, to, error));
+    if (r->device.type != MOXIE_DEVICE_CPU) TRY(check_device_rows(r->limits, to, error));
     TRY(read_scales(r, slab, to, error));
 out:
     return st;
@@ -264,7 +264,7 @@ out:
     return st;
 }
 
-int32_t rows_read(const moxie_rows *rows, const struct limits *limits, int32_t device,
+int32_t rows_read(const moxie_rows *rows, const struct limits *limits, moxie_device device,
                   const char *explained, struct rows_view *view, moxie_error *error)
 {
     static const int32_t by[] = {[MOXIE_LAYOUT_EXPERT_CONTIGUOUS] = ROUTE_BY_PREFIX,
@@ -298,12 +298,12 @@ out:
     return st;
 }
 
-int32_t rows_check_counts(const struct rows_view *view, const struct limits *limits, int32_t device,
-                          const char *explained, moxie_error *error)
+int32_t rows_check_counts(const struct rows_view *view, const struct limits *limits,
+                          moxie_device device, const char *explained, moxie_error *error)
 {
     int64_t rows = 0;
 
-    if (view->by != ROUTE_BY_COUNTS || device != MOXIE_DEVICE_CPU) return MOXIE_OK;
+    if (view->by != ROUTE_BY_COUNTS || device.type != MOXIE_DEVICE_CPU) return MOXIE_OK;
     for (int32_t expert = 0; expert < limits->experts_local; expert++) {
         int32_t count = view->expert_counts[expert];
 
@@ -337,7 +337,7 @@ out:
 
 // What the rows of an `out` must be, but for how many there are.
 static struct tensor_want want_of_out(const moxie_rows *out, const struct limits *limits,
-                                      int32_t device)
+                                      moxie_device device)
 {
     struct tensor_want want = {.name = "out.slab.rows",
                                .shape = {-1, limits->hidden},
@@ -361,7 +361,7 @@ static const int32_t *count_of_results(const struct rows_view *in, int32_t slab)
 }
 
 int32_t rows_out(const moxie_rows *out, const struct rows_view *in, const struct limits *limits,
-                 int32_t device, struct out_view *view, moxie_error *error)
+                 moxie_device device, struct out_view *view, moxie_error *error)
 {
     struct tensor_want want = want_of_out(out, limits, device);
     int32_t st = MOXIE_OK;
@@ -387,7 +387,7 @@ out:
 }
 
 // How many rows of each slab have a result; NULL: all of them.
-static int32_t read_out_counts(const moxie_rows *out, int32_t device, const int32_t **counts,
+static int32_t read_out_counts(const moxie_rows *out, moxie_device device, const int32_t **counts,
                                moxie_error *error)
 {
     const struct tensor_want want = {.name = "out.counts",
@@ -406,7 +406,7 @@ out:
     return st;
 }
 
-int32_t rows_out_alone(const moxie_rows *out, const struct limits *limits, int32_t device,
+int32_t rows_out_alone(const moxie_rows *out, const struct limits *limits, moxie_device device,
                        struct out_view *view, moxie_error *error)
 {
     const struct tensor_want want = want_of_out(out, limits, device);

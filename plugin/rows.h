@@ -32,13 +32,13 @@ struct out_view {
 
 // Checks every tensor, and that the rows fit the plan (MOXIE_E_CAPACITY with both numbers and
 // `explained`).
-int32_t rows_read(const moxie_rows *rows, const struct limits *limits, int32_t device,
+int32_t rows_read(const moxie_rows *rows, const struct limits *limits, moxie_device device,
                   const char *explained, struct rows_view *view, moxie_error *error);
 
 // Of rows that have been read: MOXIE_E_CAPACITY when EXPERT_MASKED counts come to more than the
 // plan holds. Those of a GPU cannot be read here, and route drops what is past it.
-int32_t rows_check_counts(const struct rows_view *view, const struct limits *limits, int32_t device,
-                          const char *explained, moxie_error *error);
+int32_t rows_check_counts(const struct rows_view *view, const struct limits *limits,
+                          moxie_device device, const char *explained, moxie_error *error);
 
 // A GPU reads rows 16 bytes at a time: MOXIE_E_UNSUPPORTED naming the tensor when they lie
 // otherwise.
@@ -47,11 +47,11 @@ int32_t rows_check_aligned(const char *name, const void *rows, int64_t stride_by
 
 // The results of `in`: checks that `out` has a row for every row of it.
 int32_t rows_out(const moxie_rows *out, const struct rows_view *in, const struct limits *limits,
-                 int32_t device, struct out_view *view, moxie_error *error);
+                 moxie_device device, struct out_view *view, moxie_error *error);
 
 // Rows that belong to no others, as many as fit the plan. Of a RANK_MAJOR `out` those that its
 // counts say have a result.
-int32_t rows_out_alone(const moxie_rows *out, const struct limits *limits, int32_t device,
+int32_t rows_out_alone(const moxie_rows *out, const struct limits *limits, moxie_device device,
                        struct out_view *view, moxie_error *error);
 
 #endif

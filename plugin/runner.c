@@ -43,8 +43,8 @@ int32_t runner_create(moxie_instance *instance, int32_t layer, const moxie_weigh
     runner->instance = instance;
     runner->layer = layer;
     TRY(instance_device(instance, error));
-    TRY(weights_read(weights, &instance->plan.limits, instance->device->tensor_device,
-                     &runner->weights, error));
+    TRY(weights_read(weights, &instance->plan.limits, instance_place(instance), &runner->weights,
+                     error));
     TRY(instance_take(instance, RUNNER_BUFFERS, error));
     runner->taken = 1;
     TRY(capture_clear_load(instance, layer, error));
@@ -104,9 +104,9 @@ static int32_t read_rows(const moxie_runner *runner, const moxie_call *call, con
     int32_t st = MOXIE_OK;
 
     TRY(check_call(runner, call, error));
-    TRY(rows_read(rows, &instance->plan.limits, instance->device->tensor_device,
-                  instance->explained, view, error));
-    TRY(rows_check_counts(view, &instance->plan.limits, instance->device->tensor_device,
+    TRY(rows_read(rows, &instance->plan.limits, instance_place(instance), instance->explained, view,
+                  error));
+    TRY(rows_check_counts(view, &instance->plan.limits, instance_place(instance),
                           instance->explained, error));
 out:
     return refuse_capacity(instance, st);
@@ -140,8 +140,7 @@ int32_t runner_run(moxie_runner *runner, const moxie_call *call, const moxie_row
     int32_t st = MOXIE_OK;
 
     TRY(read_rows(runner, call, in, &view, error));
-    TRY(rows_out(out, &view, &instance->plan.limits, instance->device->tensor_device, &results,
-                 error));
+    TRY(rows_out(out, &view, &instance->plan.limits, instance_place(instance), &results, error));
     job.in_place = are_overwritten(&view, in, &out->slabs->rows);
     TRY(forward_experts(&job, error));
 out:
@@ -176,7 +175,7 @@ static int32_t check_index(const moxie_runner *runner, const moxie_tensor *row_i
                                .shape = {rows, runner->instance->plan.limits.top_k},
                                .ndim = 2,
                                .types = TENSOR_INT32,
-                               .device = runner->instance->device->tensor_device};
+                               .device = instance_place(runner->instance)};
     int32_t st = MOXIE_OK;
 
     TRY(tensor_check(row_index, &want, error));
@@ -236,9 +235,8 @@ int32_t runner_expand(moxie_runner *runner, const moxie_call *call, const moxie_
 
     TRY(read_rows(runner, call, in, &from, error));
     // Its counts are yet to be written.
-    TRY(refuse_capacity(instance,
-                        rows_read(out, &instance->plan.limits, instance->device->tensor_device,
-                                  instance->explained, &to, error)));
+    TRY(refuse_capacity(instance, rows_read(out, &instance->plan.limits, instance_place(instance),
+                                            instance->explained, &to, error)));
     if (tensor_rows_overlap(&out->slabs->rows))
         TRY(fail_with(error, MOXIE_E_INVALID,
                       "expand: out.slab.rows: its rows overlap each other"));
@@ -286,14 +284,14 @@ int32_t runner_fold(moxie_runner *runner, const moxie_call *call, const moxie_ro
         expanded->layout != MOXIE_LAYOUT_EXPERT_MASKED)
         TRY(fail_with(error, MOXIE_E_INVALID,
                       "fold: expanded has layout %d; want an EXPERT_ layout", expanded->layout));
-    TRY(rows_out_alone(expanded, limits, instance->device->tensor_device, &from, error));
+    TRY(rows_out_alone(expanded, limits, instance_place(instance), &from, error));
     if (instance->device->tensor_device != MOXIE_DEVICE_CPU)
         TRY(rows_check_aligned("expanded.slab.rows", from.slabs[0].rows,
                                from.slabs[0].row_stride_bytes, error));
     if (out->layout != MOXIE_LAYOUT_STANDARD && out->layout != MOXIE_LAYOUT_RANK_MAJOR)
         TRY(fail_with(error, MOXIE_E_INVALID,
                       "fold: out has layout %d; want STANDARD or RANK_MAJOR", out->layout));
-    TRY(rows_out_alone(out, limits, instance->device->tensor_device, &to, error));
+    TRY(rows_out_alone(out, limits, instance_place(instance), &to, error));
     TRY(check_index(runner, row_index, (int64_t)to.slabs_count * to.rows_cap, error));
     args = (struct combine_args){
         .pair_out = from.slabs[0].rows,

@@ -122,7 +122,7 @@ static int32_t check_tensors(const moxie_instance *instance, int64_t tokens,
                              const moxie_batch *batch, moxie_error *error)
 {
     const struct limits *limits = &instance->plan.limits;
-    int32_t device = instance->device->tensor_device;
+    const moxie_device device = instance_place(instance);
     struct tensor_want x = {
         "batch.x", {tokens, limits->hidden}, 2, 1u << limits->input_format, device, 0};
     struct tensor_want ids = {
@@ -135,7 +135,7 @@ static int32_t check_tensors(const moxie_instance *instance, int64_t tokens,
     int32_t st = MOXIE_OK;
 
     TRY(tensor_check(&batch->x, &x, error));
-    if (device != MOXIE_DEVICE_CPU && tokens > 0)
+    if (device.type != MOXIE_DEVICE_CPU && tokens > 0)
         TRY(rows_check_aligned("batch.x", tensor_data(&batch->x), tensor_stride_bytes(&batch->x, 0),
                                error));
     TRY(tensor_check(&batch->ids, &ids, error));

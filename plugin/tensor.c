@@ -128,6 +128,21 @@ static int32_t check_strides(const moxie_tensor *tensor, const struct tensor_wan
     return MOXIE_OK;
 }
 
+static int32_t check_device(const moxie_tensor *tensor, const struct tensor_want *want,
+                            moxie_error *error)
+{
+    if (tensor->device.type != want->device.type)
+        return fail_with(error, MOXIE_E_INVALID, "%s: on device type %d; want %d", want->name,
+                         tensor->device.type, want->device.type);
+    if (tensor->device.type == MOXIE_DEVICE_CPU || tensor->device.id == want->device.id)
+        return MOXIE_OK;
+    return fail_with(
+        error, MOXIE_E_INVALID,
+        "%s: on device %d, but what this instance has lies on device %d; move it there, "
+        "or open an instance for each device",
+        want->name, tensor->device.id, want->device.id);
+}
+
 int32_t tensor_check(const moxie_tensor *tensor, const struct tensor_want *want, moxie_error *error)
 {
     int32_t st = MOXIE_OK;
@@ -142,11 +157,9 @@ int32_t tensor_check(const moxie_tensor *tensor, const struct tensor_want *want,
         TRY(fail_with(error, MOXIE_E_INVALID, "%s: its size overflows", want->name));
     if (bytes > 0 && tensor->data == NULL)
         TRY(fail_with(error, MOXIE_E_INVALID, "%s: data is NULL", want->name));
-    if (bytes > 0 && tensor->device.type != want->device)
-        TRY(fail_with(error, MOXIE_E_INVALID, "%s: on device type %d; want %d", want->name,
-                      tensor->device.type, want->device));
+    if (bytes > 0) TRY(check_device(tensor, want, error));
     // A CPU's kernels read 16-bit numbers wherever they lie: checkpoints are mapped as they are.
-    if (bytes > 0 && (tensor->dtype.bits >= 32 || want->device != MOXIE_DEVICE_CPU) &&
+    if (bytes > 0 && (tensor->dtype.bits >= 32 || want->device.type != MOXIE_DEVICE_CPU) &&
         (uintptr_t)tensor_data(tensor) % (uintptr_t)tensor_element_bytes(tensor) != 0)
         TRY(fail_with(error, MOXIE_E_INVALID, "%s: data at %p; want a multiple of %" PRId64,
                       want->name, (void *)tensor_data(tensor), tensor_element_bytes(tensor)));

@@ -15,12 +15,12 @@
 
 // What a tensor must be.
 struct tensor_want {
-    const char *name; // for the error: "batch.x"
-    int64_t shape[4]; // -1 takes any extent
-    int32_t ndim;     // 1..4
-    uint32_t types;   // 1u << MOXIE_FORMAT_* and TENSOR_* bits
-    int32_t device;   // MOXIE_DEVICE_*
-    int32_t optional; // 1: data NULL is accepted
+    const char *name;    // for the error: "batch.x"
+    int64_t shape[4];    // -1 takes any extent
+    int32_t ndim;        // 1..4
+    uint32_t types;      // 1u << MOXIE_FORMAT_* and TENSOR_* bits
+    moxie_device device; // a CPU's id is not looked at
+    int32_t optional;    // 1: data NULL is accepted
 };
 
 // MOXIE_OK, or MOXIE_E_INVALID / _UNSUPPORTED naming the tensor, what was seen and what was wanted.

@@ -28,7 +28,7 @@ struct reading {
     int64_t experts, n, k;
     int64_t block_rows, block_columns; // fp8_block128: scales per expert
     int32_t halves;                    // 2: a gated w1
-    int32_t device;
+    moxie_device device;
 };
 
 static int is_packed(int32_t format)
@@ -89,7 +89,7 @@ static int32_t read_values(const struct reading *r, struct weight_view *view, mo
     view->values = tensor_data(&matrix->values);
     view->expert_stride_bytes = tensor_stride_bytes(&matrix->values, 0);
     view->row_stride_bytes = tensor_stride_bytes(&matrix->values, 1);
-    if (r->device != MOXIE_DEVICE_CPU) TRY(check_device_values(r, view, error));
+    if (r->device.type != MOXIE_DEVICE_CPU) TRY(check_device_values(r, view, error));
 out:
     return st;
 }
@@ -227,7 +227,7 @@ out:
     return st;
 }
 
-static int32_t read_w1(const moxie_matrix *matrix, const struct limits *limits, int32_t device,
+static int32_t read_w1(const moxie_matrix *matrix, const struct limits *limits, moxie_device device,
                        struct weight_view *view, moxie_error *error)
 {
     int gated = limits->activation != ACTIVATION_RELU2;
@@ -252,7 +252,7 @@ static int32_t read_w1(const moxie_matrix *matrix, const struct limits *limits, 
     return read_matrix(&r, limits, view, error);
 }
 
-static int32_t read_w2(const moxie_matrix *matrix, const struct limits *limits, int32_t device,
+static int32_t read_w2(const moxie_matrix *matrix, const struct limits *limits, moxie_device device,
                        struct weight_view *view, moxie_error *error)
 {
     struct reading r = {.matrix = matrix,
@@ -369,7 +369,7 @@ static int32_t check_device_weights(const moxie_weights *weights, moxie_error *e
                      MOXIE_ROWS_IN);
 }
 
-int32_t weights_read(const moxie_weights *weights, const struct limits *limits, int32_t device,
+int32_t weights_read(const moxie_weights *weights, const struct limits *limits, moxie_device device,
                      struct layer_weights *out, moxie_error *error)
 {
     int32_t st = MOXIE_OK;
@@ -380,7 +380,7 @@ int32_t weights_read(const moxie_weights *weights, const struct limits *limits, 
         TRY(fail_with(error, MOXIE_E_INVALID,
                       "weights: block_offset is %d for w1 and %d for w2; a shard has one offset",
                       out->w1.block_offset, out->w2.block_offset));
-    if (device != MOXIE_DEVICE_CPU) {
+    if (device.type != MOXIE_DEVICE_CPU) {
         st = check_device_weights(weights, error);
         goto out;
     }

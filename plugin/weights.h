@@ -13,7 +13,7 @@ struct layer_weights {
 
 // Checks shapes, dtypes, orders and scale layouts against the limits, and every 4-bit block's scale
 // against overflow. `device` is the MOXIE_DEVICE_* the tensors must be on.
-int32_t weights_read(const moxie_weights *weights, const struct limits *limits, int32_t device,
+int32_t weights_read(const moxie_weights *weights, const struct limits *limits, moxie_device device,
                      struct layer_weights *out, moxie_error *error);
 
 // The scale check alone, for one expert that the host rewrote.

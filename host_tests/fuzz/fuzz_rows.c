@@ -197,10 +197,10 @@ static int32_t try_run(const struct layer *layer, struct maker *maker, moxie_err
 
     take_rows(maker, &in, 0);
     take_rows(maker, &out, 1);
-    st = rows_read(&in.rows, limits, MOXIE_DEVICE_CPU, "", &view, error);
+    st = rows_read(&in.rows, limits, (moxie_device){MOXIE_DEVICE_CPU, 0}, "", &view, error);
     if (st != MOXIE_OK) return st;
     check_view(&view, limits);
-    st = rows_out(&out.rows, &view, limits, MOXIE_DEVICE_CPU, &results, error);
+    st = rows_out(&out.rows, &view, limits, (moxie_device){MOXIE_DEVICE_CPU, 0}, &results, error);
     if (st != MOXIE_OK || maker->absent) return st;
     return runner_run(layer->runner, &call, &in.rows, &out.rows, error);
 }
@@ -219,7 +219,8 @@ static int32_t try_expand(const struct layer *layer, struct maker *maker, moxie_
     take_rows(maker, &out, 1);
     index = take_tensor(maker, places, 2, I32);
     if (maker->absent) {
-        st = rows_read(&in.rows, &layer->instance->plan.limits, MOXIE_DEVICE_CPU, "", &view, error);
+        st = rows_read(&in.rows, &layer->instance->plan.limits, (moxie_device){MOXIE_DEVICE_CPU, 0},
+                       "", &view, error);
         if (st == MOXIE_OK) check_view(&view, &layer->instance->plan.limits);
         return st;
     }
@@ -310,7 +311,7 @@ static int32_t try_route(const struct layer *layer, struct maker *maker, moxie_e
     ids = take_tensor(maker, places, 2, fuzz_u8(input) < 128 ? I32 : I64);
     weights = take_tensor(maker, places, 2, F32);
     if (maker->absent) {
-        struct tensor_want want = {.name = "t", .shape = {-1, -1}, .ndim = 2, .device = 1};
+        struct tensor_want want = {.name = "t", .shape = {-1, -1}, .ndim = 2, .device = {1, 0}};
 
         want.types = TENSOR_FORMATS_FLOAT;
         return tensor_check(&logits, &want, error);

@@ -277,6 +277,11 @@ START_TEST(tensors_that_lie_wrongly_are_refused)
                      MOXIE_E_INVALID);
     ck_assert(strstr(gpu.mock.text, "batch.x") != NULL);
     gpu.batch.batch.x.device.type = MOXIE_DEVICE_CUDA;
+    gpu.batch.batch.x.device.id++; // a neighbour's
+    ck_assert_int_eq(forward_run(gpu.dispatcher, gpu.runner, &gpu.batch.batch, error),
+                     MOXIE_E_INVALID);
+    ck_assert(strstr(gpu.mock.text, "batch.x: on device 1") != NULL);
+    gpu.batch.batch.x.device.id--;
     gpu.batch.batch.x.byte_offset = 2;
     ck_assert_int_eq(forward_run(gpu.dispatcher, gpu.runner, &gpu.batch.batch, error),
                      MOXIE_E_UNSUPPORTED);
