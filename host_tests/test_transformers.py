@@ -707,6 +707,18 @@ class Refusals(Case):
             self.assertEqual(caught.exception.code, abi.E_CONFIG)
         self.assertEqual(adapter._settings, before)
 
+    def test_what_was_set_is_taken_back(self):
+        module, given = toy(Options()), toy_input()
+        with mock.patch.dict(adapter._settings):
+            before = dict(adapter._settings)
+            adapter.configure(timeout_ms=0, forward_tokens_max=1, plugin=before["plugin"])
+            self.refused(module, given, abi.E_CONFIG, "timeout_ms")
+            adapter.configure(timeout_ms=None, forward_tokens_max=None, log_level=None)
+            self.assertEqual(adapter._settings, {**before, "forward_tokens_max": adapter.TOKENS_MAX})
+            module(*given)
+            adapter.configure(plugin=None)
+            self.assertIsNone(adapter._settings["plugin"])
+
     def test_path_of_the_library(self):
         adapter.configure(plugin=pathlib.Path("/nowhere/libmoxie.so"))
         self.refused(toy(Options()), toy_input(), abi.E_UNAVAILABLE, "/nowhere/libmoxie.so cannot")

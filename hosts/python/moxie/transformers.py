@@ -137,33 +137,41 @@ def _derived(keys):
                    if key in DERIVED)
 
 
-_settings = {"plugin": None, "forward_tokens_max": TOKENS_MAX}
+DEFAULTS = {"plugin": None, "forward_tokens_max": TOKENS_MAX}
+_settings = dict(DEFAULTS)  # of configure; of other keys those that were set
 _lock = threading.RLock()  # around whatever changes these, or makes what they hold
 _libraries = {}  # path -> Library
 _shared = weakref.WeakValueDictionary()  # what must be equal -> Shared
 _layers = weakref.WeakKeyDictionary()  # experts module -> Prepared
 
 
-def configure(plugin=None, forward_tokens_max=None, **keys):
+def configure(plugin=..., forward_tokens_max=..., **keys):
     """Says which library to load, and what else a forward may be.
 
     plugin: the path of a libmoxie; without it MOXIE_PLUGIN of the environment, or libmoxie.so where
     the loader looks. forward_tokens_max: the most tokens of one call, which the memory is planned
     for; a larger batch goes in several. keys: any others of docs/configuration.md, such as
-    device_memory_budget_bytes. Where that changes a setting, what was prepared before is prepared
-    anew, and graphs that were captured are to be captured again.
+    device_memory_budget_bytes. None takes back what was set before; what is not named stays. Where
+    that changes a setting, what was prepared before is prepared anew, and graphs that were captured
+    are to be captured again.
     """
-    given = dict(keys, plugin=plugin and os.fspath(plugin), forward_tokens_max=forward_tokens_max)
-    given = {key: value for key, value in given.items() if value is not None}
+    given = dict(keys, plugin=plugin, forward_tokens_max=forward_tokens_max)
+    given = {key: value for key, value in given.items() if value is not ...}
+    if given.get("plugin") is not None:
+        given["plugin"] = os.fspath(given["plugin"])
     for key, value in given.items():
-        if not isinstance(value, (int, float, str)):
+        if value is not None and not isinstance(value, (int, float, str)):
             raise _error(abi.E_CONFIG, f"configure: {key} is {value!r}, a {type(value).__name__}: "
-                         "give an int, a float or a str")
+                         "give an int, a float or a str, or None to take it back")
     if not DERIVED.keys().isdisjoint(given):
         raise _error(abi.E_CONFIG, "configure: the model says it already" + _derived(given))
     with _lock:
-        if not given.items() <= _settings.items():
-            _settings.update(given)
+        said = {key: value for key, value in {**_settings, **given}.items() if value is not None}
+        wanted = {**DEFAULTS, **said}
+        if wanted != _settings:
+            for key in _settings.keys() - wanted.keys():
+                del _settings[key]
+            _settings.update(wanted)
             _layers.clear()
 
 
