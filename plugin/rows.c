@@ -50,15 +50,23 @@ static void leading_extents(const struct rows_reader *r, struct tensor_want *wan
     want->ndim = masked + 1;
 }
 
-// Rows are addressed by one stride, so experts of EXPERT_MASKED must follow each other.
+// Rows are addressed by one stride, so experts of EXPERT_MASKED must follow each other: where each
+// has one place, at any distance.
 static int32_t check_experts_follow(const moxie_tensor *tensor, int32_t layout, const char *name,
                                     moxie_error *error)
 {
     if (layout != MOXIE_LAYOUT_EXPERT_MASKED || tensor->data == NULL || tensor->shape[0] <= 1 ||
+        tensor->shape[1] == 1 ||
         tensor_stride_bytes(tensor, 0) == tensor->shape[1] * tensor_stride_bytes(tensor, 1))
         return MOXIE_OK;
     return fail_with(error, MOXIE_E_UNSUPPORTED,
                      "%s: experts are strided; want them one after the other", name);
+}
+
+// That stride, of places along dimension `dim`.
+static int64_t place_stride_bytes(const moxie_tensor *tensor, int32_t dim)
+{
+    return tensor_stride_bytes(tensor, dim > 0 && tensor->shape[dim] == 1 ? dim - 1 : dim);
 }
 
 // What the scales of quantised rows must be; 0 when rows of this format have none.
@@ -92,7 +100,7 @@ static int32_t read_scales(const struct rows_reader *r, const moxie_slab *slab, 
     TRY(tensor_check(scales, &want, error));
     TRY(check_experts_follow(scales, r->rows->layout, want.name, error));
     to->scales = tensor_data(scales);
-    to->scale_stride_bytes = tensor_stride_bytes(scales, want.ndim - 2);
+    to->scale_stride_bytes = place_stride_bytes(scales, want.ndim - 2);
 out:
     return st;
 }
@@ -148,7 +156,7 @@ static int32_t read_payload(const struct rows_reader *r, const moxie_slab *slab,
     TRY(tensor_check(rows, &want, error));
     TRY(check_experts_follow(rows, r->rows->layout, want.name, error));
     to->rows = tensor_data(rows);
-    to->row_stride_bytes = tensor_stride_bytes(rows, want.ndim - 2);
+    to->row_stride_bytes = place_stride_bytes(rows, want.ndim - 2);
     if (r->device.type != MOXIE_DEVICE_CPU) TRY(check_device_rows(r->limits, to, error));
     TRY(read_scales(r, slab, to, error));
 out:
@@ -184,7 +192,7 @@ static int32_t read_ids(const struct rows_reader *r, const moxie_slab *slab, str
     if (to->weights != NULL) {
         TRY(check_experts_follow(&slab->weights, r->rows->layout, weights.name, error));
         to->weight_stride_bytes =
-            tensor_stride_bytes(&slab->weights, r->by_expert ? weights.ndim - 1 : 0);
+            place_stride_bytes(&slab->weights, r->by_expert ? weights.ndim - 1 : 0);
         to->weight_format = tensor_format(&slab->weights);
     }
 out:
@@ -324,7 +332,7 @@ static int32_t read_out_slab(const moxie_tensor *rows, const struct tensor_want 
     *to = (struct out_slab){0};
     TRY(tensor_check(rows, want, error));
     to->rows = tensor_data(rows);
-    to->row_stride_bytes = tensor_stride_bytes(rows, want->ndim - 2);
+    to->row_stride_bytes = place_stride_bytes(rows, want->ndim - 2);
     to->format = tensor_format(rows);
     TRY(check_experts_follow(rows,
                              want->ndim == 3 ? MOXIE_LAYOUT_EXPERT_MASKED : MOXIE_LAYOUT_STANDARD,
