@@ -327,9 +327,9 @@ START_TEST(rows_of_another_format_are_refused)
 }
 END_TEST
 
-// Of weights that the device has no code for; an instance that reads the host's configuration as it
-// is now.
-static void refuse_weights(struct gpu_layer *gpu, const char *says)
+// Of weights that the device has no code for, or cannot read; an instance that reads the host's
+// configuration as it is now.
+static void refuse_weights(struct gpu_layer *gpu, int32_t code, const char *says)
 {
     static const struct registry none;
     moxie_instance *other = NULL;
@@ -337,7 +337,7 @@ static void refuse_weights(struct gpu_layer *gpu, const char *says)
 
     gpu_accept(gpu, instance_open(&gpu->mock.host, &none, &other, &gpu->mock.error));
     ck_assert_int_eq(runner_create(other, 0, &gpu->weights.weights, &runner, &gpu->mock.error),
-                     MOXIE_E_UNSUPPORTED);
+                     code);
     ck_assert(strstr(gpu->mock.text, says) != NULL);
     ck_assert_ptr_null(runner);
     gpu_accept(gpu, instance_close(other, &gpu->mock.error));
@@ -351,7 +351,21 @@ START_TEST(a_shard_begins_with_a_block)
     mock_set_str(&gpu.mock, "weight_format", "fp8_block128");
     gpu.weights.w1.format = gpu.weights.w2.format = MOXIE_FORMAT_FP8_BLOCK128;
     gpu.weights.w1.block_offset = gpu.weights.w2.block_offset = 64;
-    refuse_weights(&gpu, "block_offset 64");
+    refuse_weights(&gpu, MOXIE_E_UNSUPPORTED, "block_offset 64");
+    gpu_layer_close(&gpu);
+}
+END_TEST
+
+START_TEST(weights_lie_on_16_bytes)
+{
+    struct gpu_layer gpu;
+
+    gpu_layer_open(&gpu, "mixtral_a", bf16);
+    gpu.weights.w2.values.byte_offset += 2;
+    refuse_weights(&gpu, MOXIE_E_UNSUPPORTED, "want multiples of 16");
+    gpu.weights.w2.values.byte_offset -= 2;
+    gpu.weights.w1.values.device.id++;
+    refuse_weights(&gpu, MOXIE_E_INVALID, "on device 1");
     gpu_layer_close(&gpu);
 }
 END_TEST
@@ -369,7 +383,7 @@ START_TEST(weights_lie_alike)
     outputs = w2->values.shape[1];
     w2->values.shape[1] = w2->values.shape[2];
     w2->values.shape[2] = outputs;
-    refuse_weights(&gpu, "want both MOXIE_ROWS_OUT");
+    refuse_weights(&gpu, MOXIE_E_UNSUPPORTED, "want both MOXIE_ROWS_OUT");
     gpu_layer_close(&gpu);
 }
 END_TEST
@@ -387,6 +401,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, tensors_that_lie_wrongly_are_refused);
     tcase_add_test(tests, rows_of_another_format_are_refused);
     tcase_add_test(tests, a_shard_begins_with_a_block);
+    tcase_add_test(tests, weights_lie_on_16_bytes);
     tcase_add_test(tests, weights_lie_alike);
 }
 
