@@ -30,7 +30,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS  # noqa: E402
 
 import moxie.transformers as adapter  # noqa: E402
 from measure import numbers  # noqa: E402
-from measure.command import words  # noqa: E402
+from measure.command import at_least, words  # noqa: E402
 from moxie import MoxieError  # noqa: E402
 
 # The published sizes of each model; --layers cuts what does not fit.
@@ -65,20 +65,6 @@ def say(text):
     print(text, file=sys.stderr, flush=True)
 
 
-def at_least(least, kind=int):
-    """An argparse type: one number."""
-    def read(text):
-        try:
-            value = kind(text)
-        except ValueError:
-            what = "whole number" if kind is int else "number"
-            raise argparse.ArgumentTypeError(f"{text} is no {what}") from None
-        if not value >= least:
-            raise argparse.ArgumentTypeError(f"{text} is not {least} or more")
-        return value
-    return read
-
-
 def parse(arguments):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", choices=SHAPES, default="tiny", help="default: %(default)s")
@@ -111,6 +97,10 @@ def parse(arguments):
     parser.add_argument("--plugin", help="libmoxie.so; default: MOXIE_PLUGIN of the environment")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     options = parser.parse_args(arguments)
+    if options.graph and options.device == "cpu":
+        parser.error("--graph needs --device cuda")
+    if options.plugin == "":
+        parser.error("--plugin: an empty path; without the option MOXIE_PLUGIN names the library")
     try:
         options.model_config = make_config(options)
     except (OSError, ValueError) as error:  # what transformers has for files and for their text
@@ -138,6 +128,10 @@ def make_model(options):
     return model.eval()
 
 
+class CannotRun(Exception):
+    """Why there is nothing to measure."""
+
+
 class Contestant:
     """One implementation on the model that all of them share."""
 
@@ -151,7 +145,10 @@ class Contestant:
 
     def logits(self, prompt):
         self.choose()
-        return self.model(prompt, use_cache=False).logits
+        try:
+            return self.model(prompt, use_cache=False).logits
+        except ImportError as error:
+            raise CannotRun(f"{self.name} cannot run here: {error}") from error
 
     def synchronise(self):
         if self.options.device != "cpu":
@@ -279,6 +276,17 @@ def report(found):
               f"{'  graph' if each['graph'] else ''}")
 
 
+def check_that_moxie_ran(contestant):
+    """A model that lets nobody choose runs the same code under every name."""
+    contestant.choose()
+    ran = adapter.describe(contestant.model)
+    layers = contestant.model.config.num_hidden_layers
+    if not ran or adapter.NOT_PREPARED in ran.values():
+        raise CannotRun(f"Moxie ran none or not all of this {contestant.model.config.model_type} "
+                        f"of {layers} layers, so nothing was measured: its experts are "
+                        f"{ran or 'none'}; of models with dense layers first, take more --layers")
+
+
 def measure(options):
     """Everything, as the JSON has it."""
     adapter.configure(plugin=options.plugin, forward_tokens_max=options.forward_tokens_max)
@@ -291,6 +299,7 @@ def measure(options):
                                device=options.device)
         found = describe(options)
         found["logits"] = compare(contestants, prompt)
+        check_that_moxie_ran(contestants[0])
         for contestant in contestants:
             say(f"warming up {contestant.name}")
             contestant.warm_up(prompt)
@@ -313,6 +322,9 @@ def main(arguments):
         found = measure(options)
     except MoxieError as error:
         say(f"moxie: {error}")
+        return 1
+    except CannotRun as error:
+        say(str(error))
         return 1
     if options.json:
         print(json.dumps(found, indent=1, allow_nan=False))

@@ -595,7 +595,7 @@ class Programs(Program):
         self.assertNotIn("/nowhere", self.said)
 
     def test_anchors_that_moved(self):
-        status, found = self.run_main("--drift", "-1", "--routing", "uniform", "--systems", "moxie")
+        status, found = self.run_main("--drift", "0", "--routing", "uniform", "--systems", "moxie")
         self.assertEqual(status, 4)
         self.assertIn("read_bytes_per_s moved", found["rejected"])
         self.assertIn("Rejected", (self.folder / "r.md").read_text())
@@ -613,7 +613,11 @@ class Programs(Program):
 
     def test_usage(self):
         for arguments in (["--replays", "3"], ["--shape", "q31b"], ["--tokens", "0"],
-                          ["--systems", "moxie,mxoie"], ["--systems", ","], ["--plugin", ""]):
+                          ["--systems", "moxie,mxoie"], ["--systems", ","], ["--plugin", ""],
+                          ["--device", "cpu", "--replays", "0"], ["--threads", "-1"],
+                          ["--memory-gb", "-5"], ["--seed", "99999999999999999999999"],
+                          ["--drift", "nan"], ["--steady", "nan"], ["--steady", "inf"],
+                          ["--out", "/proc/x/layer"]):
             with self.assertRaises(SystemExit) as ended, \
                     contextlib.redirect_stderr(io.StringIO()):
                 MAIN["parse"](arguments)

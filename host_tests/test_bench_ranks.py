@@ -85,7 +85,9 @@ class Grid(unittest.TestCase):
         self.assertEqual(MAIN["parse"](["--moxie", "moxie", "--ranks", "4,2,4"]).ranks, [4, 2])
 
     def test_usage(self):
-        for arguments in (["--tokens", "abc"], ["--tokens", "8,0"], ["--ranks", "1"]):
+        for arguments in (["--tokens", "abc"], ["--tokens", "8,0"], ["--ranks", "1"],
+                          ["--drift", "nan"], ["--replays", "-4"], ["--seconds", "nan"],
+                          ["--plugin", ""], ["--out", "/proc/x/ranks"]):
             with self.assertRaises(SystemExit) as ended, \
                     contextlib.redirect_stderr(io.StringIO()):
                 self.groups(*arguments)
@@ -181,10 +183,20 @@ class Program(unittest.TestCase):
                          "--dispatch-format input --replays 30 --seconds 2 --json\n")
 
     def test_a_run_that_fails_is_said(self):
-        code, text, found = self.main("--moxie", self.command("echo no such thing >&2; exit 2\n"),
-                                      "--gpus", "2", "--quick", "--op", "layer,both")
+        moxie = self.command("if [ \"$1\" = info ]; then echo '{}'; exit; fi\n"
+                             "echo no such thing >&2; exit 2\n")
+        code, text, found = self.main("--moxie", moxie, "--gpus", "2", "--quick", "--op",
+                                      "layer,both")
         self.assertEqual((code, found["cells"], len(found["failed"])), (1, [], 2))
         self.assertIn("**Failed**: both dsv3 input over 2 GPUs: no such thing", text)
+
+    def test_a_command_that_is_not_moxie(self):
+        for text, words in ((None, "/nowhere/moxie"), ("exit 0\n", "printed no JSON"),
+                            ("echo no libmoxie >&2; exit 1\n", "no libmoxie")):
+            moxie, said = self.command(text) if text else "/nowhere/moxie", []
+            with self.subTest(words), mock.patch.dict(MAIN["main"].__globals__, say=said.append):
+                self.assertEqual(self.main("--moxie", moxie, "--gpus", "2")[::2], (1, None))
+                self.assertIn(words, said[0])
 
     def test_a_device_that_changed(self):
         (self.folder / "told.json").write_text(json.dumps(told(2, [told_cell(128, 30.0)], 0.5)))

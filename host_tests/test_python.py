@@ -1,9 +1,11 @@
 """hosts/python/moxie: the mirror of abi.h and a host, over the library named by MOXIE_PLUGIN."""
 
+import copy
 import ctypes
 import gc
 import os
 import pathlib
+import pickle
 import re
 import sys
 import unittest
@@ -102,6 +104,15 @@ class Refusals(unittest.TestCase):
     def test_no_library(self):
         with self.assertRaises(OSError):
             load("/nowhere/libmoxie.so")
+
+    def test_errors_are_copied_whole(self):
+        """As a pool of processes does with what its workers raise."""
+        for kind in (abi.MoxieError, abi.NoSuchKey):
+            error = kind(abi.E_CONFIG, 3, "no such key", ("top_q",))
+            for copied in (copy.copy(error), pickle.loads(pickle.dumps(error))):
+                self.assertIs(type(copied), kind)
+                self.assertEqual((copied.code, copied.rank, copied.text, copied.keys, str(copied)),
+                                 (abi.E_CONFIG, 3, "no such key", ("top_q",), str(error)))
 
     def test_empty_path(self):
         with self.assertRaisesRegex(abi.MoxieError, '"" names no library') as caught:

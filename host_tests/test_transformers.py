@@ -45,7 +45,8 @@ import torch.nn.utils.parametrize  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 from transformers.activations import ACT2FN  # noqa: E402
-from transformers.integrations.moe import use_experts_implementation  # noqa: E402
+from transformers.integrations.moe import (  # noqa: E402
+    ALL_EXPERTS_FUNCTIONS, use_experts_implementation)
 
 import moxie.transformers as adapter  # noqa: E402
 from moxie import MoxieError, abi, gates  # noqa: E402
@@ -477,6 +478,16 @@ class Forms(Case):
                 with self.subTest(turned=turned, bias=bias):
                     self.compare(toy(Options(turned=turned), has_bias=bias), toy_input())
 
+    def test_fewer_experts_than_choices(self):
+        """As a rank of expert parallelism may have: an id past its own is nobody's."""
+        module, (x, ids, weights) = toy(Options()), toy_input()
+        module.num_experts = 2
+        for name in ("gate_up_proj", "down_proj"):
+            getattr(module, name).data = getattr(module, name).data[:2].clone()
+        ids, nobody = ids.clamp(max=2), ids >= 2
+        self.compare(module, (x, ids, weights),
+                     (ids.masked_fill(nobody, 0), weights.masked_fill(nobody, 0).float()))
+
     def test_weights_that_are_turned_views(self):
         module = toy(Options())
         for name in ("gate_up_proj", "down_proj"):
@@ -707,6 +718,23 @@ class Refusals(Case):
             self.assertEqual(caught.exception.code, abi.E_CONFIG)
         self.assertEqual(adapter._settings, before)
 
+    def test_weights_of_two_types(self):
+        module, given = toy(Options(), has_bias=True), toy_input()
+        module.down_proj.data = module.down_proj.data.float()
+        self.refused(module, given, abi.E_UNSUPPORTED, "Toy: .*bfloat16, .* down of .*float32")
+        module.down_proj.data = module.down_proj.data.bfloat16()
+        module.down_proj_bias.data = module.down_proj_bias.data.double()
+        self.refused(module, given, abi.E_UNSUPPORTED, "Toy: the biases of down are of .*float64")
+
+    def test_trouble_of_the_device_is_not_the_activation(self):
+        full = torch.OutOfMemoryError("full")
+        with mock.patch.object(adapter.gates, "_same", side_effect=full):
+            with self.assertRaisesRegex(torch.OutOfMemoryError, "full"):
+                toy(Options())(*toy_input())
+        with mock.patch.object(adapter.gates, "_same", side_effect=ValueError("odd")):
+            self.refused(toy(Options()), toy_input(), abi.E_UNSUPPORTED,
+                         "an activation that Moxie does not have .it raised ValueError: odd")
+
     def test_what_was_set_is_taken_back(self):
         module, given = toy(Options()), toy_input()
         with mock.patch.dict(adapter._settings):
@@ -718,6 +746,11 @@ class Refusals(Case):
             module(*given)
             adapter.configure(plugin=None)
             self.assertIsNone(adapter._settings["plugin"])
+
+    def test_empty_path_of_the_library(self):
+        with self.assertRaisesRegex(MoxieError, "plugin is an empty path") as caught:
+            adapter.configure(plugin="")
+        self.assertEqual(caught.exception.code, abi.E_CONFIG)
 
     def test_path_of_the_library(self):
         adapter.configure(plugin=pathlib.Path("/nowhere/libmoxie.so"))
@@ -731,7 +764,7 @@ class Refusals(Case):
             self.assertEqual(caught.exception.code, abi.E_CONFIG)
         self.assertEqual(adapter._settings, before)
         x, ids, weights = toy_input()
-        self.refused(toy(Options()), (x, ids.repeat(1, 3), weights.repeat(1, 3)), abi.E_CONFIG,
+        self.refused(toy(Options()), (x, ids.repeat(1, 11), weights.repeat(1, 11)), abi.E_CONFIG,
                      "(?s)  top_k: .*  top_k cannot be set here: it is the width of top_k_index")
 
     def on_device(self, key):
@@ -848,6 +881,8 @@ class Benchmark(Case):
                                  (["--threads", "-1"], "-1 is not 1 or more"),
                                  (["--forward-tokens-max", "0"], "0 is not 1 or more"),
                                  (["--tolerance", "nan"], "nan is not 0 or more"),
+                                 (["--device", "cpu", "--graph"], "--graph needs --device cuda"),
+                                 (["--plugin", ""], "an empty path"),
                                  (["--batch", "two"], "two is no whole number")):
             made = AssertionError("a model is made")
             with self.subTest(arguments=arguments), self.assertRaises(SystemExit) as ended, \
@@ -855,6 +890,22 @@ class Benchmark(Case):
                 self.main(*arguments)
             self.assertEqual(ended.exception.code, 2)
             self.assertIn(words, self.said.getvalue())
+
+    def test_a_model_that_moxie_does_not_run(self):
+        """Whose experts, where it has any, have one implementation under every name."""
+        config = tempfile.NamedTemporaryFile(suffix=".json", mode="w")
+        self.addCleanup(config.close)
+        json.dump({"model_type": "llama", "hidden_size": 32, "intermediate_size": 32,
+                   "num_attention_heads": 2, "vocab_size": 64}, config)
+        config.flush()
+        self.assertEqual(self.main("--config", config.name), (1, ""))
+        self.assertIn("Moxie ran none or not all of this llama of 1 layers", self.said.getvalue())
+
+    def test_an_implementation_that_is_not_installed(self):
+        absent = ImportError("no kernels here")
+        with mock.patch.dict(ALL_EXPERTS_FUNCTIONS, grouped_mm=mock.Mock(side_effect=absent)):
+            self.assertEqual(self.main("--against", "grouped_mm"), (1, ""))
+        self.assertIn("grouped_mm cannot run here: no kernels here", self.said.getvalue())
 
     def test_layers_are_those_that_ran(self):
         for given, wanted in (("0", 4), ("2", 2)):

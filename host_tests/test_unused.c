@@ -91,6 +91,21 @@ START_TEST(rounds_are_for_forward_alone)
 }
 END_TEST
 
+START_TEST(more_choices_than_experts)
+{
+    struct mock_host mock;
+
+    mock_host_init(&mock);
+    mock_set_i64(&mock, "num_experts", 6);
+    mock_set_i64(&mock, "num_redundant_experts", 2);
+    mock_set_i64(&mock, "top_k", 8);
+    assert_not_warned(&mock, "top_k");
+    mock_set_i64(&mock, "top_k", 9);
+    assert_warned(&mock, "top_k", "top_k 9 is more than physical_experts 8: of each token some");
+    mock_host_fini(&mock);
+}
+END_TEST
+
 START_TEST(prefill_keys)
 {
     struct mock_host mock;
@@ -172,6 +187,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, sms_are_those_of_a_gpu);
     tcase_add_test(tests, defaults_are_no_request);
     tcase_add_test(tests, rounds_are_for_forward_alone);
+    tcase_add_test(tests, more_choices_than_experts);
     tcase_add_test(tests, prefill_keys);
     tcase_add_test(tests, decode_keys);
     tcase_add_test(tests, own_bound_below_the_derived);

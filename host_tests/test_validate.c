@@ -190,16 +190,6 @@ START_TEST(ep_rank_below_ep_size)
 }
 END_TEST
 
-START_TEST(top_k_within_experts)
-{
-    static const char *const keys[4] = {"top_k", "num_experts", "num_redundant_experts"};
-    static const int64_t values[4] = {9, 6, 2};
-
-    refused_with(keys, values, "top_k",
-                 "top_k 9 is more than physical_experts 8: set top_k to 8 or less", 1);
-}
-END_TEST
-
 START_TEST(counts_fit_32_bits)
 {
     static const char *const names[] = {"hidden_size", "intermediate_size", "num_layers"};
@@ -402,14 +392,10 @@ END_TEST
 
 START_TEST(all_reasons_at_once)
 {
-    static const char *const wanted[] = {"hidden_size",
-                                         "dp_size",
-                                         "top_k",
-                                         "speculative_draft_tokens",
-                                         "activation_limit",
-                                         "apply_router_weight_on_input",
-                                         "runner",
-                                         "ep_rank"};
+    static const char *const wanted[] = {"hidden_size",      "dp_size",
+                                         "timeout_ms",       "speculative_draft_tokens",
+                                         "activation_limit", "apply_router_weight_on_input",
+                                         "runner",           "ep_rank"};
     struct mock_host mock;
     struct verdict verdict;
 
@@ -418,7 +404,8 @@ START_TEST(all_reasons_at_once)
     mock_set_i64(&mock, "tp_size", 3);
     mock_set_i64(&mock, "dp_size", 2);
     mock_set_i64(&mock, "ep_rank", 1);
-    mock_set_i64(&mock, "top_k", 9);
+    mock_set_i64(&mock, "top_k", 2);
+    mock_set_i64(&mock, "timeout_ms", 0);
     mock_set_str(&mock, "speculative_algorithm", "EAGLE");
     mock_set_f64(&mock, "activation_limit", 7);
     mock_set_i64(&mock, "apply_router_weight_on_input", 1);
@@ -579,7 +566,6 @@ static void add(TCase *tests)
     tcase_add_test(tests, tp_size_by_dp_size);
     tcase_add_test(tests, ep_size_is_1_or_tp_size);
     tcase_add_test(tests, ep_rank_below_ep_size);
-    tcase_add_test(tests, top_k_within_experts);
     tcase_add_test(tests, counts_fit_32_bits);
     tcase_add_test(tests, rows_fit_32_bits);
     tcase_add_test(tests, a_transport_fits_the_device);

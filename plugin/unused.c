@@ -92,6 +92,13 @@ void validate_unused(const struct config *config, const struct bounds *bounds,
                        " tokens derived from the other keys: a larger forward is refused with "
                        "MOXIE_E_CAPACITY",
                        own, bounds->derived_tokens);
+    // A host that spreads experts itself keeps the model's top_k beside a rank's few experts.
+    if (config_ok(config, KEY_TOP_K) && bounds->physical_experts >= 0 &&
+        config_i64(config, KEY_TOP_K) > bounds->physical_experts)
+        report_warning(report, KEY_TOP_K,
+                       "top_k %" PRId64 " is more than physical_experts %" PRId64
+                       ": of each token some ids must be no expert's, or one's again",
+                       config_i64(config, KEY_TOP_K), bounds->physical_experts);
     if (validate_has_wire(config) && config_i64(config, KEY_TIMEOUT_MS) > INT32_MAX)
         report_warning(report, KEY_TIMEOUT_MS,
                        "timeout_ms %" PRId64 " is cut to %d, which is 24 days",

@@ -111,8 +111,7 @@ static void check_ranks(const struct config *config, struct report *report)
                       ep_rank, ep_size, ep_size - 1, ep_size == 1 ? "" : " or less");
 }
 
-static void check_counts(const struct config *config, const struct bounds *bounds,
-                         struct report *report)
+static void check_counts(const struct config *config, struct report *report)
 {
     static const struct {
         enum config_key key;
@@ -126,7 +125,6 @@ static void check_counts(const struct config *config, const struct bounds *bound
         {KEY_DP_SIZE, INT32_MAX, "ranks are counted in 32 bits"},
         {KEY_CPU_THREADS, THREADS_MAX, "the pool starts at most 1024"},
     };
-    int64_t top_k = config_i64(config, KEY_TOP_K);
 
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         if (config_i64(config, rows[i].key) <= rows[i].most) continue;
@@ -135,12 +133,6 @@ static void check_counts(const struct config *config, const struct bounds *bound
                       config_name(rows[i].key), config_i64(config, rows[i].key), rows[i].why,
                       rows[i].most);
     }
-    if (config_ok(config, KEY_TOP_K) && bounds->physical_experts >= 0 &&
-        top_k > bounds->physical_experts)
-        report_reason(report, MOXIE_E_CONFIG, KEY_TOP_K,
-                      "top_k %" PRId64 " is more than physical_experts %" PRId64
-                      ": set top_k to %" PRId64 " or less",
-                      top_k, bounds->physical_experts, bounds->physical_experts);
 }
 
 // ---- Meaning -----------------------------------------------------------------------------------
@@ -343,7 +335,7 @@ void validate_config(const struct config *config, const struct bounds *bounds,
     const char *device = config_str(config, KEY_DEVICE);
 
     check_ranks(config, report);
-    check_counts(config, bounds, report);
+    check_counts(config, report);
     check_speculative(config, report);
     check_honoured(config, report);
     check_groups(config, report);

@@ -28,7 +28,7 @@ import moxie  # noqa: E402
 from measure import cells, numbers, race, report  # noqa: E402
 from measure.case import FORWARDS, ROUTINGS, Case  # noqa: E402
 from measure.clocks import Clocks  # noqa: E402
-from measure.command import commit, counts, say, words  # noqa: E402
+from measure.command import at_least, check_out, commit, counts, say, words  # noqa: E402
 from measure.device import DEVICES, anchors  # noqa: E402
 from peers import kinds, systems  # noqa: E402
 
@@ -50,16 +50,16 @@ def add_choices(parser):
                         "all that there are")
     parser.add_argument("--quick", action="store_true",
                         help="four cells of q30b at uniform routing, unless told otherwise")
-    parser.add_argument("--replays", type=int, default=numbers.REPLAYS_MIN,
+    parser.add_argument("--replays", type=at_least(1, most=10**6), default=numbers.REPLAYS_MIN,
                         help="of each routing and system; default: %(default)s, the fewest")
-    parser.add_argument("--steady", type=float, default=2.0, help="seconds of load before anchors, "
+    parser.add_argument("--steady", type=at_least(0, float, 3600), default=2.0, help="seconds of load before anchors, "
                         f"and before cells from {cells.STEADY_TOKENS} tokens; default: %(default)s")
-    parser.add_argument("--drift", type=float, default=numbers.DRIFT_MAX,
+    parser.add_argument("--drift", type=at_least(0, float, 100), default=numbers.DRIFT_MAX,
                         help="most that an anchor may move; default: %(default)s")
-    parser.add_argument("--memory-gb", type=float, default=100.0,
+    parser.add_argument("--memory-gb", type=at_least(0, float, 10**6), default=100.0,
                         help="most for weights; default: %(default)s")
-    parser.add_argument("--seed", type=int, default=1, help="of weights and rows")
-    parser.add_argument("--threads", type=int, help="of torch and Moxie, on the CPU")
+    parser.add_argument("--seed", type=at_least(0, most=2**63 - 1), default=1, help="of weights and rows")
+    parser.add_argument("--threads", type=at_least(1, most=1024), help="of torch and Moxie, on the CPU")
 
 
 def parse(arguments):
@@ -77,6 +77,7 @@ def parse(arguments):
         parser.error(f"--replays is at least {numbers.REPLAYS_MIN}")
     if options.plugin == "":
         parser.error("--plugin: a path is wanted")
+    check_out(parser, options.out)
     if options.shape is None:
         full = ["q30b"] if options.quick else list(cells.BARS[options.format])
         options.shape = ["tiny"] if options.device == "cpu" else full

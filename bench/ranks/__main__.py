@@ -25,7 +25,7 @@ import grid  # noqa: E402
 import tables  # noqa: E402
 from measure import numbers  # noqa: E402
 from measure.clocks import Clocks  # noqa: E402
-from measure.command import commit, counts, say, words  # noqa: E402
+from measure.command import at_least, check_out, commit, counts, say, words  # noqa: E402
 
 OPS = ("layer", "dispatch", "combine", "both")
 
@@ -37,7 +37,7 @@ def parse(arguments):
     parser.add_argument("--plugin", help="libmoxie.so; default: the command's own choice")
     parser.add_argument("--ranks", type=counts("ranks", 2), default=list(grid.RANKS),
                         help="default: 2,4,8, as far as there are GPUs")
-    parser.add_argument("--gpus", type=int, help="how many there are; default: what nvidia-smi "
+    parser.add_argument("--gpus", type=at_least(0, most=1024), help="how many there are; default: what nvidia-smi "
                         "and CUDA_VISIBLE_DEVICES say")
     parser.add_argument("--op", type=words(OPS), default=[], help="default: all")
     parser.add_argument("--dispatcher", help="default: that of the library")
@@ -45,16 +45,19 @@ def parse(arguments):
     parser.add_argument("--shape", help="in the place of every shape, without bars")
     parser.add_argument("--tokens", type=counts("tokens", 1), default=[],
                         help="in the place of every list of tokens")
-    parser.add_argument("--replays", type=int, default=numbers.REPLAYS_MIN,
+    parser.add_argument("--replays", type=at_least(1, most=10**6), default=numbers.REPLAYS_MIN,
                         help="of each cell, at least; default: %(default)s")
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each cell")
-    parser.add_argument("--drift", type=float, default=numbers.DRIFT_MAX,
+    parser.add_argument("--seconds", type=at_least(0, float, 3600), default=2.0, help="of each cell")
+    parser.add_argument("--drift", type=at_least(0, float, 100), default=numbers.DRIFT_MAX,
                         help="most that a device's rates may move; default: %(default)s")
     parser.add_argument("--out", default="ranks", help="path of the results without its ending: "
                         ".json, .md and .png are added; default: %(default)s")
     options = parser.parse_args(arguments)
     if options.moxie is None:
         parser.error("no command moxie in the path: name it by --moxie")
+    if options.plugin == "":
+        parser.error("--plugin: a path is wanted")
+    check_out(parser, options.out)
     return options
 
 
@@ -96,31 +99,34 @@ def run(command):
         return None, str(trouble)
     if told.returncode != 0:
         return None, told.stderr.strip() or f"exit code {told.returncode}"
-    return json.loads(told.stdout), None
+    try:
+        return json.loads(told.stdout), None
+    except ValueError:
+        return None, f"{command[0]} printed no JSON: is it moxie?"
 
 
 def library_of(options):
-    """Version and source of the library that is measured; None where the command does not say."""
+    """(version and source of the library that is measured, why there is none)."""
     command = [options.moxie, "info", "--json"]
     told, trouble = run(command + (["--plugin", options.plugin] if options.plugin else []))
     build = {} if trouble else told.get("build", {})
-    return " ".join(filter(None, (build.get("version"), build.get("source_id")))) or None
+    return " ".join(filter(None, (build.get("version"), build.get("source_id")))) or None, trouble
 
 
 def write(found, options):
     pathlib.Path(options.out).parent.mkdir(parents=True, exist_ok=True)
     found["rejected"] = tables.rejections(found["cells"], options.drift)
-    for ending, text in ((".json", json.dumps(found, indent=1) + "\n"),
+    for ending, text in ((".json", json.dumps(found, indent=1, allow_nan=False) + "\n"),
                          (".md", tables.table(found))):
         pathlib.Path(options.out + ending).write_text(text)
 
 
-def describe(options, gpus, name, clocks):
+def describe(options, library, gpus, name, clocks):
     return {"what": "one layer over the GPUs of a machine", "version": tables.VERSION,
             "command": shlex.join(["python3", "bench/ranks", *sys.argv[1:]]),
             "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             "machine": {"gpus": gpus, "gpu": name},
-            "versions": {"commit": commit(), "library": library_of(options)},
+            "versions": {"commit": commit(), "library": library},
             "settings": {"replays": options.replays, "seconds": options.seconds,
                          "drift": options.drift, "dispatcher": options.dispatcher},
             "complete": False, "skipped": [], "failed": [], "rejected": [],
@@ -151,8 +157,12 @@ def main(arguments):
     if not all_ranks:
         say("; ".join(skipped))
         return 1
+    library, trouble = library_of(options)
+    if trouble:
+        say(trouble)
+        return 1
     clocks = Clocks(0 if name else None)
-    found = describe(options, gpus, name, clocks)
+    found = describe(options, library, gpus, name, clocks)
     found["skipped"] = skipped
     try:
         measure(found, options, all_ranks, clocks)

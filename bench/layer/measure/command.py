@@ -1,9 +1,11 @@
 """What the commands of the benchmarks take and say alike."""
 
 import argparse
+import math
 import pathlib
 import subprocess
 import sys
+import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent.parent
 
@@ -33,6 +35,32 @@ def counts(what, least):
         return list(dict.fromkeys(found))
     split.__name__ = what  # as argparse names what is no number
     return split
+
+
+def at_least(least, kind=int, most=math.inf):
+    """An argparse type: one number."""
+    def read(text):
+        try:
+            value = kind(text)
+        except ValueError:
+            what = "whole number" if kind is int else "number"
+            raise argparse.ArgumentTypeError(f"{text} is no {what}") from None
+        if not value >= least:
+            raise argparse.ArgumentTypeError(f"{text} is not {least} or more")
+        if value > most:
+            raise argparse.ArgumentTypeError(f"{text} is more than {most}")
+        return value
+    return read
+
+
+def check_out(parser, path):
+    """Ends in words where nothing can be written beside `path`, before anything is measured."""
+    folder = pathlib.Path(path).parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        parser.error(f"--out {path}: {error}")
 
 
 def commit():

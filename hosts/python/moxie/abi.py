@@ -276,6 +276,9 @@ class MoxieError(Exception):
         super().__init__(f"{text} (code {code})")
         self.code, self.rank, self.text, self.keys = code, rank, text, tuple(keys)
 
+    def __reduce__(self):  # else a copy, or a process pool, would make it of the text alone
+        return type(self), (self.code, self.rank, self.text, self.keys)
+
 
 class NoSuchKey(MoxieError):
     """The configuration has words that are none of the library's keys: `keys`."""

@@ -30,6 +30,8 @@ ORDERS = {
 # wrong result.
 ALPHAS, LIMITS = ("alpha", "swiglu_alpha"), ("limit", "swiglu_limit")
 FAR = 1e4  # no clamp is farther out
+DEVICE_ERRORS = tuple(getattr(torch, name) for name in ("OutOfMemoryError", "AcceleratorError")
+                      if hasattr(torch, name))
 
 
 def _constants(module, names, more):
@@ -99,8 +101,11 @@ def recognise(module, device):
                     for keys, wanted in _candidates(module, gate, up):
                         if _same(seen, wanted):
                             return order, keys
+    except DEVICE_ERRORS:  # which say nothing of the activation
+        raise
     except Exception as error:  # code of a model, which may want more than numbers
         cause = error
-    raise MoxieError(E_UNSUPPORTED, -1, f"{_name(module)}: an activation that Moxie does not have; "
-                     f"supported are {SUPPORTED}. Keep experts_implementation='grouped_mm' for "
+    raised = f" (it raised {type(cause).__name__}: {cause})" if cause is not None else ""
+    raise MoxieError(E_UNSUPPORTED, -1, f"{_name(module)}: an activation that Moxie does not have"
+                     f"{raised}; supported are {SUPPORTED}. Keep experts_implementation='grouped_mm' for "
                      "this model") from cause

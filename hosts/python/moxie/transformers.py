@@ -159,6 +159,9 @@ def configure(plugin=..., forward_tokens_max=..., **keys):
     given = {key: value for key, value in given.items() if value is not ...}
     if given.get("plugin") is not None:
         given["plugin"] = os.fspath(given["plugin"])
+        if not given["plugin"]:
+            raise _error(abi.E_CONFIG, "configure: plugin is an empty path: name a library, or "
+                         "None for MOXIE_PLUGIN's")
     for key, value in given.items():
         if value is not None and not isinstance(value, (int, float, str)):
             raise _error(abi.E_CONFIG, f"configure: {key} is {value!r}, a {type(value).__name__}: "
@@ -243,6 +246,14 @@ def _check_module(module, parts):
                          "one of the first three as dtype, or dequantised")
     if E4M3 in (parts.w1.dtype, parts.w2.dtype):
         _check_fp8(module, parts)
+    elif parts.w1.dtype != parts.w2.dtype:
+        raise _error(abi.E_UNSUPPORTED, f"{name}: the weights of gate and up are of "
+                     f"{parts.w1.dtype}, those of down of {parts.w2.dtype}; Moxie takes one type "
+                     "for both: load the model with one dtype")
+    for what, each in zip(("gate and up", "down"), parts.biases):
+        if each is not None and each.dtype not in FLOATS:
+            raise _error(abi.E_UNSUPPORTED, f"{name}: the biases of {what} are of {each.dtype}; "
+                         "Moxie takes float32, bfloat16 or float16")
 
 
 def _describe(each):
@@ -542,6 +553,9 @@ def release(model):
             _layers.pop(module, None)
 
 
+NOT_PREPARED = "moxie, not prepared yet"
+
+
 def describe(model):
     """{name: what it runs on} of the modules whose implementation can be chosen: a runner of Moxie
     and its device, "moxie, not prepared yet", or another implementation's name. Where it is empty,
@@ -556,7 +570,7 @@ def _describe_module(module):
     if chosen != "moxie":
         return str(chosen)
     if prepared is None:
-        return "moxie, not prepared yet"
+        return NOT_PREPARED
     keys = prepared.shared.experts.instance.snapshot()
     return f"{keys['runner'][1]} on {keys['device'][1]}"
 
