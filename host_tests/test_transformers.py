@@ -51,6 +51,10 @@ from transformers.integrations.moe import (  # noqa: E402
 import moxie.transformers as adapter  # noqa: E402
 from moxie import MoxieError, abi, gates  # noqa: E402
 
+if os.environ.get("MOXIE_TEST_DEVICE") == "cuda" and not torch.cuda.is_available():
+    print("skipped: torch sees no GPU")
+    sys.exit(77)
+
 # With an index, as tensors have it: torch.device("cuda") equals none of theirs.
 DEVICE = torch.empty(0, device=os.environ.get("MOXIE_TEST_DEVICE", "cpu")).device
 ON_CPU = DEVICE.type == "cpu"
@@ -305,20 +309,39 @@ class Layers(Case):
     def test_another_stream_waits_for_the_last(self):
         first, second = mock.Mock(), mock.Mock()
         shared = adapter.Shared.__new__(adapter.Shared)
-        shared.stream = None
+        shared.allocator = adapter.Allocator(DEVICE)
         for stream in (first, first, second):
             shared.follow(stream, lambda: False)
         shared.follow(mock.Mock(), lambda: True)
         first.wait_stream.assert_not_called()
         second.wait_stream.assert_called_once_with(first)
-        self.assertIs(shared.stream, second)
+        self.assertIs(shared.allocator.stream, second)
+
+    def test_what_is_copied_waits_for_the_last_stream(self):
+        """Of a layer that is made or made current on one stream, and used on another."""
+        kind, told = adapter.KINDS[DEVICE.type], []
+        module = toy(Options())
+        with mock.patch.dict(adapter.KINDS, {DEVICE.type: kind._replace(stream=told.append)}), \
+                mock.patch.object(adapter.Shared, "follow_here", lambda self, device: told.append(
+                    ("follows", device))):
+            adapter.prepare(module, top_k=3)
+            adapter.weights_updated(module)
+        self.assertEqual(told, [("follows", DEVICE)] * 2)
+
+    def test_buffers_outlive_the_stream_that_used_them(self):
+        allocator, stream = adapter.Allocator(DEVICE), mock.Mock()
+        memory = mock.Mock(is_cuda=True)
+        allocator.held[64], allocator.stream = memory, stream
+        allocator.release(64)
+        memory.record_stream.assert_called_once_with(stream)
+        self.assertEqual(allocator.held, {})
 
     def test_threads_on_streams_take_turns(self):
         """What one waits for has been enqueued: here the first thread is slow to."""
         module, given, told, here = toy(Options()), toy_input(), [], threading.local()
         module(*given)
         shared, second = adapter._layers[module].shared, threading.Event()
-        experts, shared.stream = shared.experts, None
+        experts, shared.allocator.stream = shared.experts, None
 
         class Stream:
             cuda_stream = None

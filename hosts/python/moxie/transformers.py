@@ -94,6 +94,7 @@ class Allocator:
 
     def __init__(self, device):
         self.device, self.held = device, {}
+        self.stream = None  # of the last call that used them
 
     def allocate(self, kind, size, align):
         where = self.device if kind == abi.MEMORY_DEVICE else torch.device("cpu")
@@ -104,7 +105,9 @@ class Allocator:
         return address
 
     def release(self, address):
-        del self.held[address]
+        memory = self.held.pop(address)
+        if self.stream is not None and memory.is_cuda:
+            memory.record_stream(self.stream)  # which may not have come so far yet
 
 
 # ---- Settings ----------------------------------------------------------------------------------
@@ -390,11 +393,11 @@ class Shared:
     one of following that stream and enqueueing."""
 
     def __init__(self, config, device):
-        kind, self.lock, self.stream = _kind(device), threading.Lock(), None
+        kind, self.lock, self.allocator = _kind(device), threading.Lock(), Allocator(device)
         _check_device(config["device"], device)
         try:
             with kind.current(device):
-                self.experts = Experts(_library(), config, "transformers", Allocator(device),
+                self.experts = Experts(_library(), config, "transformers", self.allocator,
                                        (kind.dlpack, device.index or 0))
         except abi.NoSuchKey as error:
             for key in error.keys:
@@ -410,9 +413,17 @@ class Shared:
         """A call on another stream than the last waits for that: both use the same buffers."""
         if capturing():
             return  # torch has waited for everything before it captures
-        if self.stream is not None and self.stream != stream:
-            stream.wait_stream(self.stream)
-        self.stream = stream
+        last, self.allocator.stream = self.allocator.stream, stream
+        if last is not None and last != stream:
+            stream.wait_stream(last)
+
+    def follow_here(self, device):
+        """The same of torch's current stream, for what is copied on it before or after forwards."""
+        kind = _kind(device)
+        stream = kind.stream(device)
+        if stream is not None:
+            with self.lock:
+                self.follow(stream, kind.capturing)
 
 
 class Prepared(NamedTuple):
@@ -469,6 +480,7 @@ def _prepare(module, parts, number, device, top_k):
                 parts[:2], (order, abi.ORDER_PLAIN), parts.biases, scales)))
     prepared = Prepared(_seen(parts, number, device, top_k), shared, layer, scales,
                         tuple(each.detach() for each in parts.scales if each is not None))
+    shared.follow_here(device)  # copies of scales were asked for there
     _layers[module] = prepared
     return prepared
 
@@ -539,6 +551,7 @@ def _update(module, prepared, parts):
     if prepared.seen != _seen(parts, *prepared.seen[0]):
         del _layers[module]  # it describes memory that may be somebody else's by now
         return
+    prepared.shared.follow_here(parts.w1.device)  # which may still be reading the copies
     for mine, theirs in zip(prepared.scales, parts.scales):
         if mine is not None and mine.data_ptr() != theirs.data_ptr():
             mine.copy_(theirs)
