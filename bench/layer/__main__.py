@@ -52,14 +52,17 @@ def add_choices(parser):
                         help="four cells of q30b at uniform routing, unless told otherwise")
     parser.add_argument("--replays", type=at_least(1, most=10**6), default=numbers.REPLAYS_MIN,
                         help="of each routing and system; default: %(default)s, the fewest")
-    parser.add_argument("--steady", type=at_least(0, float, 3600), default=2.0, help="seconds of load before anchors, "
-                        f"and before cells from {cells.STEADY_TOKENS} tokens; default: %(default)s")
+    parser.add_argument("--steady", type=at_least(0, float, 3600), default=2.0,
+                        help="seconds of load before anchors, and before cells from "
+                        f"{cells.STEADY_TOKENS} tokens; default: %(default)s")
     parser.add_argument("--drift", type=at_least(0, float, 100), default=numbers.DRIFT_MAX,
                         help="most that an anchor may move; default: %(default)s")
     parser.add_argument("--memory-gb", type=at_least(0, float, 10**6), default=100.0,
                         help="most for weights; default: %(default)s")
-    parser.add_argument("--seed", type=at_least(0, most=2**63 - 1), default=1, help="of weights and rows")
-    parser.add_argument("--threads", type=at_least(1, most=1024), help="of torch and Moxie, on the CPU")
+    parser.add_argument("--seed", type=at_least(0, most=2**63 - 1), default=1,
+                        help="of weights and rows")
+    parser.add_argument("--threads", type=at_least(1, most=1024),
+                        help="of torch and Moxie, on the CPU")
 
 
 def parse(arguments):

@@ -37,8 +37,9 @@ def parse(arguments):
     parser.add_argument("--plugin", help="libmoxie.so; default: the command's own choice")
     parser.add_argument("--ranks", type=counts("ranks", 2), default=list(grid.RANKS),
                         help="default: 2,4,8, as far as there are GPUs")
-    parser.add_argument("--gpus", type=at_least(0, most=1024), help="how many there are; default: what nvidia-smi "
-                        "and CUDA_VISIBLE_DEVICES say")
+    parser.add_argument("--gpus", type=at_least(0, most=1024),
+                        help="how many there are; default: what nvidia-smi and "
+                        "CUDA_VISIBLE_DEVICES say")
     parser.add_argument("--op", type=words(OPS), default=[], help="default: all")
     parser.add_argument("--dispatcher", help="default: that of the library")
     parser.add_argument("--quick", action="store_true", help="four cells")
@@ -47,7 +48,8 @@ def parse(arguments):
                         help="in the place of every list of tokens")
     parser.add_argument("--replays", type=at_least(1, most=10**6), default=numbers.REPLAYS_MIN,
                         help="of each cell, at least; default: %(default)s")
-    parser.add_argument("--seconds", type=at_least(0, float, 3600), default=2.0, help="of each cell")
+    parser.add_argument("--seconds", type=at_least(0, float, 3600), default=2.0,
+                        help="of each cell")
     parser.add_argument("--drift", type=at_least(0, float, 100), default=numbers.DRIFT_MAX,
                         help="most that a device's rates may move; default: %(default)s")
     parser.add_argument("--out", default="ranks", help="path of the results without its ending: "

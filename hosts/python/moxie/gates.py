@@ -107,5 +107,5 @@ def recognise(module, device):
         cause = error
     raised = f" (it raised {type(cause).__name__}: {cause})" if cause is not None else ""
     raise MoxieError(E_UNSUPPORTED, -1, f"{_name(module)}: an activation that Moxie does not have"
-                     f"{raised}; supported are {SUPPORTED}. Keep experts_implementation='grouped_mm' for "
-                     "this model") from cause
+                     f"{raised}; supported are {SUPPORTED}. Keep "
+                     "experts_implementation='grouped_mm' for this model") from cause
