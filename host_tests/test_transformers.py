@@ -18,6 +18,7 @@ import runpy
 import sys
 import tempfile
 import threading
+import types
 import unittest
 from unittest import mock
 
@@ -316,6 +317,37 @@ class Layers(Case):
         first.wait_stream.assert_not_called()
         second.wait_stream.assert_called_once_with(first)
         self.assertIs(shared.allocator.stream, second)
+
+    def test_threads_are_torchs(self):
+        if not ON_CPU:
+            self.skipTest("of a CPU")
+        threads = min(2, len(os.sched_getaffinity(0)))  # as many as there are processors at most
+        adapter.configure(cpu_threads=None)
+        with mock.patch.object(torch, "get_num_threads", return_value=threads):
+            module = toy(Options())
+            module(*toy_input())
+        instance = adapter._layers[module].shared.experts.instance
+        self.assertEqual(instance.snapshot()["cpu_threads"][1], str(threads))
+
+    def test_top_k_by_every_name(self):
+        for name in ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k",
+                     "top_k"):
+            self.assertEqual(adapter._top_k_of(types.SimpleNamespace(**{name: 5})), 5)
+
+    def test_weights_that_become_others_where_they_lie(self):
+        """Of the same address: another type, fewer experts, rows turned to columns."""
+        changes = (lambda weight: weight.view(torch.float16), lambda weight: weight[:3],
+                   lambda weight: weight.as_strided(weight.shape, (weight[0].numel(), 1,
+                                                                   weight.shape[1])))
+        for number, change in enumerate(changes):
+            with self.subTest(number):
+                module, given = toy(Options()), toy_input()
+                module(*given)
+                before = adapter._layers[module]
+                for name in ("gate_up_proj", "down_proj"):
+                    getattr(module, name).data = change(getattr(module, name).data)
+                module(*given)
+                self.assertIsNot(adapter._layers[module], before)
 
     def test_what_is_copied_waits_for_the_last_stream(self):
         """Of a layer that is made or made current on one stream, and used on another."""
