@@ -268,7 +268,7 @@ START_TEST(every_reason_at_once)
 
     mock_host_init(&mock);
     mock_unset(&mock, "hidden_size");
-    mock_set_i64(&mock, "top_k", 9);
+    mock_set_i64(&mock, "top_k", 33);
     mock_set_str(&mock, "activation", "tanh");
     mock_set_f64(&mock, "dp_size", 1.5);
     mock_set_str(&mock, "runner", "nobody");
