@@ -30,7 +30,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS  # noqa: E402
 
 import moxie.transformers as adapter  # noqa: E402
 from measure import numbers  # noqa: E402
-from measure.command import at_least, words  # noqa: E402
+from measure.command import at_least, named_path, say, words  # noqa: E402
 from moxie import MoxieError  # noqa: E402
 
 # The published sizes of each model; --layers cuts what does not fit.
@@ -59,10 +59,6 @@ SHAPES = {
         "n_group": 8, "topk_group": 4, "q_lora_rank": 1536, "kv_lora_rank": 512,
         "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}),
 }
-
-
-def say(text):
-    print(text, file=sys.stderr, flush=True)
 
 
 def parse(arguments):
@@ -94,13 +90,12 @@ def parse(arguments):
     parser.add_argument("--threads", type=at_least(1), help="of torch and Moxie, on the CPU")
     parser.add_argument("--forward-tokens-max", type=at_least(1),
                         help="Moxie's bound of one call")
-    parser.add_argument("--plugin", help="libmoxie.so; default: MOXIE_PLUGIN of the environment")
+    parser.add_argument("--plugin", type=named_path,
+                        help="libmoxie.so; default: MOXIE_PLUGIN of the environment")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     options = parser.parse_args(arguments)
     if options.graph and options.device == "cpu":
         parser.error("--graph needs --device cuda")
-    if options.plugin == "":
-        parser.error("--plugin: an empty path; without the option MOXIE_PLUGIN names the library")
     try:
         options.model_config = make_config(options)
     except (OSError, ValueError) as error:  # what transformers has for files and for their text

@@ -28,7 +28,8 @@ import moxie  # noqa: E402
 from measure import cells, numbers, race, report  # noqa: E402
 from measure.case import FORWARDS, ROUTINGS, Case  # noqa: E402
 from measure.clocks import Clocks  # noqa: E402
-from measure.command import at_least, check_out, commit, counts, say, words  # noqa: E402
+from measure.command import (  # noqa: E402
+    at_least, check_out, commit, counts, named_path, say, words)
 from measure.device import DEVICES, anchors  # noqa: E402
 from peers import kinds, systems  # noqa: E402
 
@@ -68,7 +69,8 @@ def add_choices(parser):
 def parse(arguments):
     parser = argparse.ArgumentParser(prog="bench/layer", description=__doc__.splitlines()[0])
     add_choices(parser)
-    parser.add_argument("--plugin", help="libmoxie.so; default: MOXIE_PLUGIN of the environment")
+    parser.add_argument("--plugin", type=named_path,
+                        help="libmoxie.so; default: MOXIE_PLUGIN of the environment")
     parser.add_argument("--triton-fused-moe", metavar="PATH", help="a folder with vllm or sglang, "
                         "or a file that defines fused_experts")
     parser.add_argument("--triton-configs", metavar="DIR", help="tile files for it")
@@ -78,8 +80,6 @@ def parse(arguments):
     options = parser.parse_args(arguments)
     if options.replays < numbers.REPLAYS_MIN and options.device != "cpu":
         parser.error(f"--replays is at least {numbers.REPLAYS_MIN}")
-    if options.plugin == "":
-        parser.error("--plugin: a path is wanted")
     check_out(parser, options.out)
     if options.shape is None:
         full = ["q30b"] if options.quick else list(cells.BARS[options.format])
@@ -149,9 +149,7 @@ def make_case(options, device, shape):
 
 def write(found, options):
     """All of it anew, so that a run that is cut off leaves what it had."""
-    path = pathlib.Path(options.out + ".json")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found, indent=1, allow_nan=False) + "\n")
+    pathlib.Path(options.out + ".json").write_text(json.dumps(found, indent=1, allow_nan=False) + "\n")
     pathlib.Path(options.out + ".md").write_text(report.table(found))
 
 

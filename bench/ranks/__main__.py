@@ -25,7 +25,8 @@ import grid  # noqa: E402
 import tables  # noqa: E402
 from measure import numbers  # noqa: E402
 from measure.clocks import Clocks  # noqa: E402
-from measure.command import at_least, check_out, commit, counts, say, words  # noqa: E402
+from measure.command import (  # noqa: E402
+    at_least, check_out, commit, counts, named_path, say, words)
 
 OPS = ("layer", "dispatch", "combine", "both")
 
@@ -34,7 +35,8 @@ def parse(arguments):
     parser = argparse.ArgumentParser(prog="bench/ranks", description=__doc__.splitlines()[0])
     parser.add_argument("--moxie", default=shutil.which("moxie"), help="the command; default: "
                         "that of the path")
-    parser.add_argument("--plugin", help="libmoxie.so; default: the command's own choice")
+    parser.add_argument("--plugin", type=named_path,
+                        help="libmoxie.so; default: the command's own choice")
     parser.add_argument("--ranks", type=counts("ranks", 2), default=list(grid.RANKS),
                         help="default: 2,4,8, as far as there are GPUs")
     parser.add_argument("--gpus", type=at_least(0, most=1024),
@@ -57,8 +59,6 @@ def parse(arguments):
     options = parser.parse_args(arguments)
     if options.moxie is None:
         parser.error("no command moxie in the path: name it by --moxie")
-    if options.plugin == "":
-        parser.error("--plugin: a path is wanted")
     check_out(parser, options.out)
     return options
 
@@ -116,7 +116,6 @@ def library_of(options):
 
 
 def write(found, options):
-    pathlib.Path(options.out).parent.mkdir(parents=True, exist_ok=True)
     found["rejected"] = tables.rejections(found["cells"], options.drift)
     for ending, text in ((".json", json.dumps(found, indent=1, allow_nan=False) + "\n"),
                          (".md", tables.table(found))):

@@ -3,6 +3,8 @@
 #ifndef MOXIE_EMULATOR_NUMBERS_H
 #define MOXIE_EMULATOR_NUMBERS_H
 
+#include "host_tests/tensor_core.h"
+
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -34,23 +36,15 @@ struct narrow {
     int fraction, lowest;
 };
 
-// Of a normal number's range; ldexp would be half of what a conversion takes.
-static inline float power_of_two(int exponent)
-{
-    uint32_t bits = static_cast<uint32_t>(exponent + 127) << 23;
-    float value;
-
-    std::memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
+// By powers of two, since ldexp would be half of what a conversion takes.
 static inline float widened(narrow n, uint32_t magnitude)
 {
     int exponent = static_cast<int>(magnitude >> n.fraction);
     float value = static_cast<float>(magnitude & ((1u << n.fraction) - 1));
 
-    if (exponent == 0) return value * power_of_two(n.lowest);
-    return (value + static_cast<float>(1u << n.fraction)) * power_of_two(n.lowest + exponent - 1);
+    if (exponent == 0) return value * tensor_core_power(n.lowest);
+    return (value + static_cast<float>(1u << n.fraction)) *
+           tensor_core_power(n.lowest + exponent - 1);
 }
 
 // Of a finite magnitude below the largest.

@@ -38,31 +38,33 @@ static uint64_t probe_all(const moxie_api *api, moxie_probe entries[BACKENDS_MAX
     return count < BACKENDS_MAX ? count : BACKENDS_MAX;
 }
 
-// The device of the one offered runner of that name; NULL when there is none or are several.
-static const char *device_of_runner(const moxie_api *api, const char *name)
+// How many runners the library offers under that name, for that device or, where it is empty, any;
+// the first of them.
+static int find_runners(const moxie_api *api, const char *name, const char *device,
+                        moxie_probe *first)
 {
     moxie_probe entries[BACKENDS_MAX];
     uint64_t count = probe_all(api, entries);
-    const char *device = NULL;
+    int found = 0;
 
     for (uint64_t i = 0; i < count; i++) {
-        if (strcmp(entries[i].kind, "runner") != 0 || strcmp(entries[i].name, name) != 0) continue;
-        if (device != NULL) return NULL;
-        device = entries[i].device;
+        if (strcmp(entries[i].kind, "runner") != 0 || strcmp(entries[i].name, name) != 0 ||
+            (device[0] != '\0' && strcmp(entries[i].device, device) != 0))
+            continue;
+        if (found++ == 0) *first = entries[i];
     }
-    return device;
+    return found;
 }
 
 static void choose_device(const struct plugin *plugin, json_t *config)
 {
     const char *runner = json_string_value(json_object_get(config, "runner"));
-    const char *device = NULL;
+    moxie_probe offered;
 
     if (runner == NULL || json_object_get(config, "device") != NULL) return;
-    device = device_of_runner(plugin->api, runner);
     // A library for CPUs alone may not have the key.
-    if (device != NULL && strcmp(device, "cpu") != 0)
-        (void)json_object_set_new(config, "device", json_string(device));
+    if (find_runners(plugin->api, runner, "", &offered) == 1 && strcmp(offered.device, "cpu") != 0)
+        (void)json_object_set_new(config, "device", json_string(offered.device));
 }
 
 const struct device_table *preflight_device(const struct instance *instance)
@@ -73,23 +75,6 @@ const struct device_table *preflight_device(const struct instance *instance)
     return runner != NULL ? device_find(runner->device) : NULL;
 }
 
-// What the library offers under that name, for that device where the configuration names one.
-static int find_runner(const moxie_api *api, const char *name, const char *device,
-                       moxie_probe *found)
-{
-    moxie_probe entries[BACKENDS_MAX];
-    uint64_t count = probe_all(api, entries);
-
-    for (uint64_t i = 0; i < count; i++) {
-        if (strcmp(entries[i].kind, "runner") != 0 || strcmp(entries[i].name, name) != 0 ||
-            (device[0] != '\0' && strcmp(entries[i].device, device) != 0))
-            continue;
-        *found = entries[i];
-        return 1;
-    }
-    return 0;
-}
-
 // A runner may be registered and its device absent, or offered and not registered. A library for
 // CPUs alone may not have the key `device`.
 static int check_device(const struct instance *instance, struct fault *fault)
@@ -98,7 +83,7 @@ static int check_device(const struct instance *instance, struct fault *fault)
     const char *device = instance_config(instance, "device");
     const moxie_runner_info *runner = host_runner(&instance->host, name, device);
     moxie_probe entry;
-    int is_offered = find_runner(instance->api, name, device, &entry);
+    int is_offered = find_runners(instance->api, name, device, &entry) > 0;
 
     if (is_offered && (runner == NULL || entry.score == 0))
         return fault_set(fault, EXIT_REFUSED,

@@ -53,6 +53,13 @@ def at_least(least, kind=int, most=math.inf):
     return read
 
 
+def named_path(text):
+    """An argparse type: a path that names something."""
+    if not text:
+        raise argparse.ArgumentTypeError("an empty path: name a file, or leave the option out")
+    return text
+
+
 def check_out(parser, path):
     """Ends in words where nothing can be written beside `path`, before anything is measured."""
     folder = pathlib.Path(path).parent

@@ -411,8 +411,8 @@ class Shared:
 
     def follow(self, stream, capturing):
         """A call on another stream than the last waits for that: both use the same buffers."""
-        if capturing():
-            return  # torch has waited for everything before it captures
+        if stream is None or capturing():
+            return  # of a CPU; and torch has waited for everything before it captures
         last, self.allocator.stream = self.allocator.stream, stream
         if last is not None and last != stream:
             stream.wait_stream(last)
@@ -420,10 +420,8 @@ class Shared:
     def follow_here(self, device):
         """The same of torch's current stream, for what is copied on it before or after forwards."""
         kind = _kind(device)
-        stream = kind.stream(device)
-        if stream is not None:
-            with self.lock:
-                self.follow(stream, kind.capturing)
+        with self.lock:
+            self.follow(kind.stream(device), kind.capturing)
 
 
 class Prepared(NamedTuple):
@@ -662,8 +660,7 @@ def _forward(module, x, ids, weights):
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     with kind.current(x.device), prepared.shared.lock:
         stream = kind.stream(x.device)
-        if stream is not None:
-            prepared.shared.follow(stream, kind.capturing)
+        prepared.shared.follow(stream, kind.capturing)
         prepared.layer.forward(x.shape[0], _rows(x), _rows(ids), _rows(weights), _rows(y),
                                stream.cuda_stream if stream is not None else None)
     return InferenceOnly.apply(lambda: y, x, weights, *_tensors(parts)) if graded else y
