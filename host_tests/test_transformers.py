@@ -130,6 +130,17 @@ class Case(unittest.TestCase):
     def setUp(self):
         adapter.configure(plugin=os.environ["MOXIE_PLUGIN"], forward_tokens_max=TOKENS_MAX,
                           cpu_threads=2)
+        # What a callback raises is printed, and nothing else.
+        unraisable = []
+        hook = mock.patch.object(sys, "unraisablehook", lambda it: unraisable.append(it.exc_value))
+        hook.start()
+        self.addCleanup(lambda: self.assertEqual(unraisable, []))
+        self.addCleanup(hook.stop)
+
+    def refused(self, module, given, code, pattern):
+        with self.assertRaisesRegex(MoxieError, pattern) as caught:
+            module(*given)
+        self.assertEqual(caught.exception.code, code)
 
 
 class Models(Case):
@@ -198,8 +209,10 @@ class Models(Case):
     def test_compiled(self):
         model, ids = model_of("qwen3_moe", torch.bfloat16), prompt()
         wanted = logits(model, "moxie", ids)
-        with torch.no_grad(), mock.patch.object(adapter, "_opaque_forward",
-                                                wraps=adapter._opaque_forward) as opaque:
+        # torch 2.11 says so of whatever it compiles
+        with torch.no_grad(), mock.patch.object(adapter, "_is_exporting", lambda: True), \
+                mock.patch.object(adapter, "_opaque_forward",
+                                  wraps=adapter._opaque_forward) as opaque:
             seen = torch.compile(model, backend="eager")(ids).logits
         self.assertTrue(torch.equal(seen, wanted))
         self.assertEqual(opaque.call_count, LAYERS)
@@ -250,7 +263,11 @@ class Layers(Case):
         wanted = logits(model, "moxie", ids)
         for most in (1, 7, 44, 45):
             adapter.configure(forward_tokens_max=most)
-            self.assertTrue(torch.equal(logits(model, "moxie", ids), wanted), most)
+            seen = logits(model, "moxie", ids)
+            if ON_CPU:
+                self.assertTrue(torch.equal(seen, wanted), most)
+            else:  # which adds up the products of few tokens in another order
+                self.assertLess(relative(seen, wanted), 3 * torch.finfo(seen.dtype).eps)
             shared = adapter._layers[adapter._experts_modules(model)[0]].shared
             self.assertEqual(shared.experts.tokens_max, most)
 
@@ -346,6 +363,9 @@ class Layers(Case):
                 before = adapter._layers[module]
                 for name in ("gate_up_proj", "down_proj"):
                     getattr(module, name).data = change(getattr(module, name).data)
+                if number == 0 and not ON_CPU:  # where rows are of the weights' kind
+                    self.refused(module, given, abi.E_CONFIG, "bf16 while weight_format is f16")
+                    continue
                 module(*given)
                 self.assertIsNot(adapter._layers[module], before)
 
@@ -403,6 +423,7 @@ class Layers(Case):
             threads[0].start()
             for thread in threads:
                 thread.join()
+        shared.allocator.stream = None  # which is none of torch's
         self.assertEqual(told, ["first enqueues", "second waits for first", "second enqueues"])
 
     def test_threads_make_a_layer_once(self):
@@ -581,7 +602,10 @@ class Forms(Case):
         given = torch.randn(11, 48, dtype=torch.bfloat16, device=DEVICE), ids, weights
         self.compare(module, given)
         module.gate_up_proj.data = module.gate_up_proj.data.transpose(1, 2)
-        self.compare(module, given)
+        if ON_CPU:
+            self.compare(module, given)
+        else:
+            self.refused(module, given, abi.E_INVALID, "orientation is 1 for w1 and 0 for w2")
 
     def test_weights_spread_over_processes(self):
         """What transformers' parallel loading leaves in a module: this process' part is inside."""
@@ -639,11 +663,6 @@ class Forms(Case):
 
 
 class Refusals(Case):
-    def refused(self, module, given, code, pattern):
-        with self.assertRaisesRegex(MoxieError, pattern) as caught:
-            module(*given)
-        self.assertEqual(caught.exception.code, code)
-
     def test_training(self):
         model, ids = model_of("mixtral", torch.bfloat16), prompt()
         model.set_experts_implementation("moxie")
@@ -860,7 +879,7 @@ class Refusals(Case):
 
 
 @unittest.skipIf(ON_CPU, "wants a GPU")
-class Captured(Case):
+class Enqueued(Case):
     def test_graph(self):
         """A step captured before any forward, and replayed on other tokens."""
         model, first, second = model_of("qwen3_moe", torch.bfloat16), prompt(), prompt().flip(0)
@@ -874,6 +893,23 @@ class Captured(Case):
             ids.copy_(given)
             graph.replay()
             self.assertLess(relative(out, want), 1e-2)
+
+    def test_streams(self):
+        """Two in turns, of which the last is at work when the buffers go back."""
+        model, ids = model_of("mixtral", torch.bfloat16), prompt()
+        wanted = logits(model, "moxie", ids)
+        streams = torch.cuda.Stream(), torch.cuda.Stream()
+        torch.cuda.synchronize()
+        seen = []
+        for stream in streams * 4:
+            with torch.cuda.stream(stream):
+                seen.append(logits(model, "moxie", ids))
+        adapter.release(model)
+        others = [torch.full((1 << 20,), 7, device=DEVICE) for _ in range(16)]
+        torch.cuda.synchronize()
+        for each in seen:
+            self.assertTrue(torch.equal(each, wanted))
+        del others
 
 
 BENCH = runpy.run_path(str(ROOT / "bench" / "transformers.py"), run_name="bench_transformers")

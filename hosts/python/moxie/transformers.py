@@ -676,10 +676,10 @@ def forward(module, hidden_states, top_k_index, top_k_weights):
 
     Ids that are not those of an expert here, as expert parallelism makes them, add nothing.
     """
+    if torch.compiler.is_dynamo_compiling():  # where is_exporting() is constant, of torch 2.11 True
+        return _opaque_forward(module, hidden_states, top_k_index, top_k_weights)
     if _is_exporting():
         raise _unrecorded(module, "an exported program", "export")
-    if torch.compiler.is_compiling():
-        return _opaque_forward(module, hidden_states, top_k_index, top_k_weights)
     return _forward(module, hidden_states, top_k_index, top_k_weights)
 
 
