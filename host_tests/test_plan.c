@@ -438,7 +438,7 @@ START_TEST(fp8_on_a_gpu_is_quantised_between)
 }
 END_TEST
 
-// Of a GPU, as many tokens as go in one launch: by their weights, their choices, and the host's
+// Of a GPU, as many tokens as go in one launch: by their weights, their results, and the host's
 // bound.
 START_TEST(whole_layers_keep_mid_of_few_tokens)
 {
@@ -447,11 +447,19 @@ START_TEST(whole_layers_keep_mid_of_few_tokens)
         const char *format;
         int64_t choices;
     } cases[] = {
-        {2048, 768, 8, 64, "bf16", 24},         {2048, 768, 8, 64, "fp8_block128", 40},
-        {4096, 1536, 8, 64, "bf16", 8},         {4096, 1536, 8, 64, "fp8_block128", 8},
-        {4096, 192, 8, 64, "fp8_block128", 40}, {4096, 128, 8, 64, "fp8_block128", 64},
-        {4096, 14336, 2, 64, "bf16", 0},        {128, 64, 2, 64, "bf16", 16},
-        {128, 64, 32, 64, "bf16", 128},         {128, 64, 2, 3, "bf16", 6},
+        {2048, 768, 8, 64, "bf16", 40},
+        {2048, 768, 8, 64, "fp8_block128", 40},
+        {4096, 1536, 8, 64, "bf16", 16},
+        {4096, 1536, 8, 64, "fp8_block128", 16},
+        {7168, 256, 8, 64, "fp8_block128", 16},
+        {4096, 192, 8, 64, "fp8_block128", 24},
+        {4096, 14336, 2, 64, "bf16", 2},
+        {4096, 14336, 2, 64, "fp8_block128", 2},
+        {7168, 14336, 8, 64, "bf16", 0},
+        {7168, 2048, 1, 64, "bf16", 3},
+        {128, 64, 2, 64, "bf16", 16},
+        {128, 64, 32, 64, "bf16", 128},
+        {128, 64, 2, 3, "bf16", 6},
     };
     const int64_t numbers = cases[_i].choices * cases[_i].intermediate * 2;
     struct verdict verdict;
@@ -537,7 +545,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, overflow_is_a_reason);
     tcase_add_test(tests, limits_carry_the_numbers);
     tcase_add_test(tests, what_nccl_sends_is_staged);
-    tcase_add_loop_test(tests, whole_layers_keep_mid_of_few_tokens, 0, 10);
+    tcase_add_loop_test(tests, whole_layers_keep_mid_of_few_tokens, 0, 13);
     tcase_add_loop_test(tests, fp8_on_a_gpu_is_quantised_between, 0, 3);
 }
 

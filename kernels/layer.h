@@ -17,29 +17,25 @@
 #define LAYER_POSITIONS 128  // choices of all tokens, at most
 #define LAYER_TOKENS    8    // at most
 
-// Tokens of a launch, at most, where an expert has so many weights; 0: none. If each choice has an
-// expert of its own, layers of more weights are faster launch by launch (kernels/README.md,
-// ladder), those of many choices sooner than those of few: each block goes through every choice's
-// mid.
-static inline int32_t layer_tokens(double expert_weights, int32_t is_fp8, int32_t top_k)
+// Tokens of a launch, at most, where an expert has so many weights; 0: none. Launch by launch costs
+// more to begin with and less for each choice: one launch pays for the weights of the choices, if
+// each has an expert of its own, and for each of their results. Where a row has one choice,
+// launches save its sum. The numbers are where both took the same on an H200 (kernels/README.md,
+// ladder).
+static inline int32_t layer_tokens(double expert_weights, double hidden, int32_t is_fp8,
+                                   int32_t top_k)
 {
     static const struct {
-        int32_t choices;
-        double weights_bytes;
-    } bounds[2][2] = {{{16, 288 << 20}, {LAYER_POSITIONS, 216 << 20}},
-                      {{40, 192 << 20}, {LAYER_POSITIONS, 96 << 20}}};
-    const double token_bytes = expert_weights * (is_fp8 ? 1 : 2) * top_k;
-    int32_t most = 0;
+        double weights_bytes, results;
+    } most[2] = {{1080e6, 150e3}, {600e6, 140e3}};
+    const double weights_share =
+        expert_weights * (is_fp8 ? 1 : 2) / most[is_fp8 != 0].weights_bytes;
+    const double choice_share = weights_share + hidden / most[is_fp8 != 0].results;
+    const double by_share = (top_k == 1 ? 0.5 : 1) / (choice_share * top_k);
+    int32_t tokens = LAYER_POSITIONS / top_k;
 
-    for (int32_t i = 0; i < 2; i++) {
-        const double by_weights = bounds[is_fp8 != 0][i].weights_bytes / token_bytes;
-        int32_t tokens = bounds[is_fp8 != 0][i].choices / top_k;
-
-        if (tokens > LAYER_TOKENS) tokens = LAYER_TOKENS;
-        if (by_weights < tokens) tokens = (int32_t)by_weights;
-        if (tokens > most) most = tokens;
-    }
-    return most;
+    if (tokens > LAYER_TOKENS) tokens = LAYER_TOKENS;
+    return by_share < tokens ? (int32_t)by_share : tokens;
 }
 
 struct layer_args {

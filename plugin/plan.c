@@ -317,8 +317,8 @@ static int64_t layer_choices(const struct limits *limits)
 {
     const int matrices = limits->activation == ACTIVATION_RELU2 ? 2 : 3;
     const double expert_weights = (double)limits->hidden * limits->intermediate * matrices;
-    const int64_t tokens =
-        layer_tokens(expert_weights, limits->operand_format == FORMAT_FP8, limits->top_k);
+    const int64_t tokens = layer_tokens(expert_weights, limits->hidden,
+                                        limits->operand_format == FORMAT_FP8, limits->top_k);
 
     return limits->top_k * (tokens < limits->rows_cap ? tokens : limits->rows_cap);
 }

@@ -107,7 +107,7 @@ bool is_small(const layer_args &from)
     const weight_view &w1 = from.gemms.gate_up.w1, &w2 = from.gemms.down.w2;
     const double expert_weights = static_cast<double>(w1.n) * w1.k + static_cast<double>(w2.n) * w2.k;
 
-    return from.route.slabs[0].cap <= layer_tokens(expert_weights, element_bytes_of(w1.format) == 1, from.route.top_k);
+    return from.route.slabs[0].cap <= layer_tokens(expert_weights, w2.n, element_bytes_of(w1.format) == 1, from.route.top_k);
 }
 
 // Of every row of x one, weighted as the router says, on the input or here.
