@@ -60,6 +60,8 @@ if os.environ.get("MOXIE_TEST_DEVICE") == "cuda" and not torch.cuda.is_available
 DEVICE = torch.empty(0, device=os.environ.get("MOXIE_TEST_DEVICE", "cpu")).device
 ON_CPU = DEVICE.type == "cpu"
 torch.set_num_threads(1)  # torch's own wait for each other by spinning, on cores that others use
+BENCH = runpy.run_path(str(ROOT / "bench" / "transformers.py"), run_name="bench_transformers")
+routed_as = BENCH["routed_as"]
 TINY_QWEN3 = ROOT / "host_tests" / "golden" / "models" / "tiny-qwen3-moe"
 LAYERS, TOKENS_MAX = 3, 64
 ANY = {"vocab_size": 128, "hidden_size": 64, "num_hidden_layers": LAYERS, "num_attention_heads": 4,
@@ -107,25 +109,6 @@ def logits(model, implementation, ids):
         return model(ids).logits
 
 
-@contextlib.contextmanager
-def routed_as(model, routes, record):
-    """Writes down where each layer's tokens go, or makes them go there."""
-    def hook(number):
-        def note(_, args):
-            x, ids, weights = args
-            if record:
-                routes.append((ids, weights))
-                return args
-            return x, routes[number][0], routes[number][1].to(weights.dtype)
-        return note
-
-    hooks = [module.register_forward_pre_hook(hook(number))
-             for number, module in enumerate(adapter._experts_modules(model))]
-    yield
-    for each in hooks:
-        each.remove()
-
-
 class Case(unittest.TestCase):
     def setUp(self):
         adapter.configure(plugin=os.environ["MOXIE_PLUGIN"], forward_tokens_max=TOKENS_MAX,
@@ -160,9 +143,9 @@ class Models(Case):
                 with self.subTest(name, dtype=dtype):
                     model, ids, routes = model_of(name, dtype), prompt(), []
                     exact = copy.deepcopy(model).float()
-                    with routed_as(exact, routes, record=True):
+                    with routed_as(exact, routes):
                         wanted = logits(exact, "eager", ids)
-                    with routed_as(model, routes, record=False):
+                    with routed_as(model, routes):
                         eager = logits(model, "eager", ids)
                         seen = logits(model, "moxie", ids)
                     self.assertEqual(seen.dtype, dtype)
@@ -260,11 +243,11 @@ class Layers(Case):
 
     def test_batch_larger_than_one_call(self):
         model, ids, routes = model_of("qwen3_moe", torch.bfloat16), prompt(tokens=15, batch=3), []
-        with routed_as(model, routes, record=True):
+        with routed_as(model, routes):
             wanted = logits(model, "moxie", ids)
         for most in (1, 7, 44, 45):
             adapter.configure(forward_tokens_max=most)
-            with routed_as(model, routes, record=False):
+            with routed_as(model, routes):
                 seen = logits(model, "moxie", ids)
             if ON_CPU:
                 self.assertTrue(torch.equal(seen, wanted), most)
@@ -912,9 +895,6 @@ class Enqueued(Case):
         for each in seen:
             self.assertTrue(torch.equal(each, wanted))
         del others
-
-
-BENCH = runpy.run_path(str(ROOT / "bench" / "transformers.py"), run_name="bench_transformers")
 
 
 class Benchmark(Case):

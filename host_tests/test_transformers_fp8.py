@@ -101,9 +101,9 @@ class Near(Case):
     def near(self, fp8, plain):
         """By the routes of the plain model; a GPU multiplies fp8 activations."""
         routes = []
-        with routed_as(plain, routes, record=True):
+        with routed_as(plain, routes):
             wanted = logits(plain, "eager", prompt())
-        with routed_as(fp8, routes, record=False):
+        with routed_as(fp8, routes):
             seen = logits(fp8, "moxie", prompt())
         self.assertLess(relative(seen, wanted), 5e-6 if ON_CPU else 8e-2)
         for module in experts_of(fp8):
@@ -124,12 +124,12 @@ class Models(Near):
         for name in ("deepseek_v3", "qwen3_moe"):
             with self.subTest(name):
                 (fp8, plain), ids, routes = models(name, 240, dtype=torch.bfloat16), prompt(), []
-                with routed_as(plain, routes, record=True):
+                with routed_as(plain, routes):
                     wanted = logits(plain, "eager", ids)
-                with routed_as(fp8, routes, record=False):
+                with routed_as(fp8, routes):
                     seen = logits(fp8, "moxie", ids)
                 eager = copy.deepcopy(plain).bfloat16()
-                with routed_as(eager, routes, record=False):
+                with routed_as(eager, routes):
                     limit = 1.3 * relative(logits(eager, "eager", ids), wanted) if ON_CPU else 8e-2
                 self.assertEqual(seen.dtype, torch.bfloat16)
                 self.assertLess(relative(seen, wanted), limit)
