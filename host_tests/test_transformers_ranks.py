@@ -1,0 +1,95 @@
+"""hosts/python/moxie/transformers.py under transformers' own tensor and expert parallelism: two
+processes over gloo, each with its part of a tiny model, whose logits are those of eager in one.
+
+Wants torch, transformers and accelerate (host_tests/torch.txt); without them it exits 77.
+"""
+
+import importlib.util
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+from test_transformers import LAYERS, VENV_PYTHON, adapter, logits, model_of, prompt, relative
+
+if importlib.util.find_spec("accelerate") is None:
+    if VENV_PYTHON.exists() and sys.executable != str(VENV_PYTHON):
+        os.execv(VENV_PYTHON, [str(VENV_PYTHON), *sys.argv])
+    print("skipped: accelerate is not installed, nor in build/torch")
+    sys.exit(77)
+
+import torch  # noqa: E402
+import torch.distributed  # noqa: E402
+from transformers import AutoModelForCausalLM  # noqa: E402
+from transformers.distributed import DistributedConfig  # noqa: E402
+
+RANKS, SECONDS = 2, 100
+PARALLEL = {"tensor": {"tp_size": RANKS}, "expert": {"tp_size": RANKS, "ep_size": RANKS}}
+
+
+def whole(tensor):
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def run_rank(folder, rank):
+    """One process of those that share each model; says what it saw, a line a model."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank,
+                                         world_size=RANKS)
+    adapter.configure(plugin=os.environ["MOXIE_PLUGIN"], cpu_threads=1)
+    for model_folder in sorted(each for each in pathlib.Path(folder).iterdir() if each.is_dir()):
+        wanted = torch.load(model_folder / "logits.pt")
+        for kind, sizes in PARALLEL.items():
+            model = AutoModelForCausalLM.from_pretrained(
+                model_folder, dtype=torch.float32, experts_implementation="moxie",
+                distributed_config=DistributedConfig(**sizes)).eval()
+            apart = relative(whole(logits(model, "moxie", prompt())), wanted)
+            module = adapter._experts_modules(model)[0]
+            ran = sum(each in adapter._layers for each in adapter._experts_modules(model))
+            print("saw", model_folder.name, kind, f"{apart:.3e}", ran,
+                  adapter._layers[module].shared.experts.config["num_experts"],
+                  adapter._layers[module].shared.experts.config["intermediate_size"])
+    torch.distributed.destroy_process_group()
+
+
+class Ranks(unittest.TestCase):
+    def test_parts_of_a_model(self):
+        """Also of a model with fewer experts on a rank than a token chooses."""
+        shapes = {"mixtral-few": ("mixtral", {"num_local_experts": 2}), "mixtral": ("mixtral", {}),
+                  "qwen3": ("qwen3_moe", {})}
+        with tempfile.TemporaryDirectory() as folder:
+            for name, (kind, sizes) in shapes.items():
+                model = model_of(kind, **sizes)
+                model.save_pretrained(pathlib.Path(folder) / name)
+                torch.save(logits(model, "eager", prompt()),
+                           pathlib.Path(folder) / name / "logits.pt")
+            ranks = [subprocess.Popen([sys.executable, __file__, "rank", folder, str(rank)],
+                                      env={**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank),
+                                           "WORLD_SIZE": str(RANKS), "OMP_NUM_THREADS": "1"},
+                                      text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                     for rank in range(RANKS)]
+            try:
+                said = [each.communicate(timeout=SECONDS) for each in ranks]
+            finally:
+                for each in ranks:
+                    each.kill()
+        for each, (out, error) in zip(ranks, said):
+            self.assertEqual(each.returncode, 0, error)
+            seen = [line.split()[1:] for line in out.splitlines() if line.startswith("saw ")]
+            self.assertEqual(len(seen), len(shapes) * len(PARALLEL))
+            for name, kind, apart, ran, experts, intermediate in seen:
+                with self.subTest(name, parallel=kind):
+                    self.assertLess(float(apart), 5e-6)
+                    self.assertEqual(int(ran), LAYERS)
+                    all_experts = shapes[name][1].get("num_local_experts", 8)
+                    self.assertEqual((int(experts), int(intermediate)),
+                                     (all_experts // RANKS, 48) if kind == "expert"
+                                     else (all_experts, 48 // RANKS))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["rank"]:
+        run_rank(sys.argv[2], int(sys.argv[3]))
+    else:
+        unittest.main()
