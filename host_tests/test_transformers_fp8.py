@@ -159,7 +159,8 @@ class Models(Near):
 
     def test_no_other_scales_where_copied_ones_were(self):
         """They would be taken for the copied ones."""
-        with mock.patch.dict(globals(), HIDDEN=2048):
+        with mock.patch.dict(globals(), HIDDEN=2048), \
+                mock.patch.dict(MODELS["qwen3_moe"], num_hidden_layers=1):
             fp8, _ = models("qwen3_moe", 1024, scale_type=torch.bfloat16)
         fp8.set_experts_implementation("moxie")
         module = adapter._experts_modules(fp8)[0]
