@@ -17,15 +17,10 @@ import types
 import unittest
 from unittest import mock
 
+import torch_python
+
+torch_python.require(importlib.util.find_spec("torch"), "torch is")
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-VENV_PYTHON = ROOT / "build" / "torch" / "bin" / "python3"
-
-if not importlib.util.find_spec("torch"):
-    if VENV_PYTHON.exists() and sys.executable != str(VENV_PYTHON):
-        os.execv(VENV_PYTHON, [str(VENV_PYTHON), *sys.argv])
-    print("skipped: torch is not installed, nor in build/torch")
-    sys.exit(77)
-
 sys.path[:0] = [str(ROOT / "bench" / "layer"), str(ROOT / "hosts" / "python")]
 
 import torch  # noqa: E402

@@ -22,8 +22,9 @@ import types
 import unittest
 from unittest import mock
 
+import torch_python
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-VENV_PYTHON = ROOT / "build" / "torch" / "bin" / "python3"
 sys.path.insert(0, str(ROOT / "hosts" / "python"))
 
 
@@ -33,12 +34,7 @@ def has_transformers():
     return int(importlib.metadata.version("transformers").split(".")[0]) >= 5
 
 
-if not has_transformers():
-    if VENV_PYTHON.exists() and sys.executable != str(VENV_PYTHON):
-        os.execv(VENV_PYTHON, [str(VENV_PYTHON), *sys.argv])
-    print("skipped: torch and transformers 5 are not installed, nor in build/torch")
-    sys.exit(77)
-
+torch_python.require(has_transformers(), "torch and transformers 5 are")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch  # noqa: E402

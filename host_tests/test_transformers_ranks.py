@@ -5,6 +5,7 @@ Wants torch, transformers and accelerate (host_tests/torch.txt); without them it
 """
 
 import importlib.util
+import json
 import os
 import pathlib
 import subprocess
@@ -12,13 +13,10 @@ import sys
 import tempfile
 import unittest
 
-from test_transformers import LAYERS, VENV_PYTHON, adapter, logits, model_of, prompt, relative
+import torch_python
+from test_transformers import LAYERS, adapter, logits, model_of, prompt, relative
 
-if importlib.util.find_spec("accelerate") is None:
-    if VENV_PYTHON.exists() and sys.executable != str(VENV_PYTHON):
-        os.execv(VENV_PYTHON, [str(VENV_PYTHON), *sys.argv])
-    print("skipped: accelerate is not installed, nor in build/torch")
-    sys.exit(77)
+torch_python.require(importlib.util.find_spec("accelerate"), "accelerate is")
 
 import torch  # noqa: E402
 import torch.distributed  # noqa: E402
@@ -34,7 +32,8 @@ def whole(tensor):
 
 
 def run_rank(folder, rank):
-    """One process of those that share each model; says what it saw, a line a model."""
+    """One process of those that share each model; leaves what it saw in a file of its own."""
+    seen = []
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank,
                                          world_size=RANKS)
     adapter.configure(plugin=os.environ["MOXIE_PLUGIN"], cpu_threads=1)
@@ -45,11 +44,11 @@ def run_rank(folder, rank):
                 model_folder, dtype=torch.float32, experts_implementation="moxie",
                 distributed_config=DistributedConfig(**sizes)).eval()
             apart = relative(whole(logits(model, "moxie", prompt())), wanted)
-            module = adapter._experts_modules(model)[0]
-            ran = sum(each in adapter._layers for each in adapter._experts_modules(model))
-            print("saw", model_folder.name, kind, f"{apart:.3e}", ran,
-                  adapter._layers[module].shared.experts.config["num_experts"],
-                  adapter._layers[module].shared.experts.config["intermediate_size"])
+            layers = [adapter._layers[each] for each in adapter._experts_modules(model)]
+            config = layers[0].shared.experts.config
+            seen.append((model_folder.name, kind, apart, len(layers), config["num_experts"],
+                         config["intermediate_size"]))
+    pathlib.Path(folder, f"{rank}.json").write_text(json.dumps(seen))
     torch.distributed.destroy_process_group()
 
 
@@ -67,23 +66,25 @@ class Ranks(unittest.TestCase):
             ranks = [subprocess.Popen([sys.executable, __file__, "rank", folder, str(rank)],
                                       env={**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank),
                                            "WORLD_SIZE": str(RANKS), "OMP_NUM_THREADS": "1"},
-                                      text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                                      text=True, stderr=subprocess.PIPE)
                      for rank in range(RANKS)]
             try:
-                said = [each.communicate(timeout=SECONDS) for each in ranks]
+                for each in ranks:
+                    _, error = each.communicate(timeout=SECONDS)
+                    self.assertEqual(each.returncode, 0, error)
             finally:
                 for each in ranks:
                     each.kill()
-        for each, (out, error) in zip(ranks, said):
-            self.assertEqual(each.returncode, 0, error)
-            seen = [line.split()[1:] for line in out.splitlines() if line.startswith("saw ")]
+            found = [json.loads(pathlib.Path(folder, f"{rank}.json").read_text())
+                     for rank in range(RANKS)]
+        for seen in found:
             self.assertEqual(len(seen), len(shapes) * len(PARALLEL))
             for name, kind, apart, ran, experts, intermediate in seen:
                 with self.subTest(name, parallel=kind):
-                    self.assertLess(float(apart), 5e-6)
-                    self.assertEqual(int(ran), LAYERS)
+                    self.assertLess(apart, 5e-6)
+                    self.assertEqual(ran, LAYERS)
                     all_experts = shapes[name][1].get("num_local_experts", 8)
-                    self.assertEqual((int(experts), int(intermediate)),
+                    self.assertEqual((experts, intermediate),
                                      (all_experts // RANKS, 48) if kind == "expert"
                                      else (all_experts, 48 // RANKS))
 

@@ -20,17 +20,16 @@
 // Tokens of a launch, at most, where an expert has so many weights; 0: none. Launch by launch costs
 // more to begin with and less for each choice: one launch pays for the weights of the choices, if
 // each has an expert of its own, and for each of their results. Where a row has one choice,
-// launches save its sum. The numbers are where both took the same on an H200 (kernels/README.md,
-// ladder).
+// launches save its sum. The numbers, for 16 bits and fp8, are where both took the same on an H200
+// (kernels/README.md, ladder).
 static inline int32_t layer_tokens(double expert_weights, double hidden, int32_t is_fp8,
                                    int32_t top_k)
 {
     static const struct {
-        double weights_bytes, results;
-    } most[2] = {{1080e6, 150e3}, {600e6, 140e3}};
-    const double weights_share =
-        expert_weights * (is_fp8 ? 1 : 2) / most[is_fp8 != 0].weights_bytes;
-    const double choice_share = weights_share + hidden / most[is_fp8 != 0].results;
+        double weights, results;
+    } most[2] = {{540e6, 150e3}, {600e6, 140e3}};
+    const int32_t by = is_fp8 != 0;
+    const double choice_share = expert_weights / most[by].weights + hidden / most[by].results;
     const double by_share = (top_k == 1 ? 0.5 : 1) / (choice_share * top_k);
     int32_t tokens = LAYER_POSITIONS / top_k;
 
