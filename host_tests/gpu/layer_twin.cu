@@ -394,6 +394,8 @@ static const layer_case cases[] = {
     {90, 264, 72, 4, 1, ORDER_GATE_UP, ACTIVATION_SILU, 2, 1, 0, 1, FORMAT_BF16}, // top-1: rows without an expert
     {150, 272, 144, 5, 1, ORDER_GATE_UP, ACTIVATION_SILU, 2, 1, 0, 0, FORMAT_FP8_BLOCK128},
     {400, 896, 128, 8, 1, ORDER_GATE_UP, ACTIVATION_SILU, 3, 0, 0, 0, FORMAT_FP8_BLOCK128}, // seven steps in turns, four stages
+    {2320, 16, 144, 1, 1, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_FP8_CHANNEL}, // tiles of tokens in two groups
+    {5200, 264, 200, 2, 1, ORDER_GATE_UP, ACTIVATION_SILU, 3, 0, 0, 0, FORMAT_BF16},
     {64, 1168, 128, 40, 4, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_FP8_BLOCK128}, // tiles of down in lots, and a part of one
     {90, 1416, 64, 24, 4, ORDER_GATE_UP, ACTIVATION_SILU, 0, 1, 0, 0, FORMAT_BF16},
     {5, 264, 136, 8, 2, ORDER_GATE_UP, ACTIVATION_SILU, 0, 1, 0, 0, FORMAT_F16},

@@ -1,9 +1,9 @@
 // gate_up and down on sm_90a in one launch, bf16, f16 and e4m3: c[128 weight rows x N tokens] += w . x^T, weights on wgmma's M, tokens
 // on its N, so that one family serves one token and thousands.
 //
-// grid   one block an SM, persistent; tiles in the order product, expert, weight rows, tokens, each to the block that is free, so that
-//        the tiles which share a piece of the weights run beside each other and read it from HBM once; down's begin while the last of
-//        gate_up's run, with their weights where mid is not there yet
+// grid   one block an SM, persistent; tiles in the order product, expert, group of up to 12 tiles of tokens, weight rows, tokens, each
+//        to the block that is free, so that the tiles which share a piece of the weights, or tokens, run beside each other and read it
+//        from HBM once; down's begin while the last of gate_up's run, with their weights where mid is not there yet
 // block  3 warpgroups: one loads, two multiply 64 weight rows each; e4m3 has a third for many tokens, of which each takes 64. Few
 //        tokens of 16 bits: 2, and tiles of 64 weight rows, by 128 inputs a stage
 // smem   4 to 11 stages of 128 weight rows and 256 (e4m3: 192), 128, 64, 32, 16 or 8 token rows of 128 bytes (64 inputs, e4m3 128),

@@ -32,6 +32,8 @@ constexpr int kFewBoxes = 80;   // token rows up to which one thread asks for al
 constexpr int kTurn = 32;       // tokens whose outputs a warpgroup turns into rows at once
 constexpr int kTurnPitch = 144; // bytes between their rows: up to 64 outputs, and 16 so that banks differ
 constexpr int kExpertsMax = 1024;
+constexpr int kBeside = 12;     // tiles of tokens that blocks go through for the same weight rows: all of an expert would come from memory again
+                                // for each tile of those; 132 blocks read least if 6 to 12 tiles of 256 tokens share 22 to 11 of 128 weight rows
 constexpr int kLotSteps = 6;    // of down's tiles that a block takes at once, a lot, so that it finds the next while it has enough to do
 constexpr int kLotTiles = 4;    // of it at most; neighbours by weight rows. Of more steps than kLotSteps / 2 a tile is taken alone
 constexpr int kTiles = 2 * kStagesMax; // that the loading threads may be ahead: a tile takes a stage at least, and two lots are known
@@ -376,6 +378,18 @@ template <class P> __device__ __forceinline__ int32_t columns_for(int32_t tokens
     return tokens <= 16 ? 16 : tokens <= 32 ? 32 : tokens <= 64 ? 64 : tokens <= 128 ? 128 : 256;
 }
 
+// Many tiles of tokens are taken in even groups, each by all weight rows: the first of the group, with `tiles` that it has and `within`
+// it, instead of within the expert.
+__device__ __forceinline__ int32_t first_beside(int32_t row_tiles, int32_t &within, int32_t &tiles)
+{
+    const int32_t groups = (tiles + kBeside - 1) / kBeside, wide = (tiles + groups - 1) / groups;
+    const int32_t first = within / (wide * row_tiles) * wide;
+
+    within -= first * row_tiles;
+    tiles = min(wide, tiles - first);
+    return first;
+}
+
 // The tiles of an expert share its pairs evenly: a small last one would read the weights again for few tokens.
 template <class U, class D> __device__ __forceinline__ tile find_tile(const gemms_args_device &args, const gemm_smem<U> &smem, int32_t index)
 {
@@ -396,12 +410,13 @@ template <class U, class D> __device__ __forceinline__ tile find_tile(const gemm
     share = pairs = smem.expert_first[found.expert + 1] - found.pair;
     tiles = smem.tiles_first[found.expert + 1] - smem.tiles_first[found.expert];
     if (tiles > 1) { // divisions take longer than all the rest
-        int32_t within = found.row_tile;
+        int32_t within = found.row_tile, first = 0;
 
         share = (pairs + tiles - 1) / tiles;
         share = is_of_down(found) ? columns_for<D>(share) : columns_for<U>(share);
+        if (tiles > kBeside) first = first_beside(row_tiles, within, tiles);
         found.row_tile = within / tiles;
-        before = (within - found.row_tile * tiles) * share;
+        before = (first + within - found.row_tile * tiles) * share;
     }
     if (U::is_scaled && !is_of_down(found) && args.gate_up.order != ORDER_PLAIN) {
         found.row_tile *= 2;
