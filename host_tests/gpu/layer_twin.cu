@@ -363,7 +363,7 @@ static const layer_case cases[] = {
     {1700, 264, 8, 12, 4, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_BF16}, // more results than warps: pairs are spent
     {40, 128, 64, 1024, 32, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_BF16},
     {8, 264, 72, 2, 4, ORDER_INTERLEAVED, ACTIVATION_SWIGLUOAI, 0, 1, 0, 0, FORMAT_BF16}, // few tokens, an expert for one more than once
-    {6, 1416, 1480, 3, 2, ORDER_UP_GATE, ACTIVATION_SILU, 2, 1, 1, 0, FORMAT_BF16},       // two rounds of their stages
+    {9, 1416, 1480, 3, 1, ORDER_UP_GATE, ACTIVATION_SILU, 2, 1, 1, 0, FORMAT_BF16},       // two rounds of their stages
     {3, 72, 136, 8, 1, ORDER_PLAIN, ACTIVATION_RELU2, 0, 1, 0, 0, FORMAT_BF16},
     {1, 128, 64, 4, 1, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 1, FORMAT_BF16},
     {33, 128, 64, 16, 4, ORDER_UP_GATE, ACTIVATION_SILU, 2, 1, 0, 1, FORMAT_BF16},
@@ -385,7 +385,7 @@ static const layer_case cases[] = {
     {9, 256, 160, 8, 1, ORDER_PLAIN, ACTIVATION_RELU2, 0, 0, 1, 0, FORMAT_FP8_TENSOR},
     {4, 64, 1088, 2, 1, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_BF16}, // two rounds of down's stages
     {2, 5184, 64, 3, 2, ORDER_GATE_UP, ACTIVATION_SILU, 0, 1, 0, 0, FORMAT_BF16}, // one launch: a tile has more stages than the ring
-    {80, 64, 3200, 8, 1, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_BF16}, // early tiles on every SM
+    {40, 64, 3200, 8, 1, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_BF16}, // early tiles on every SM
     {40, 64, 6400, 8, 1, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_FP8_BLOCK128},
     {200, 272, 320, 2, 1, ORDER_UP_GATE, ACTIVATION_SILU, 0, 1, 1, 0, FORMAT_FP8_BLOCK128},
     {190, 256, 160, 2, 1, ORDER_INTERLEAVED, ACTIVATION_SWIGLUOAI, 0, 1, 0, 0, FORMAT_FP8_CHANNEL},
@@ -403,8 +403,8 @@ static const layer_case cases[] = {
     {200, 128, 96, 4, 1, ORDER_INTERLEAVED, ACTIVATION_SWIGLUOAI, 0, 1, 1, 0, FORMAT_F16},
     {40, 264, 136, 8, 2, ORDER_GATE_UP, ACTIVATION_SILU, 0, 1, 0, 1, FORMAT_F16},
     {40, 264, 136, 8, 2, ORDER_PLAIN, ACTIVATION_RELU2, 0, 1, 0, 1, FORMAT_F16},
-    {2, 1096, 1128, 3, 2, ORDER_UP_GATE, ACTIVATION_SILU, 2, 1, 1, 0, FORMAT_BF16}, // at once, as are all of few tokens: rows of several stages
-    {2, 2064, 272, 3, 2, ORDER_INTERLEAVED, ACTIVATION_SWIGLUOAI, 0, 1, 0, 0, FORMAT_FP8_BLOCK128},
+    {2, 1096, 568, 3, 2, ORDER_UP_GATE, ACTIVATION_SILU, 2, 1, 1, 0, FORMAT_BF16}, // at once, as are all of few tokens: rows of several stages
+    {2, 1040, 272, 3, 2, ORDER_INTERLEAVED, ACTIVATION_SWIGLUOAI, 0, 1, 0, 0, FORMAT_FP8_BLOCK128},
     {2, 400, 1168, 3, 2, ORDER_INTERLEAVED, ACTIVATION_SWIGLUOAI, 0, 1, 0, 0, FORMAT_FP8_BLOCK128},
     {5, 256, 160, 4, 2, ORDER_UP_GATE, ACTIVATION_SILU, 2, 1, 1, 0, FORMAT_FP8_TENSOR},
     {3, 384, 144, 2, 4, ORDER_PLAIN, ACTIVATION_RELU2, 0, 1, 0, 0, FORMAT_FP8_CHANNEL},
