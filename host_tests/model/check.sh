@@ -45,7 +45,7 @@ figure() {
 
 failed=0
 holds() {
-    search -O2 "$@"
+    search -O1 "$@"
     if ! grep -q 'errors: 0$' "$work/said" || grep -qE 'not completed|too small|out of memory|memory limit' "$work/said"; then
         echo "not shown for $*:"
         grep -v "^Depth=" "$work/said"
