@@ -359,7 +359,7 @@ typedef struct moxie_batch {
     void *stream;             // cudaStream_t; NULL on the CPU, where every call returns when done
 } moxie_batch;
 
-// Rows of one source. The last dimension of every tensor is compact.
+// Rows of one source. Of every tensor the last dimension is compact; of fp8's scales that or rows.
 typedef struct moxie_slab {
     uint32_t struct_size, reserved0;
     moxie_tensor rows;     // [cap, H]; EXPERT_MASKED: [experts, cap, H]

@@ -57,10 +57,12 @@ struct row_slab {
     const int32_t *count; // valid rows, 0..cap; NULL: cap
     int64_t row_stride_bytes;
     int64_t scale_stride_bytes;
-    int64_t group_stride_bytes; // FP8_BLOCK128: between the scales of a row; 0: 4
+    int64_t group_stride_bytes;        // FP8_BLOCK128: between the scales of a row; 0: 4
+    int64_t scale_expert_stride_bytes; // between those of experts, where expert_rows is not 0
     int64_t id_stride_bytes;
     int64_t weight_stride_bytes;
     int32_t cap;
+    int32_t expert_rows;   // by expert, with scales that do not follow the last expert's: its rows
     int32_t format;        // F32, BF16, F16, FP8_BLOCK128 or NVFP4
     int32_t id_bytes;      // 4 or 8
     int32_t weight_format; // F32, BF16 or F16

@@ -84,6 +84,64 @@ static int scales_want(const struct rows_reader *r, const moxie_slab *slab, int3
     return 1;
 }
 
+static int is_in_columns(const moxie_tensor *scales, int32_t ndim)
+{
+    return scales->shape != NULL && scales->strides != NULL && scales->ndim == ndim &&
+           scales->shape[ndim - 1] > 1 && scales->strides[ndim - 1] != 1;
+}
+
+// Scales of fp8 may lie in columns, as TMA reads them: a matrix [ceil(hidden / 128), cap], or one
+// of each expert, whose last two dimensions have changed places.
+static int32_t check_columns(const moxie_tensor *scales, struct tensor_want want,
+                             moxie_error *error)
+{
+    const int32_t last = want.ndim - 1;
+    int64_t shape[3], strides[3], rows = want.shape[last - 1];
+    moxie_tensor turned = *scales;
+
+    memcpy(shape, scales->shape, (size_t)want.ndim * sizeof *shape);
+    memcpy(strides, scales->strides, (size_t)want.ndim * sizeof *strides);
+    shape[last] = scales->shape[last - 1];
+    shape[last - 1] = scales->shape[last];
+    strides[last] = scales->strides[last - 1];
+    strides[last - 1] = scales->strides[last];
+    if (strides[last - 1] == 0)
+        return fail_with(error, MOXIE_E_UNSUPPORTED,
+                         "%s: the last dimension has stride 0; want a scale for each 128 columns",
+                         want.name);
+    turned.shape = shape;
+    turned.strides = strides;
+    want.name = "rows.slab.scales, in columns";
+    want.shape[last - 1] = want.shape[last];
+    want.shape[last] = rows;
+    return tensor_check(&turned, &want, error);
+}
+
+// Of fp8. A GPU counts floats in 32 bits.
+static int32_t take_strides(const moxie_tensor *scales, int32_t places, moxie_device device,
+                            struct row_slab *to, moxie_error *error)
+{
+    int64_t groups = scales->shape[places + 1];
+    int64_t group_bytes = tensor_stride_bytes(scales, places + 1);
+    int64_t row_bytes = place_stride_bytes(scales, places);
+
+    if (device.type != MOXIE_DEVICE_CPU &&
+        (row_bytes / 4 > INT32_MAX || (groups - 1) * (group_bytes / 4) > INT32_MAX))
+        return fail_with(error, MOXIE_E_UNSUPPORTED,
+                         "rows.slab.scales: %" PRId64 " bytes between rows and %" PRId64
+                         " between their %" PRId64 " scales; this device takes less than 8 GiB "
+                         "from a row to the next, and from its first scale to its last",
+                         row_bytes, group_bytes, groups);
+    to->scale_stride_bytes = row_bytes;
+    if (group_bytes != 4) to->group_stride_bytes = group_bytes;
+    if (places == 0 || scales->shape[0] < 2 || scales->shape[1] < 2 ||
+        tensor_stride_bytes(scales, 0) == scales->shape[1] * row_bytes)
+        return MOXIE_OK;
+    to->expert_rows = (int32_t)scales->shape[1];
+    to->scale_expert_stride_bytes = tensor_stride_bytes(scales, 0);
+    return MOXIE_OK;
+}
+
 static int32_t read_scales(const struct rows_reader *r, const moxie_slab *slab, struct row_slab *to,
                            moxie_error *error)
 {
@@ -97,9 +155,16 @@ static int32_t read_scales(const struct rows_reader *r, const moxie_slab *slab, 
                           "rows.slab.scales: given, but rows of this format have no scales"));
         goto out;
     }
-    TRY(tensor_check(scales, &want, error));
-    TRY(check_experts_follow(scales, r->rows->layout, want.name, error));
+    if (to->format == FORMAT_FP8_BLOCK128 && is_in_columns(scales, want.ndim))
+        TRY(check_columns(scales, want, error));
+    else
+        TRY(tensor_check(scales, &want, error));
     to->scales = tensor_data(scales);
+    if (to->format == FORMAT_FP8_BLOCK128) {
+        TRY(take_strides(scales, want.ndim - 2, r->device, to, error));
+        goto out;
+    }
+    TRY(check_experts_follow(scales, r->rows->layout, want.name, error));
     to->scale_stride_bytes = place_stride_bytes(scales, want.ndim - 2);
 out:
     return st;

@@ -204,6 +204,13 @@ static int32_t check_expanded(const moxie_instance *instance, const struct rows_
             return fail_with(error, MOXIE_E_INVALID,
                              "expand: slab %d: rows of format %d into rows of format %d", i,
                              from->slabs[i].format, to->slabs[0].format);
+    for (int32_t i = 0; i < from->slabs_count; i++)
+        if (from->slabs[i].group_stride_bytes != 0 || to->slabs[0].group_stride_bytes != 0 ||
+            to->slabs[0].expert_rows != 0)
+            return fail_with(error, MOXIE_E_UNSUPPORTED,
+                             "expand: slab %d: scales in columns; want each row's compact, in and "
+                             "out, and experts one after the other",
+                             i);
     if (instance->device->tensor_device != MOXIE_DEVICE_CPU && format != FORMAT_BF16 &&
         format != FORMAT_F16)
         return fail_with(error, MOXIE_E_UNSUPPORTED,

@@ -179,23 +179,25 @@ static void shuffle_places(int32_t *to, size_t count)
 // Rows of several slabs in one launch, of every format, e4m3 among them: to the places of their pairs, or from where a pair says.
 static int try_quantise_slabs()
 {
-    int slabs = 1 + (int)draw(draw(4) ? 5 : SLABS_MAX), cap = 1 + (int)draw(6), columns = 1 + (int)draw(1500);
+    bool by_expert = draw(4) == 0; // each with a matrix of scales of its own
+    int slabs = by_expert ? 1 : 1 + (int)draw(draw(4) ? 5 : SLABS_MAX), cap = 1 + (int)draw(6), columns = 1 + (int)draw(1500);
     bool aligned = draw(2);
     int groups = (columns + 127) / 128, x_bytes = aligned ? (columns + 7) / 8 * 32 : columns * 4 + 8;
     int row_bytes = aligned ? (columns + 7) / 8 * 8 : columns + 3, top_k = 1 + (int)draw(draw(3) ? 4 : 32);
-    bool counted = draw(4), scattered = draw(3), by_group = draw(2);
+    bool counted = draw(4), scattered = draw(3), by_group = draw(2), in_columns = draw(2);
+    int expert_rows = by_expert ? 1 + (int)draw(cap) : 0;
     size_t rows = (size_t)slabs * cap, places = scattered ? rows * top_k : draw(50), pitch = (places + 3) / 4 * 4;
-    twin x(rows * x_bytes), x_scales(rows * (groups + 1) * 4), out(places * row_bytes + 1), scales(pitch * groups * 4 + 4);
+    twin x(rows * x_bytes), x_scales((rows + cap) * (groups + 1) * 4), out(places * row_bytes + 1), scales(pitch * groups * 4 + 4);
     twin counts(slabs * 4), row_pair(rows * top_k * 4), x_row(places * 4 + 4);
     row_slab views[SLABS_MAX];
     int formats[SLABS_MAX], caps[SLABS_MAX];
 
     fill_rows(x.cpu.data(), (int64_t)(rows * x_bytes / 2));
-    fill_rows(x_scales.cpu.data(), (int64_t)(rows * (groups + 1) * 2));
+    fill_rows(x_scales.cpu.data(), (int64_t)((rows + cap) * (groups + 1) * 2));
     for (int i = 0; i < slabs; i++) {
         static const int any[] = {FORMAT_BF16, FORMAT_F16, FORMAT_F32, FORMAT_FP8_BLOCK128};
 
-        formats[i] = any[draw(4)];
+        formats[i] = by_expert ? FORMAT_FP8_BLOCK128 : any[draw(4)];
         caps[i] = draw(3) ? cap : (int)draw(cap + 1);
         ((int32_t *)counts.cpu.data())[i] = (int32_t)draw(cap + 3) - 1;
     }
@@ -213,7 +215,10 @@ static int try_quantise_slabs()
             views[i].scales = x_scales.on<char>(device) + (int64_t)i * cap * (groups + 1) * 4;
             views[i].count = counted ? counts.on<int32_t>(device) + i : NULL;
             views[i].row_stride_bytes = x_bytes;
-            views[i].scale_stride_bytes = (groups + 1) * 4;
+            views[i].scale_stride_bytes = in_columns ? 4 : (groups + 1) * 4;
+            views[i].group_stride_bytes = in_columns ? (expert_rows != 0 ? expert_rows : cap) * 4 : 0;
+            views[i].scale_expert_stride_bytes = (int64_t)expert_rows * (groups + 1) * 4;
+            views[i].expert_rows = expert_rows;
             views[i].cap = caps[i];
             views[i].format = formats[i];
         }
@@ -238,8 +243,8 @@ static int try_quantise_slabs()
     out.clear_nan_signs();
     scales.one_nan();
     if (out.same("quantise.rows of slabs") & scales.same("quantise.scales of slabs")) return 1;
-    printf("quantise: slabs %d cap %d columns %d counted %d scattered %d by group %d\n", slabs, cap, columns, counted, scattered,
-           by_group);
+    printf("quantise: slabs %d cap %d columns %d counted %d scattered %d by group %d in columns %d expert rows %d\n", slabs, cap, columns,
+           counted, scattered, by_group, in_columns, expert_rows);
     return 0;
 }
 

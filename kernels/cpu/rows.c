@@ -42,6 +42,13 @@ int64_t group_stride(int64_t stride_bytes)
     return stride_bytes != 0 ? stride_bytes : 4;
 }
 
+static int64_t scales_at(const struct row_slab *slab, int64_t row)
+{
+    if (slab->expert_rows == 0) return row * slab->scale_stride_bytes;
+    return row / slab->expert_rows * slab->scale_expert_stride_bytes +
+           row % slab->expert_rows * slab->scale_stride_bytes;
+}
+
 struct row_view slab_row(const struct row_slab *slab, int64_t row)
 {
     struct row_view view = {
@@ -51,7 +58,7 @@ struct row_view slab_row(const struct row_slab *slab, int64_t row)
     };
 
     if (slab->scales != NULL)
-        view.scales = (const unsigned char *)slab->scales + row * slab->scale_stride_bytes;
+        view.scales = (const unsigned char *)slab->scales + scales_at(slab, row);
     return view;
 }
 

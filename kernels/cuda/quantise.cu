@@ -55,6 +55,8 @@ struct args {
     unsigned char *rows;
     float *scales;
     int64_t row_stride_bytes, scale_stride, group_stride; // of scales: floats
+    int64_t scale_expert_stride; // of the only slab's, where expert_rows is not 0
+    int32_t expert_rows;
     int32_t slabs_count, rows_cap, top_k, rows_count, columns;
     int32_t early;
     int32_t by_eight; // rows can be written by eight numbers
@@ -146,11 +148,21 @@ __device__ __forceinline__ void code_words(const args &a, const slab &s, int64_t
     }
 }
 
+// A row's, in floats.
+__device__ __forceinline__ int64_t scales_at(const args &a, const slab &s, int64_t row)
+{
+    int64_t expert;
+
+    if (a.expert_rows == 0) return row * s.scale_stride;
+    expert = row / a.expert_rows;
+    return expert * a.scale_expert_stride + (row - expert * a.expert_rows) * s.scale_stride;
+}
+
 // The same of a row that is e4m3 already.
 __device__ __forceinline__ void copy(const args &a, const slab &s, int64_t x_row, int32_t first, fp8_eight (&to)[kBatch])
 {
     const unsigned char *from = s.rows + x_row * s.row_stride_bytes;
-    const float *scales = reinterpret_cast<const float *>(s.scales) + x_row * s.scale_stride;
+    const float *scales = reinterpret_cast<const float *>(s.scales) + scales_at(a, s, x_row);
     bool by_eight = a.columns % kFp8Lane == 0 && is_aligned(from, 8);
 
 #pragma unroll
@@ -307,6 +319,10 @@ int64_t take_slabs(const quantise_args *from, args *to)
 {
     int64_t rows = 0;
 
+    if (from->slabs != nullptr && from->slabs_count == 1) {
+        to->expert_rows = from->slabs[0].expert_rows;
+        to->scale_expert_stride = from->slabs[0].scale_expert_stride_bytes / 4;
+    }
     to->slabs_count = from->slabs == nullptr ? 1 : from->slabs_count;
     to->rows_cap = from->slabs == nullptr ? INT_MAX : from->rows_cap;
     to->slabs[0] = {static_cast<const unsigned char *>(from->x), nullptr, nullptr, from->x_stride_bytes, 0, 0, 0, from->x_format, 0};
