@@ -93,13 +93,13 @@ static void sample_init(struct sample *s, int32_t layout)
 // Scales by these strides, of experts, of rows and of groups.
 static void put_scales(struct sample *s, int64_t expert, int64_t row, int64_t group)
 {
-    int64_t *strides = s->scale_strides;
+    int64_t *strides = s->scale_strides, places = s->scale_dims[s->masked];
 
     for (size_t i = 0; i < sizeof s->scales / sizeof *s->scales; i++)
         s->scales[i] = -1.0f;
     for (int64_t i = 0; i < s->count; i++)
         for (int64_t g = 0; g < GROUPS; g++)
-            s->scales[i / CAP * expert + i % CAP * row + g * group] = scale_of(i, g);
+            s->scales[i / places * expert + i % places * row + g * group] = scale_of(i, g);
     if (s->masked) *strides++ = expert;
     strides[0] = row;
     strides[1] = group;
@@ -148,10 +148,7 @@ START_TEST(one_row_an_expert)
     sample_init(&s, MOXIE_LAYOUT_EXPERT_MASKED);
     s.row_dims[1] = s.scale_dims[1] = s.weight_dims[1] = 1;
     s.count = EXPERTS;
-    for (int64_t i = 0; i < EXPERTS; i++)
-        for (int64_t g = 0; g < GROUPS; g++)
-            s.scales[i * 10 + g * 3] = scale_of(i, g);
-    memcpy(s.scale_strides, (int64_t[]){10, 77, 3}, sizeof s.scale_strides);
+    put_scales(&s, 10, 77, 3);
     ACCEPTED(&s.said, read_rows(&s));
     check_decoded(&s);
 }
@@ -181,7 +178,11 @@ END_TEST
 // A GPU's kernels count floats in 32 bits. Nothing is read, so that the memory need not be there.
 START_TEST(a_gpu_takes_less_than_8_gib_of_a_row)
 {
-    const int64_t most = INT32_MAX;
+    static const struct {
+        int64_t strides[2]; // the most of rows, of groups
+        const char *past;
+    } lies[] = {{{INT32_MAX, 1}, "8589934592 bytes between rows"},
+                {{1, INT32_MAX / 2}, "4294967296 between their 3 scales"}};
     struct sample s;
     moxie_tensor *tensors[] = {&s.slab.rows, &s.slab.scales, &s.slab.weights, &s.slab.ids,
                                &s.rows.counts};
@@ -191,17 +192,12 @@ START_TEST(a_gpu_takes_less_than_8_gib_of_a_row)
     s.row_dims[1] = s.limits.hidden = 384; // whole 16 bytes
     for (size_t i = 0; i < sizeof tensors / sizeof tensors[0]; i++)
         tensors[i]->device.type = MOXIE_DEVICE_CUDA;
-    for (int32_t past = 0; past < 2; past++) {
-        memcpy(s.scale_strides, (int64_t[]){most + past, 1}, 2 * sizeof(int64_t));
-        if (past == 0) ACCEPTED(&s.said, read_rows_on(&s, MOXIE_DEVICE_CUDA));
-        if (past == 1)
-            SAID(&s.said, MOXIE_E_UNSUPPORTED, read_rows_on(&s, MOXIE_DEVICE_CUDA),
-                 "8589934592 bytes between rows", "8 GiB");
-        memcpy(s.scale_strides, (int64_t[]){1, most / 2 + past}, 2 * sizeof(int64_t));
-        if (past == 0) ACCEPTED(&s.said, read_rows_on(&s, MOXIE_DEVICE_CUDA));
-        if (past == 1)
-            SAID(&s.said, MOXIE_E_UNSUPPORTED, read_rows_on(&s, MOXIE_DEVICE_CUDA),
-                 "4294967296 between their 3 scales");
+    for (int32_t i = 0; i < 2; i++) {
+        memcpy(s.scale_strides, lies[i].strides, sizeof lies[i].strides);
+        ACCEPTED(&s.said, read_rows_on(&s, MOXIE_DEVICE_CUDA));
+        s.scale_strides[i]++;
+        SAID(&s.said, MOXIE_E_UNSUPPORTED, read_rows_on(&s, MOXIE_DEVICE_CUDA), lies[i].past,
+             "8 GiB");
     }
 }
 END_TEST

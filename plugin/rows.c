@@ -50,15 +50,19 @@ static void leading_extents(const struct rows_reader *r, struct tensor_want *wan
     want->ndim = masked + 1;
 }
 
-// Rows are addressed by one stride, so experts of EXPERT_MASKED must follow each other: where each
-// has one place, at any distance.
+// Whether one stride addresses the rows of all experts of EXPERT_MASKED: where each has one place,
+// they may be at any distance.
+static int experts_follow(const moxie_tensor *tensor, int32_t layout)
+{
+    return layout != MOXIE_LAYOUT_EXPERT_MASKED || tensor->data == NULL || tensor->shape[0] <= 1 ||
+           tensor->shape[1] == 1 ||
+           tensor_stride_bytes(tensor, 0) == tensor->shape[1] * tensor_stride_bytes(tensor, 1);
+}
+
 static int32_t check_experts_follow(const moxie_tensor *tensor, int32_t layout, const char *name,
                                     moxie_error *error)
 {
-    if (layout != MOXIE_LAYOUT_EXPERT_MASKED || tensor->data == NULL || tensor->shape[0] <= 1 ||
-        tensor->shape[1] == 1 ||
-        tensor_stride_bytes(tensor, 0) == tensor->shape[1] * tensor_stride_bytes(tensor, 1))
-        return MOXIE_OK;
+    if (experts_follow(tensor, layout)) return MOXIE_OK;
     return fail_with(error, MOXIE_E_UNSUPPORTED,
                      "%s: experts are strided; want them one after the other", name);
 }
@@ -118,14 +122,15 @@ static int32_t check_columns(const moxie_tensor *scales, struct tensor_want want
 }
 
 // Of fp8. A GPU counts floats in 32 bits.
-static int32_t take_strides(const moxie_tensor *scales, int32_t places, moxie_device device,
+static int32_t take_strides(const struct rows_reader *r, const moxie_tensor *scales,
                             struct row_slab *to, moxie_error *error)
 {
+    const int32_t places = scales->ndim - 2;
     int64_t groups = scales->shape[places + 1];
     int64_t group_bytes = tensor_stride_bytes(scales, places + 1);
     int64_t row_bytes = place_stride_bytes(scales, places);
 
-    if (device.type != MOXIE_DEVICE_CPU &&
+    if (r->device.type != MOXIE_DEVICE_CPU &&
         (row_bytes / 4 > INT32_MAX || (groups - 1) * (group_bytes / 4) > INT32_MAX))
         return fail_with(error, MOXIE_E_UNSUPPORTED,
                          "rows.slab.scales: %" PRId64 " bytes between rows and %" PRId64
@@ -134,9 +139,7 @@ static int32_t take_strides(const moxie_tensor *scales, int32_t places, moxie_de
                          row_bytes, group_bytes, groups);
     to->scale_stride_bytes = row_bytes;
     if (group_bytes != 4) to->group_stride_bytes = group_bytes;
-    if (places == 0 || scales->shape[0] < 2 || scales->shape[1] < 2 ||
-        tensor_stride_bytes(scales, 0) == scales->shape[1] * row_bytes)
-        return MOXIE_OK;
+    if (experts_follow(scales, r->rows->layout)) return MOXIE_OK;
     to->expert_rows = (int32_t)scales->shape[1];
     to->scale_expert_stride_bytes = tensor_stride_bytes(scales, 0);
     return MOXIE_OK;
@@ -161,7 +164,7 @@ static int32_t read_scales(const struct rows_reader *r, const moxie_slab *slab, 
         TRY(tensor_check(scales, &want, error));
     to->scales = tensor_data(scales);
     if (to->format == FORMAT_FP8_BLOCK128) {
-        TRY(take_strides(scales, want.ndim - 2, r->device, to, error));
+        TRY(take_strides(r, scales, to, error));
         goto out;
     }
     TRY(check_experts_follow(scales, r->rows->layout, want.name, error));

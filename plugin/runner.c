@@ -185,6 +185,12 @@ out:
     return st;
 }
 
+// Whether a row's scales follow each other, and rows lie by one stride.
+static int scales_are_compact(const struct row_slab *slab)
+{
+    return slab->group_stride_bytes == 0 && slab->expert_rows == 0;
+}
+
 // `to` must hold the worst case: every place of every row has a local expert, or for EXPERT_MASKED
 // all rows choose the same one with every place.
 static int32_t check_expanded(const moxie_instance *instance, const struct rows_view *from,
@@ -205,8 +211,7 @@ static int32_t check_expanded(const moxie_instance *instance, const struct rows_
                              "expand: slab %d: rows of format %d into rows of format %d", i,
                              from->slabs[i].format, to->slabs[0].format);
     for (int32_t i = 0; i < from->slabs_count; i++)
-        if (from->slabs[i].group_stride_bytes != 0 || to->slabs[0].group_stride_bytes != 0 ||
-            to->slabs[0].expert_rows != 0)
+        if (!scales_are_compact(&from->slabs[i]) || !scales_are_compact(&to->slabs[0]))
             return fail_with(error, MOXIE_E_UNSUPPORTED,
                              "expand: slab %d: scales in columns; want each row's compact, in and "
                              "out, and experts one after the other",
