@@ -119,6 +119,16 @@ __device__ __forceinline__ bool is_turn(int32_t step)
     return step % kLoadingWarps == loading_warp();
 }
 
+constexpr int32_t kRestRows = 16; // that come in boxes of 8: more would take longer than a large one
+
+// Token rows that the copy engine brings of a tile. Of fp8 and many, the last large box may lie over the one before it.
+template <class P> __device__ __forceinline__ int32_t boxed_rows(const tile &t)
+{
+    const int32_t rest = t.columns % kManyTokens;
+
+    return P::is_scaled && t.columns > kFewBoxes && rest > kRestRows ? t.columns - rest + kManyTokens : t.columns;
+}
+
 // A step's scales of the tile's token rows. For one thread.
 template <class P>
 __device__ __forceinline__ void load_token_scales(const gemm_args &args, gemm_smem<P> &smem, const stage_ring &ring, const tile &t, int32_t k)
@@ -150,13 +160,14 @@ template <class P>
 __device__ __forceinline__ void load_token_share(const gemm_args &args, gemm_smem<P> &smem, const stage_ring &ring, const tile &t, int32_t k)
 {
     uint64_t *full = &smem.full[ring.stage];
-    int32_t large = t.columns / kManyTokens, boxes = large + t.columns % kManyTokens / 8;
+    const int32_t rows = boxed_rows<P>(t), large = rows / kManyTokens, boxes = large + rows % kManyTokens / 8;
 
 #pragma unroll 1
     for (int32_t box = (loading_warp() + kLoadingWarps - 1 - k / P::depth % kLoadingWarps) % kLoadingWarps; box < boxes + P::is_scaled;
          box += kLoadingWarps) {
         int32_t n = box < large ? box * kManyTokens : large * kManyTokens + (box - large) * 8;
 
+        if (P::is_scaled && box < large) n = min(n, t.columns - kManyTokens); // 16 bits have no register for it
         if (box == boxes)
             load_token_scales<P>(args, smem, ring, t, k);
         else
@@ -170,7 +181,7 @@ __device__ __forceinline__ void begin_stage(const gemm_args &args, gemm_smem<P> 
 {
     int32_t scales_bytes = P::is_scaled ? kScales * 4 : 0;
 
-    mbarrier_arrive_expect_tx(&smem.full[ring.stage], (kRows + (P::gathers ? 0 : t.columns * P::parts)) * kRowBytes + scales_bytes);
+    mbarrier_arrive_expect_tx(&smem.full[ring.stage], (kRows + (P::gathers ? 0 : boxed_rows<P>(t) * P::parts)) * kRowBytes + scales_bytes);
     // Where no expert has pairs for two tiles its weights are read once.
     if (P::is_few || ring.bytes < (kRows + P::columns) * kRowBytes)
         load_weights<P, true>(args, smem, ring, t, k);

@@ -22,6 +22,8 @@ constexpr int kColumns = 256;   // tokens of the largest tile
 constexpr int kFew = 16;        // tokens of a launch whose tiles are halves, and of their largest
 constexpr int kMiddle = 176;    // of the largest 16-bit one of which five stages fit, not four
 constexpr int kScaled = 192;    // of the largest fp8 one: 64 of a warpgroup, which keeps its sums twice
+constexpr int kScaledMiddle = 160; // of the largest of which five stages fit, not four
+constexpr int kScaledSmall = 112;  // and six, not five
 constexpr int kFewScaled = 80;  // tokens up to which fp8 has them on wgmma's N
 constexpr int kScales = kScaled + 4;      // tokens of a box of scales, which begins at a multiple of 4
 constexpr int kScalesPitch = 224;         // and whose place is one of 128 bytes
@@ -266,6 +268,8 @@ template <class P> __device__ __forceinline__ int32_t columns_most_for(int32_t p
     while (columns < pairs && columns <= 128)
         columns *= 2;
     if (P::takes_middle && pairs <= kMiddle && columns > kMiddle) return kMiddle;
+    if (P::is_scaled && pairs <= kScaledSmall && columns > kScaledSmall) return kScaledSmall;
+    if (P::is_scaled && pairs <= kScaledMiddle && columns > kScaledMiddle) return kScaledMiddle;
     return min(columns, P::columns);
 }
 
@@ -274,7 +278,7 @@ template <class P> __device__ __forceinline__ int32_t token_tiles(int32_t pairs,
 {
     if (P::is_few) return (pairs + kFew - 1) / kFew; // a token may have an expert more than once
     if (columns_most <= 64) return (pairs + 63) / 64;
-    if (columns_most == 128) return (pairs + 127) / 128;
+    if (columns_most <= 128) return (pairs + 127) / 128;
     return (pairs + P::columns - 1) / P::columns;
 }
 
@@ -429,6 +433,8 @@ template <class U, class D> __device__ __forceinline__ tile find_tile(const gemm
     found.pair += before;
     found.tokens = min(share, pairs - before);
     found.columns = is_of_down(found) ? columns_for<D>(found.tokens) : columns_for<U>(found.tokens);
+    // On M, no more rows than a stage has: those past them are whatever lies there, and nothing is stored for them.
+    if (U::is_scaled && found.tokens > U::columns_on_n) found.columns = (found.tokens + 7) / 8 * 8;
     return found;
 }
 
