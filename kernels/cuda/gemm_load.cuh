@@ -119,14 +119,10 @@ __device__ __forceinline__ bool is_turn(int32_t step)
     return step % kLoadingWarps == loading_warp();
 }
 
-constexpr int32_t kRestRows = 16; // that come in boxes of 8: more would take longer than a large one
-
-// Token rows that the copy engine brings of a tile. Of fp8 and many, the last large box may lie over the one before it.
+// Token rows that the copy engine brings of a tile. Of fp8 and many, in large boxes, the last of which may lie over the one before it.
 template <class P> __device__ __forceinline__ int32_t boxed_rows(const tile &t)
 {
-    const int32_t rest = t.columns % kManyTokens;
-
-    return P::is_scaled && t.columns > kFewBoxes && rest > kRestRows ? t.columns - rest + kManyTokens : t.columns;
+    return P::is_scaled && t.columns > kFewBoxes ? (t.columns + kManyTokens - 1) / kManyTokens * kManyTokens : t.columns;
 }
 
 // A step's scales of the tile's token rows. For one thread.
