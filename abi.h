@@ -6,10 +6,11 @@
 //
 //   load -> probe -> open -> validate -> plan -> create -> step, step, step -> close
 //
-// Per-step calls allocate nothing, never wait for the device on the host, and, where tagged
-// capturable, launch the same operations every time, so that a CUDA graph of them can be replayed.
-// Bad input returns a code and has written nothing but NULL to out pointers. The library never
-// prints, traps or exits. Parameters are named where their type does not say what they are.
+// Per-step calls want the device current that was at the first create; they allocate nothing, never
+// wait for the device on the host (transport nccl may), and, where tagged capturable, launch the
+// same operations every time, so that a CUDA graph of them can be replayed. Bad input returns a
+// code and has written nothing but NULL to out pointers. The library never prints, traps or exits.
+// Parameters are named where their type does not say what they are.
 //
 // Rules of growth. Every struct but moxie_tensor starts with struct_size, set by whoever fills it
 // to the size it was compiled with. Structs and tables grow at the end only. A reader takes any
@@ -19,7 +20,7 @@
 // other in words; appends keep N. Versions: 0.1 first published, 0.1.1 appended.
 //
 // The comment of every slot closes with its tags, [thread, order, graph; owner; since]:
-//   any         any thread, at any time            init    not during a step; may allocate
+//   any         any thread, at any time   init    not beside a serial call; several take turns
 //   serial      one call at a time per instance    stream  enqueued on the given stream
 //   collective  every active rank makes the same call in the same order
 //   capturable, eager   may, may not be captured into a CUDA graph
@@ -343,7 +344,8 @@ typedef struct moxie_step {
     // Local, device memory: rows from *tokens_valid on are "no expert"; NULL: all are valid.
     // Re-read by every launch and every graph replay.
     const int32_t *tokens_valid;
-    int64_t capture_row;  // local: first row of the routed-experts capture that this step writes
+    // Local: its DP rank's first captured row of this step, whose ranks' rows follow each other;
+    int64_t capture_row;  // dispatcher local: in one run over all that captured() hands out
 } moxie_step;
 
 // One layer's input and output of this rank. T = the step's tokens. All tensors on `device`.
@@ -420,8 +422,7 @@ struct moxie_runner_info {
 // MOXIE_E_TIMEOUT y is zero, and every call answers the same until set_active_ranks.
 typedef struct moxie_dispatcher_api {
     uint32_t struct_size, reserved0;
-    // Maps windows, compares ABI, build and configuration of all ranks.
-    // [init, collective, eager; caller, destroy; 0.1]
+    // Maps windows; build and keys must agree. [init, collective, eager; caller, destroy; 0.1]
     int32_t (*create)(moxie_instance *, moxie_dispatcher **out, moxie_error *);
     // Sets what the next layers of this slot carry; refuses what exceeds the plan. Not needed for a
     // replay. [serial, collective, eager; caller; 0.1]
@@ -433,7 +434,6 @@ typedef struct moxie_dispatcher_api {
     // combine_send then combine_recv: y is complete when traits.output_is_reduced.
     // [serial, collective, stream, capturable; caller; 0.1]
     int32_t (*combine)(moxie_dispatcher *, const moxie_batch *, moxie_error *);
-
     // The halves, for hosts that put work between them. The first pushes rows and flags and waits
     // for nobody. [serial, collective, stream, capturable; caller; 0.1]
     int32_t (*dispatch_send)(moxie_dispatcher *, const moxie_batch *, moxie_error *);
@@ -487,7 +487,7 @@ typedef struct moxie_stats {
     uint64_t bytes_allocated;           // planned memory held now, symmetric included
 } moxie_stats;
 
-// Kept on the device: ids until the dispatcher ends; load, which hosts may zero, until runners do.
+// On the device: ids until the dispatcher ends; load (hosts, create may zero) until runners do.
 typedef struct moxie_captured {
     uint32_t struct_size;
     int32_t dp_rank;   // in
@@ -583,8 +583,8 @@ typedef struct moxie_routing_api {
 typedef struct moxie_expand_api {
     uint32_t struct_size, reserved0;
     // Copies every (row, local expert) of `in` into the caller's `out` (an EXPERT_ layout: rows,
-    // weights, counts) and writes row_index int32 [slabs * cap, k], the expanded row of each or -1.
-    // CAPACITY when `out` cannot hold the worst case. [serial, stream, capturable; caller; 0.1]
+    // weights, counts; apart from `in`); row_index int32 [slabs * cap, k] gets the expanded row of
+    // each or -1. CAPACITY: less than the worst case. [serial, stream, capturable; caller; 0.1]
     int32_t (*expand)(moxie_runner *, const moxie_call *, const moxie_rows *in,
                       const moxie_rows *out, const moxie_tensor *row_index, moxie_error *);
     // Sums each row's expanded result rows in slot order, in fp32, into the layout expand read; run

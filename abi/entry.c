@@ -62,13 +62,24 @@ out:
     return st;
 }
 
+// What lives on an instance, whose steps go to the current device.
+static int32_t enter_as(const moxie_instance *instance, int32_t tag, moxie_error *error)
+{
+    int32_t st = MOXIE_OK;
+
+    if (tag != ENTER_ANY) TRY(instance_check_thread(instance, tag, error));
+    if (tag == MOXIE_THREAD_INSTANCE_SERIAL) TRY(instance_check_current(instance, error));
+out:
+    return st;
+}
+
 int32_t enter_runner(const moxie_runner *runner, int32_t tag, moxie_error *error)
 {
     int32_t st = MOXIE_OK;
 
     TRY(check_pointer(runner, "runner", error));
     if (!runner_is_live(runner)) TRY(fail_dead("runner", error));
-    if (tag != ENTER_ANY) TRY(instance_check_thread(runner_instance(runner), tag, error));
+    TRY(enter_as(runner_instance(runner), tag, error));
 out:
     return st;
 }
@@ -79,7 +90,7 @@ int32_t enter_dispatcher(const moxie_dispatcher *dispatcher, int32_t tag, moxie_
 
     TRY(check_pointer(dispatcher, "dispatcher", error));
     if (!dispatcher_is_live(dispatcher)) TRY(fail_dead("dispatcher", error));
-    if (tag != ENTER_ANY) TRY(instance_check_thread(dispatcher_instance(dispatcher), tag, error));
+    TRY(enter_as(dispatcher_instance(dispatcher), tag, error));
 out:
     return st;
 }

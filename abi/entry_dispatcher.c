@@ -15,7 +15,9 @@ static int32_t create_kind(moxie_instance *instance, enum dispatcher_kind kind,
     TRY(check_pointer(out, "out", error));
     *out = NULL;
     TRY(enter_instance(instance, MOXIE_THREAD_INIT, error));
-    TRY(dispatcher_create(instance, kind, out, error));
+    instance_begin_create(instance);
+    st = dispatcher_create(instance, kind, out, error);
+    instance_end_create(instance);
 out:
     return st;
 }
@@ -178,8 +180,14 @@ out:
 
 static void slot_destroy(moxie_dispatcher *dispatcher)
 {
-    if (dispatcher != NULL && enter_dispatcher(dispatcher, MOXIE_THREAD_INIT, NULL) == MOXIE_OK)
-        dispatcher_destroy(dispatcher);
+    moxie_instance *instance;
+
+    if (dispatcher == NULL || enter_dispatcher(dispatcher, MOXIE_THREAD_INIT, NULL) != MOXIE_OK)
+        return;
+    instance = dispatcher_instance(dispatcher);
+    instance_begin_create(instance);
+    dispatcher_destroy(dispatcher);
+    instance_end_create(instance);
 }
 
 #define DISPATCHER_API(kind)                                                                       \

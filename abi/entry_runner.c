@@ -17,7 +17,9 @@ static int32_t slot_create(moxie_instance *instance, int32_t layer, const moxie_
     *out = NULL;
     TRY(enter_instance(instance, MOXIE_THREAD_INIT, error));
     TRY(decode_weights(&decoded, weights, error));
-    TRY(runner_create(instance, layer, &decoded.weights, out, error));
+    instance_begin_create(instance);
+    st = runner_create(instance, layer, &decoded.weights, out, error);
+    instance_end_create(instance);
 out:
     return st;
 }
@@ -57,8 +59,13 @@ out:
 
 static void slot_destroy(moxie_runner *runner)
 {
-    if (runner != NULL && enter_runner(runner, MOXIE_THREAD_INIT, NULL) == MOXIE_OK)
-        runner_destroy(runner);
+    moxie_instance *instance;
+
+    if (runner == NULL || enter_runner(runner, MOXIE_THREAD_INIT, NULL) != MOXIE_OK) return;
+    instance = runner_instance(runner);
+    instance_begin_create(instance);
+    runner_destroy(runner);
+    instance_end_create(instance);
 }
 
 static const moxie_runner_api runner_api = {

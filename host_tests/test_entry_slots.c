@@ -298,6 +298,8 @@ START_TEST(slot_enters_its_room)
     ck_assert_msg(slots[_i].call() == MOXIE_OK, "%s: %s", slots[_i].slot, text);
     ck_assert_str_eq(fake.trail, slots[_i].trail);
     ck_assert_int_eq(fake.thread_tag, thread_tag(_i));
+    ck_assert_int_eq(fake.out_of_turn, 0);
+    ck_assert_int_eq(fake.creating, 0);
 }
 END_TEST
 
@@ -331,6 +333,19 @@ START_TEST(slot_refuses_the_wrong_thread)
     }
     ck_assert_int_eq(slots[_i].call(), MOXIE_E_INVALID);
     ck_assert_str_eq(fake.trail, "");
+}
+END_TEST
+
+// Of the slots of one thread at a time, those of a runner or dispatcher go to the current device.
+START_TEST(slot_refuses_another_device)
+{
+    const int steps = thread_tag(_i) == MOXIE_THREAD_INSTANCE_SERIAL &&
+                      strcmp(slots[_i].slot, "captured") != 0 &&
+                      strcmp(slots[_i].slot, "stats") != 0;
+
+    fake.current_answer = MOXIE_E_INVALID;
+    ck_assert_int_eq(slots[_i].call(), steps ? MOXIE_E_INVALID : MOXIE_OK);
+    ck_assert_str_eq(fake.trail, steps ? "" : slots[_i].trail);
 }
 END_TEST
 
@@ -465,6 +480,7 @@ static void add(TCase *tests)
     tcase_add_loop_test(tests, slot_refuses_null, 0, SLOTS);
     tcase_add_loop_test(tests, slot_refuses_the_dead, 0, SLOTS);
     tcase_add_loop_test(tests, slot_refuses_the_wrong_thread, 0, SLOTS);
+    tcase_add_loop_test(tests, slot_refuses_another_device, 0, SLOTS);
     tcase_add_loop_test(tests, slot_passes_failures_up, 0, SLOTS);
     tcase_add_test(tests, structs_reach_the_rooms);
     tcase_add_test(tests, null_arguments);

@@ -15,8 +15,8 @@ from header import Header, HeaderError  # noqa: E402
 
 ABI = (ROOT / "abi.h").read_text()
 PHASE = "    int32_t padding, phase;      // MOXIE_PADDING_*, MOXIE_PHASE_*\n"
-LAST = ("    int64_t capture_row;  // local: first row of the routed-experts capture that this step "
-        "writes\n")
+LAST = ("    int64_t capture_row;  // dispatcher local: in one run over all that captured() hands "
+        "out\n")
 CLOSE = "    int32_t (*close)(moxie_instance *, moxie_error *);\n"
 
 

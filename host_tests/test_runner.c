@@ -215,6 +215,18 @@ static void expanded_free(struct expanded *e)
     free(e->index);
 }
 
+static int32_t expand(struct bench *bench, struct expanded *e)
+{
+    return runner_expand(bench->rank.runner, &bench->call, &bench->in, &e->in, &e->row_index,
+                         &bench->rank.mock.error);
+}
+
+static int32_t fold(struct bench *bench, struct expanded *e)
+{
+    return runner_fold(bench->rank.runner, &bench->call, &e->out, &e->row_index, &bench->out,
+                       &bench->rank.mock.error);
+}
+
 // Expand, run on the expanded rows, fold back: what a runner that wants rows by expert sees.
 static void by_expert(const char *name, int32_t layout)
 {
@@ -225,14 +237,10 @@ static void by_expert(const char *name, int32_t layout)
     bench_open(&bench, name);
     error = &bench.rank.mock.error;
     expanded_make(&e, &bench, layout);
-    ck_assert_msg(runner_expand(bench.rank.runner, &bench.call, &bench.in, &e.in, &e.row_index,
-                                error) == MOXIE_OK,
-                  "%s", bench.rank.mock.text);
+    ck_assert_msg(expand(&bench, &e) == MOXIE_OK, "%s", bench.rank.mock.text);
     ck_assert_msg(runner_run(bench.rank.runner, &bench.call, &e.in, &e.out, error) == MOXIE_OK,
                   "%s", bench.rank.mock.text);
-    ck_assert_msg(runner_fold(bench.rank.runner, &bench.call, &e.out, &e.row_index, &bench.out,
-                              error) == MOXIE_OK,
-                  "%s", bench.rank.mock.text);
+    ck_assert_msg(fold(&bench, &e) == MOXIE_OK, "%s", bench.rank.mock.text);
     ck_assert_double_le(golden_error(bench.y, &bench.layer.want), bound_of(&bench));
     expanded_free(&e);
     bench_close(&bench);
@@ -271,9 +279,7 @@ START_TEST(fold_leaves_rows_past_the_count)
     out.counts = tensor_make(&count, 1, &one, NULL, TENSOR_INT32);
     memset(bench.y, 0xff, (size_t)(bench.layer.tokens * hidden) * sizeof *bench.y);
     memset(&poison, 0xff, sizeof poison);
-    ck_assert_int_eq(
-        runner_expand(bench.rank.runner, &bench.call, &bench.in, &e.in, &e.row_index, error),
-        MOXIE_OK);
+    ck_assert_int_eq(expand(&bench, &e), MOXIE_OK);
     ck_assert_int_eq(runner_run(bench.rank.runner, &bench.call, &e.in, &e.out, error), MOXIE_OK);
     ck_assert_msg(runner_fold(bench.rank.runner, &bench.call, &e.out, &e.row_index, &out, error) ==
                       MOXIE_OK,
@@ -371,25 +377,27 @@ START_TEST(what_does_not_fit_is_refused_before_a_write)
 }
 END_TEST
 
+static void assert_not_expanded(struct bench *bench, struct expanded *e, int32_t code,
+                                const char *words)
+{
+    ck_assert_int_eq(expand(bench, e), code);
+    ck_assert_msg(strstr(bench->rank.mock.text, words) != NULL, "%s", bench->rank.mock.text);
+    ck_assert_int_eq(e->index[0], -1);
+}
+
 START_TEST(expanded_rows_must_hold_the_worst_case)
 {
     struct bench bench;
     struct expanded e;
-    moxie_error *error;
 
     bench_open(&bench, "qwen2_moe_a");
-    error = &bench.rank.mock.error;
     expanded_make(&e, &bench, MOXIE_LAYOUT_EXPERT_CONTIGUOUS);
     e.dims[0][0]--;
     e.dims[2][0]--;
-    ck_assert_int_eq(
-        runner_expand(bench.rank.runner, &bench.call, &bench.in, &e.in, &e.row_index, error),
-        MOXIE_E_CAPACITY);
-    ck_assert_int_eq(e.index[0], -1);
+    assert_not_expanded(&bench, &e, MOXIE_E_CAPACITY, "the worst case");
     ck_assert_int_eq(e.counts[0], -1);
-    ck_assert_int_eq(
-        runner_expand(bench.rank.runner, &bench.call, &bench.in, &bench.in, &e.row_index, error),
-        MOXIE_E_INVALID);
+    e.in = bench.in;
+    ck_assert_int_eq(expand(&bench, &e), MOXIE_E_INVALID);
     expanded_free(&e);
     bench_close(&bench);
 }
@@ -446,19 +454,13 @@ START_TEST(what_fold_refuses_is_counted)
     struct bench bench;
     struct expanded e;
     moxie_stats stats = {.struct_size = sizeof stats};
-    moxie_error *error;
 
     bench_open(&bench, "qwen2_moe_a");
-    error = &bench.rank.mock.error;
     expanded_make(&e, &bench, MOXIE_LAYOUT_EXPERT_CONTIGUOUS);
     bench.batch.dims[3][0] = tokens_max_of(&bench) + 1;
-    ck_assert_int_eq(
-        runner_fold(bench.rank.runner, &bench.call, &e.out, &e.row_index, &bench.out, error),
-        MOXIE_E_CAPACITY);
+    ck_assert_int_eq(fold(&bench, &e), MOXIE_E_CAPACITY);
     e.dims[1][0] = tokens_max_of(&bench) * bench.layer.top_k + 1;
-    ck_assert_int_eq(
-        runner_fold(bench.rank.runner, &bench.call, &e.out, &e.row_index, &bench.out, error),
-        MOXIE_E_CAPACITY);
+    ck_assert_int_eq(fold(&bench, &e), MOXIE_E_CAPACITY);
     instance_stats(bench.rank.instance, &stats);
     ck_assert_uint_eq(stats.refused, 2);
     expanded_free(&e);
@@ -482,9 +484,7 @@ START_TEST(nothing_is_expanded_into_masked_rows)
     e.in_slab.weights.data = NULL;
     ck_assert_msg(in->rows.shape[0] == 0 && in->ids.shape[0] == 0 && in->weights.shape[0] == 0,
                   "the batch has its shapes elsewhere");
-    ck_assert_msg(runner_expand(bench.rank.runner, &bench.call, &bench.in, &e.in, &e.row_index,
-                                &bench.rank.mock.error) == MOXIE_OK,
-                  "%s", bench.rank.mock.text);
+    ck_assert_msg(expand(&bench, &e) == MOXIE_OK, "%s", bench.rank.mock.text);
     for (int64_t expert = 0; expert <= bench.layer.experts; expert++)
         ck_assert_int_eq(e.counts[expert], expert < bench.layer.experts ? 0 : -1);
     expanded_free(&e);
@@ -497,16 +497,11 @@ START_TEST(expanded_rows_are_of_the_format_and_the_index_is_compact)
     struct bench bench;
     struct expanded e;
     int64_t strides[2], whole;
-    moxie_error *error;
 
     bench_open(&bench, "qwen2_moe_a");
-    error = &bench.rank.mock.error;
     expanded_make(&e, &bench, MOXIE_LAYOUT_EXPERT_CONTIGUOUS);
     e.in_slab.rows = tensor_make(e.rows, 2, e.dims[0], NULL, 1u << MOXIE_FORMAT_F16);
-    ck_assert_int_eq(
-        runner_expand(bench.rank.runner, &bench.call, &bench.in, &e.in, &e.row_index, error),
-        MOXIE_E_INVALID);
-    ck_assert_ptr_nonnull(strstr(bench.rank.mock.text, "into rows of format"));
+    assert_not_expanded(&bench, &e, MOXIE_E_INVALID, "into rows of format");
     // A slab after the first, as a peer's is beside the own one.
     e.in_slab.rows = tensor_make(e.rows, 2, e.dims[0], NULL, 1u << MOXIE_FORMAT_BF16);
     whole = bench.batch.dims[0][0];
@@ -519,11 +514,7 @@ START_TEST(expanded_rows_are_of_the_format_and_the_index_is_compact)
     bench.counts[0] = bench.counts[1] = (int32_t)(whole / 2);
     bench.counts_dim = 2;
     bench.in.counts = tensor_make(bench.counts, 1, &bench.counts_dim, NULL, TENSOR_INT32);
-    ck_assert_int_eq(
-        runner_expand(bench.rank.runner, &bench.call, &bench.in, &e.in, &e.row_index, error),
-        MOXIE_E_INVALID);
-    ck_assert_msg(strstr(bench.rank.mock.text, "expand: slab 1: rows of format") != NULL, "%s",
-                  bench.rank.mock.text);
+    assert_not_expanded(&bench, &e, MOXIE_E_INVALID, "expand: slab 1: rows of format");
     bench.in.layout = MOXIE_LAYOUT_STANDARD;
     bench.in.slabs_count = 1;
     bench.in.counts = (moxie_tensor){0};
@@ -532,19 +523,30 @@ START_TEST(expanded_rows_are_of_the_format_and_the_index_is_compact)
     strides[0] = 0;
     strides[1] = 1;
     e.in_slab.rows.strides = strides;
-    ck_assert_int_eq(
-        runner_expand(bench.rank.runner, &bench.call, &bench.in, &e.in, &e.row_index, error),
-        MOXIE_E_INVALID);
-    ck_assert_ptr_nonnull(strstr(bench.rank.mock.text, "overlap each other"));
+    assert_not_expanded(&bench, &e, MOXIE_E_INVALID, "overlap each other");
     e.in_slab.rows = tensor_make(e.rows, 2, e.dims[0], NULL, 1u << MOXIE_FORMAT_BF16);
     strides[0] = e.index_dims[1] + 1;
     strides[1] = 1;
     e.row_index = tensor_make(e.index, 2, e.index_dims, strides, TENSOR_INT32);
-    ck_assert_int_eq(
-        runner_expand(bench.rank.runner, &bench.call, &bench.in, &e.in, &e.row_index, error),
-        MOXIE_E_UNSUPPORTED);
-    ck_assert_ptr_nonnull(strstr(bench.rank.mock.text, "row_index: strided"));
-    ck_assert_int_eq(e.index[0], -1);
+    assert_not_expanded(&bench, &e, MOXIE_E_UNSUPPORTED, "row_index: strided");
+    expanded_free(&e);
+    bench_close(&bench);
+}
+END_TEST
+
+// Rows are copied, and summed, in any order.
+START_TEST(what_is_written_lies_over_nothing_that_is_read)
+{
+    struct bench bench;
+    struct expanded e;
+
+    bench_open(&bench, "qwen2_moe_a");
+    expanded_make(&e, &bench, MOXIE_LAYOUT_EXPERT_CONTIGUOUS);
+    bench.in_slabs[0].rows.data = e.rows;
+    assert_not_expanded(&bench, &e, MOXIE_E_INVALID, "expand: what is written at");
+    bench.out_slabs[0].rows.data = e.out.slabs->rows.data;
+    ck_assert_int_eq(fold(&bench, &e), MOXIE_E_INVALID);
+    ck_assert_ptr_nonnull(strstr(bench.rank.mock.text, "fold: what is written at"));
     expanded_free(&e);
     bench_close(&bench);
 }
@@ -590,6 +592,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, what_fold_refuses_is_counted);
     tcase_add_test(tests, nothing_is_expanded_into_masked_rows);
     tcase_add_test(tests, expanded_rows_are_of_the_format_and_the_index_is_compact);
+    tcase_add_test(tests, what_is_written_lies_over_nothing_that_is_read);
     tcase_add_test(tests, layers_and_updates_are_checked);
 }
 

@@ -36,8 +36,8 @@ struct device {
     const struct device_windows *windows;
     // 1 while what is launched on `stream` becomes part of a graph.
     int (*is_capturing)(void *stream);
-    // Waits for everything that was launched on the current device.
-    int32_t (*synchronize)(void);
+    // Waits for everything that was launched on that device; the current one stays the current one.
+    int32_t (*synchronize)(int32_t ordinal);
     // A stream that no other waits for, or is waited for by; waits for what was launched on it.
     // Neither while a stream is captured. `stream_close` of NULL is a no-op.
     int32_t (*stream_open)(void **stream);

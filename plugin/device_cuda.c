@@ -61,9 +61,14 @@ static int cuda_is_capturing(void *stream)
            status == cudaStreamCaptureStatusActive;
 }
 
-static int32_t cuda_synchronize(void)
+static int32_t cuda_synchronize(int32_t ordinal)
 {
-    return (int32_t)cudaDeviceSynchronize();
+    const int32_t current = cuda_ordinal();
+    cudaError_t st = current != ordinal ? cudaSetDevice(ordinal) : cudaSuccess;
+
+    if (st == cudaSuccess) st = cudaDeviceSynchronize();
+    if (current != ordinal) (void)cudaSetDevice(current);
+    return (int32_t)st;
 }
 
 static int32_t cuda_stream_open(void **stream)
@@ -181,7 +186,7 @@ static int32_t cuda_window_make(uint64_t bytes, void **memory, int *fd)
     struct driver driver;
     size_t granule = 0;
     // Makes the device's context, which the driver's functions need, and refuses while capturing.
-    int32_t st = cuda_synchronize();
+    int32_t st = (int32_t)cudaDeviceSynchronize();
 
     if (st == 0) st = find_driver(&driver);
     if (st == 0)

@@ -150,6 +150,13 @@ static void log_verdict(const moxie_instance *instance)
              config_str(&instance->config, KEY_DISPATCHER), instance->explained);
 }
 
+static void free_instance(moxie_instance *instance)
+{
+    report_fini(&instance->report);
+    (void)pthread_mutex_destroy(&instance->creating);
+    free(instance);
+}
+
 int32_t instance_open(const moxie_host *host, const struct registry *registry, moxie_instance **out,
                       moxie_error *error)
 {
@@ -164,6 +171,7 @@ int32_t instance_open(const moxie_host *host, const struct registry *registry, m
                    host->name != NULL ? host->name : "unnamed host");
     instance->host.name = instance->host_name;
     instance->stats.struct_size = sizeof instance->stats;
+    (void)pthread_mutex_init(&instance->creating, NULL);
     judge(instance);
     instance->device = device_find(config_str(&instance->config, KEY_DEVICE));
     instance->memory = (struct memory){
@@ -177,10 +185,7 @@ int32_t instance_open(const moxie_host *host, const struct registry *registry, m
     *out = instance;
     instance = NULL;
 out:
-    if (instance != NULL) {
-        report_fini(&instance->report);
-        free(instance);
-    }
+    if (instance != NULL) free_instance(instance);
     return st;
 }
 
@@ -194,8 +199,7 @@ int32_t instance_close(moxie_instance *instance, moxie_error *error)
             instance->users);
     instance->magic = 0;
     threads_destroy(instance->threads);
-    report_fini(&instance->report);
-    free(instance);
+    free_instance(instance);
     return MOXIE_OK;
 }
 
@@ -214,6 +218,16 @@ int32_t instance_check_thread(const moxie_instance *instance, int32_t tag, moxie
              tag == MOXIE_THREAD_INIT ? "[init]" : "[serial]");
     return fail_with(error, MOXIE_E_INVALID,
                      "called on a thread that the host's thread_check refuses");
+}
+
+void instance_begin_create(moxie_instance *instance)
+{
+    (void)pthread_mutex_lock(&instance->creating);
+}
+
+void instance_end_create(moxie_instance *instance)
+{
+    (void)pthread_mutex_unlock(&instance->creating);
 }
 
 // ---- what was decided --------------------------------------------------------------------------
@@ -287,7 +301,6 @@ int32_t instance_device(moxie_instance *instance, moxie_error *error)
 {
     const char *device = config_str(&instance->config, KEY_DEVICE);
     int32_t st = MOXIE_OK;
-    int32_t current;
 
     if (instance->device == NULL)
         return fail_with(
@@ -296,15 +309,22 @@ int32_t instance_device(moxie_instance *instance, moxie_error *error)
             "device to cpu",
             device);
     TRY(instance->device->prepare(error));
-    current = instance->device->ordinal();
-    if (instance->users == 0) instance->ordinal = current;
-    if (current != instance->ordinal)
-        TRY(fail_with(error, MOXIE_E_INVALID,
-                      "create: device %d is current, but what this instance has lies on device %d; "
-                      "make that one current, or open an instance for each device",
-                      current, instance->ordinal));
+    if (instance->users == 0) instance->ordinal = instance->device->ordinal();
+    TRY(instance_check_current(instance, error));
 out:
     return st;
+}
+
+int32_t instance_check_current(const moxie_instance *instance, moxie_error *error)
+{
+    const int32_t current = instance->device->ordinal();
+
+    if (current == instance->ordinal) return MOXIE_OK;
+    return fail_with(
+        error, MOXIE_E_INVALID,
+        "device %d is current, but what this instance has lies on device %d; make that "
+        "one current, or open an instance for each device",
+        current, instance->ordinal);
 }
 
 static int32_t start_threads(moxie_instance *instance, moxie_error *error)

@@ -11,6 +11,8 @@
 #include "plugin/threads.h"
 #include "plugin/validate.h"
 
+#include <pthread.h>
+
 // The tables that open() hands to the host; made by the door, alive as long as the library.
 struct registry {
     const moxie_runner_info *runners;
@@ -42,6 +44,7 @@ struct moxie_instance {
     struct memory memory;
     struct threads *threads;     // NULL: the host's parallel_for
     struct cpu_stream stream;    // the CPU's stream
+    pthread_mutex_t creating;    // whoever creates or destroys what lives on it
     int32_t users;               // runners and dispatchers alive
     int32_t ordinal;             // the device that they were made on
     moxie_stats stats;           // without what kernels count
@@ -68,6 +71,14 @@ int instance_is_live(const moxie_instance *instance);
 // Asks the host's thread_check, if any; MOXIE_E_INVALID and a HOST_MISBEHAVING log line on a wrong
 // thread.
 int32_t instance_check_thread(const moxie_instance *instance, int32_t tag, moxie_error *error);
+
+// MOXIE_E_INVALID when another device is current than what the instance has lies on, whose streams
+// and memory are not the calling thread's.
+int32_t instance_check_current(const moxie_instance *instance, moxie_error *error);
+
+// Around what creates or destroys runners and dispatchers: from several threads it takes turns.
+void instance_begin_create(moxie_instance *instance);
+void instance_end_create(moxie_instance *instance);
 
 int32_t instance_config(const moxie_instance *instance, uint64_t index, moxie_config_entry *entry);
 int32_t instance_validate(const moxie_instance *instance, const moxie_report **report);

@@ -232,6 +232,35 @@ static int32_t check_expanded(const moxie_instance *instance, const struct rows_
     return MOXIE_OK;
 }
 
+// Blocks copy and sum rows in any order: nothing that one writes may be read by another.
+static int32_t check_apart(const char *call, const moxie_tensor *read,
+                           const moxie_tensor *const *written, int32_t count, moxie_error *error)
+{
+    for (int32_t i = 0; i < count; i++)
+        if (tensor_overlap(read, written[i]))
+            return fail_with(error, MOXIE_E_INVALID,
+                             "%s: what is written at %p lies over what is read at %p; want them "
+                             "apart",
+                             call, (const void *)tensor_data(written[i]),
+                             (const void *)tensor_data(read));
+    return MOXIE_OK;
+}
+
+static int32_t check_expand_apart(const moxie_rows *in, const moxie_rows *out,
+                                  const moxie_tensor *row_index, moxie_error *error)
+{
+    const moxie_tensor *const written[] = {&out->slabs->rows, &out->slabs->scales,
+                                           &out->slabs->weights, &out->counts, row_index};
+    int32_t st = MOXIE_OK;
+
+    for (uint32_t i = 0; i < in->slabs_count; i++) {
+        TRY(check_apart("expand", &in->slabs[i].rows, written, 5, error));
+        TRY(check_apart("expand", &in->slabs[i].scales, written, 5, error));
+    }
+out:
+    return st;
+}
+
 int32_t runner_expand(moxie_runner *runner, const moxie_call *call, const moxie_rows *in,
                       const moxie_rows *out, const moxie_tensor *row_index, moxie_error *error)
 {
@@ -254,6 +283,7 @@ int32_t runner_expand(moxie_runner *runner, const moxie_call *call, const moxie_
                       "expand: out.slab.rows: its rows overlap each other"));
     TRY(refuse_capacity(instance, check_expanded(instance, &from, &to, error)));
     TRY(check_index(runner, row_index, (int64_t)from.slabs_count * from.rows_cap, error));
+    TRY(check_expand_apart(in, out, row_index, error));
     TRY(forward_route(&job, &route, error));
     args = (struct expand_args){
         .slabs = from.slabs,
@@ -305,6 +335,12 @@ int32_t runner_fold(moxie_runner *runner, const moxie_call *call, const moxie_ro
                       "fold: out has layout %d; want STANDARD or RANK_MAJOR", out->layout));
     TRY(rows_out_alone(out, limits, instance_place(instance), &to, error));
     TRY(check_index(runner, row_index, (int64_t)to.slabs_count * to.rows_cap, error));
+    for (uint32_t i = 0; i < out->slabs_count; i++) {
+        const moxie_tensor *const written = &out->slabs[i].rows;
+
+        TRY(check_apart("fold", &expanded->slabs->rows, &written, 1, error));
+        TRY(check_apart("fold", row_index, &written, 1, error));
+    }
     args = (struct combine_args){
         .pair_out = from.slabs[0].rows,
         .pair_stride_bytes = from.slabs[0].row_stride_bytes,

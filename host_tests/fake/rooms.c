@@ -31,6 +31,8 @@ static int32_t enter(const char *name, moxie_error *error)
     size_t used = strlen(fake.trail);
 
     (void)snprintf(fake.trail + used, sizeof fake.trail - used, "%s ", name);
+    if (strstr(name, "er_create") != NULL || strstr(name, "er_destroy") != NULL)
+        fake.out_of_turn += fake.creating != 1;
     if (fake.answer != MOXIE_OK) return fail_with(error, fake.answer, "%s was told to fail", name);
     return MOXIE_OK;
 }
@@ -77,6 +79,26 @@ int32_t instance_check_thread(const moxie_instance *instance, int32_t tag, moxie
     fake.thread_tag = tag;
     if (fake.thread_answer != MOXIE_OK) return fail_with(error, fake.thread_answer, "wrong thread");
     return MOXIE_OK;
+}
+
+int32_t instance_check_current(const moxie_instance *instance, moxie_error *error)
+{
+    (void)instance;
+    if (fake.current_answer != MOXIE_OK)
+        return fail_with(error, fake.current_answer, "wrong device");
+    return MOXIE_OK;
+}
+
+void instance_begin_create(moxie_instance *instance)
+{
+    (void)instance;
+    fake.creating++;
+}
+
+void instance_end_create(moxie_instance *instance)
+{
+    (void)instance;
+    fake.creating--;
 }
 
 // Two keys: one that the host may set, and a word.

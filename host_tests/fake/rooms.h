@@ -8,15 +8,18 @@
 #include "plugin/instance.h"
 
 struct fake_rooms {
-    char trail[256];       // names of the rooms' functions entered, each with a space after it
-    int32_t answer;        // what the next calls return
-    int32_t thread_answer; // what instance_check_thread returns
-    int32_t thread_tag;    // what it was asked
-    int32_t dead;          // 1: no handle is alive
-    int32_t kind;          // of dispatcher_create
-    int32_t layer;         // of runner_create
-    uint64_t count;        // of runner_weights_updated
-    const void *pointer;   // the plain pointer a call passed: experts, active, row_index, stream
+    char trail[256];        // names of the rooms' functions entered, each with a space after it
+    int32_t answer;         // what the next calls return
+    int32_t thread_answer;  // what instance_check_thread returns
+    int32_t thread_tag;     // what it was asked
+    int32_t current_answer; // what instance_check_current returns
+    int32_t creating;       // instance_begin_create calls without their end
+    int32_t out_of_turn;    // creates and destroys outside of them
+    int32_t dead;           // 1: no handle is alive
+    int32_t kind;           // of dispatcher_create
+    int32_t layer;          // of runner_create
+    uint64_t count;         // of runner_weights_updated
+    const void *pointer;    // the plain pointer a call passed: experts, active, row_index, stream
     moxie_host host;
     moxie_matrix w1, w2;
     moxie_call call;
