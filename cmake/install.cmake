@@ -1,17 +1,26 @@
 # What `cmake --install` puts under the prefix: the library, its two headers, the loader's source, the command,
 # the Python package, and the package files for pkg-config and find_package(moxie).
 
-# Not lib64 or lib/<triplet>: bin/moxie looks for the library in ../lib.
-set(CMAKE_INSTALL_LIBDIR lib CACHE PATH "where libraries go, under the prefix")
-include(GNUInstallDirs)
-include(CMakePackageConfigHelpers)
-
 # Before 1.0 a new minor number is a new ABI.
 set(moxie_soversion ${PROJECT_VERSION_MAJOR})
 if(PROJECT_VERSION_MAJOR EQUAL 0)
     set(moxie_soversion 0.${PROJECT_VERSION_MINOR})
 endif()
 set_target_properties(moxie PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${moxie_soversion})
+if(NOT MOXIE_INSTALL)
+    return()
+endif()
+
+# Not lib64 or lib/<triplet>: bin/moxie looks for the library in ../lib. A project that has this tree inside says itself
+# where its libraries go, and keeps its own documents.
+if(PROJECT_IS_TOP_LEVEL)
+    set(CMAKE_INSTALL_LIBDIR lib CACHE PATH "where libraries go, under the prefix")
+endif()
+include(GNUInstallDirs)
+if(NOT PROJECT_IS_TOP_LEVEL)
+    set(CMAKE_INSTALL_DOCDIR ${CMAKE_INSTALL_DATAROOTDIR}/doc/${PROJECT_NAME})
+endif()
+include(CMakePackageConfigHelpers)
 target_include_directories(moxie INTERFACE $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
 
 install(TARGETS moxie EXPORT moxie LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})

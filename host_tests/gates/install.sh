@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # install.sh BUILD CC VERSION: what `cmake --install` leaves is complete, can be moved, and serves hosts that link the
-# library or load it, found by pkg-config or by find_package. A project with the tree inside has the same targets.
+# library or load it, found by pkg-config or by find_package. A project with the tree inside has the same targets, and
+# nothing else of it.
 set -euo pipefail
 
 build=$1
@@ -51,8 +52,20 @@ expect_version "$work/cmake/loaded"
 
 # The library itself is that of the build above: only what sees the targets is compiled.
 cmake -S host_tests/package -B "$work/tree" -G Ninja -DCMAKE_C_COMPILER="$cc" -DMOXIE_TREE="$PWD" -DMOXIE_CUDA=OFF \
-    -DMOXIE_TESTS=OFF -DMOXIE_CLI=OFF >/dev/null
+    >/dev/null
 cmake --build "$work/tree" --target CMakeFiles/linked.dir/linked.c.o CMakeFiles/loaded.dir/loaded.c.o >/dev/null
+targets=$(cmake --build "$work/tree" --target help)
+if foreign=$(grep -oE '^[^ ]*(test_|gate_|example_host|moxie_cli)[^ ]*: phony' <<<"$targets"); then
+    echo "a project with the tree inside gets more than the library:" "$foreign"
+    exit 1
+fi
+ctest --test-dir "$work/tree" -N | grep -qx 'Total Tests: 0' || { echo "it gets tests"; exit 1; }
+DESTDIR=$work/tree_prefix cmake --install "$work/tree" >/dev/null
+[ ! -e "$work/tree_prefix" ] || { echo "it gets files to install"; exit 1; }
+if grep '^CMAKE_INSTALL_LIBDIR' "$work/tree/CMakeCache.txt"; then
+    echo "above: written into its cache"
+    exit 1
+fi
 
 if [ -x "$prefix/bin/moxie" ]; then
     "$prefix/bin/moxie" info >/dev/null
