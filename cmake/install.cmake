@@ -1,5 +1,5 @@
 # What `cmake --install` puts under the prefix: the library, its two headers, the loader's source, the command,
-# the Python package, and the package files for pkg-config and find_package(moxie).
+# the Python package, the documents with the example, and the package files for pkg-config and find_package(moxie).
 
 # Before 1.0 a new minor number is a new ABI.
 set(moxie_soversion ${PROJECT_VERSION_MAJOR})
@@ -33,7 +33,13 @@ install(FILES abi/loader.c DESTINATION ${CMAKE_INSTALL_DATADIR}/moxie)
 install(DIRECTORY hosts/python/ DESTINATION ${CMAKE_INSTALL_DATADIR}/moxie/python
     PATTERN __pycache__ EXCLUDE PATTERN build EXCLUDE PATTERN *.egg-info EXCLUDE)
 install(FILES LICENSE README.md CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
-install(DIRECTORY docs DESTINATION ${CMAKE_INSTALL_DOCDIR}) # where README.md's links point
+# Where the links of README.md point, and of these: gates/install.sh follows them.
+install(DIRECTORY docs DESTINATION ${CMAKE_INSTALL_DOCDIR})
+foreach(file abi.h bench/README.md host_tests/emulator/README.md hosts/cli/README.md hosts/example/host.c
+    hosts/python/README.md kernels/README.md)
+    cmake_path(GET file PARENT_PATH folder)
+    install(FILES ${file} DESTINATION ${CMAKE_INSTALL_DOCDIR}/${folder})
+endforeach()
 
 # The prefix is found from where the .pc file lies, so that an installed tree can be moved.
 cmake_path(RELATIVE_PATH CMAKE_INSTALL_PREFIX BASE_DIRECTORY ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig

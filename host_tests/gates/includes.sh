@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Includes point down only: abi -> plugin -> the kernels' C headers. The kernels know neither, hosts
-# know abi.h and abi/loader.h alone, other plugins abi.h alone, only tests include host_tests, and CUDA and NCCL have
+# know abi.h and abi/loader.h alone (the example as installed), other plugins abi.h alone, only tests include host_tests, and CUDA and NCCL have
 # their files.
 set -euo pipefail
 
@@ -20,6 +20,7 @@ allowed() {
     esac
     case $2 in
         '<cuda'* | '<nv'*) [[ $1 == plugin/device_cuda.c || $1 == kernels/cuda/* ]] ;;
+        '<moxie/abi.h>' | '<moxie/loader.h>') [[ $1 == hosts/example/* ]] ;;
         '<nccl'*) [[ $1 == plugin/transport_nccl.c ]] ;;
         '<'*) [[ $1 != abi.h ]] ;;
         *) return 1 ;;

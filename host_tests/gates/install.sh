@@ -11,7 +11,12 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/pc"
 
-cmake --install "$build" --prefix "$work/first" >/dev/null
+# quiet COMMAND...: says what it printed only if it fails.
+quiet() {
+    "$@" >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+}
+
+quiet cmake --install "$build" --prefix "$work/first"
 mv "$work/first" "$work/prefix"
 prefix=$work/prefix
 
@@ -45,22 +50,44 @@ expect_version "$work/pc/linked"
     -o "$work/pc/loaded"
 expect_version "$work/pc/loaded"
 
-cmake -S host_tests/package -B "$work/cmake" -G Ninja -DCMAKE_C_COMPILER="$cc" -DCMAKE_PREFIX_PATH="$prefix" >/dev/null
-cmake --build "$work/cmake" >/dev/null
+# What README.md says to an engine, with the example that it names.
+doc=$prefix/share/doc/moxie
+mkdir "$work/engine"
+cp "$doc/hosts/example/host.c" "$work/engine"
+# block LANGUAGE: what the chapter has in it.
+block() {
+    sed -n '/^## An installed Moxie$/,/^## What/p' "$doc/README.md" |
+        awk -v fence='```'"$1" '/^```/ { inside = $0 == fence; next } inside'
+}
+block cmake >"$work/engine/CMakeLists.txt"
+block sh >"$work/engine/build.sh"
+# expect_example COMMAND...: the example runs, with the right y.
+expect_example() {
+    diff <("$@") <(printf 'token 0: 0.7311 3.5232\ntoken 1: 1.4621 7.0464\n') || { echo "above: $*"; exit 1; }
+}
+quiet cmake -S "$work/engine" -B "$work/engine/build" -G Ninja -DCMAKE_C_COMPILER="$cc" -DCMAKE_PREFIX_PATH="$prefix"
+quiet cmake --build "$work/engine/build"
+expect_example "$work/engine/build/engine" "$plugin"
+(cd "$work/engine" && expect_example sh -e build.sh)
+while IFS=: read -r file link; do
+    [[ $link == *:* || -e $(dirname "$file")/$link ]] || { echo "${file#"$doc/"}: links to $link, which is not installed"; exit 1; }
+done < <(grep -roE --include='*.md' '\]\([^)#]+' "$doc" | sed 's/:](/:/')
+
+quiet cmake -S host_tests/package -B "$work/cmake" -G Ninja -DCMAKE_C_COMPILER="$cc" -DCMAKE_PREFIX_PATH="$prefix"
+quiet cmake --build "$work/cmake"
 expect_version "$work/cmake/linked"
 expect_version "$work/cmake/loaded"
 
 # The library itself is that of the build above: only what sees the targets is compiled.
-cmake -S host_tests/package -B "$work/tree" -G Ninja -DCMAKE_C_COMPILER="$cc" -DMOXIE_TREE="$PWD" -DMOXIE_CUDA=OFF \
-    >/dev/null
-cmake --build "$work/tree" --target CMakeFiles/linked.dir/linked.c.o CMakeFiles/loaded.dir/loaded.c.o >/dev/null
+quiet cmake -S host_tests/package -B "$work/tree" -G Ninja -DCMAKE_C_COMPILER="$cc" -DMOXIE_TREE="$PWD" -DMOXIE_CUDA=OFF
+quiet cmake --build "$work/tree" --target CMakeFiles/linked.dir/linked.c.o CMakeFiles/loaded.dir/loaded.c.o
 targets=$(cmake --build "$work/tree" --target help)
 if foreign=$(grep -oE '^[^ ]*(test_|gate_|example_host|moxie_cli)[^ ]*: phony' <<<"$targets"); then
     echo "a project with the tree inside gets more than the library:" "$foreign"
     exit 1
 fi
 ctest --test-dir "$work/tree" -N | grep -qx 'Total Tests: 0' || { echo "it gets tests"; exit 1; }
-DESTDIR=$work/tree_prefix cmake --install "$work/tree" >/dev/null
+DESTDIR=$work/tree_prefix quiet cmake --install "$work/tree"
 [ ! -e "$work/tree_prefix" ] || { echo "it gets files to install"; exit 1; }
 if grep '^CMAKE_INSTALL_LIBDIR' "$work/tree/CMakeCache.txt"; then
     echo "above: written into its cache"

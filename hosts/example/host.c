@@ -2,8 +2,8 @@
 //
 // Both experts multiply silu(x) by x; expert 1 doubles the result.
 
-#include "abi.h"
-#include "abi/loader.h"
+#include <moxie/abi.h>
+#include <moxie/loader.h>
 
 #include <stdio.h>
 #include <string.h>
