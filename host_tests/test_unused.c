@@ -64,6 +64,7 @@ START_TEST(defaults_are_no_request)
     struct verdict verdict;
 
     mock_host_init(&mock);
+    mock_set_i64(&mock, "max_running_requests", 8);
     mock_set_str(&mock, "dispatch_format", "input");
     mock_set_str(&mock, "transport", "auto");
     mock_set_i64(&mock, "dispatch_rounds_max", 1);
@@ -165,6 +166,39 @@ START_TEST(own_bound_below_the_derived)
 }
 END_TEST
 
+// An engine that forgot its capacity has a bound of one token, which its first prefill passes.
+START_TEST(no_bound_at_all)
+{
+    static const char *const keys[] = {"forward_tokens_max",       "max_prefill_tokens",
+                                       "chunked_prefill_size",     "context_length",
+                                       "prefill_graph_max_tokens", "decode_graph_max_batch",
+                                       "max_running_requests",     "warmup_tokens_max"};
+    struct mock_host mock;
+
+    mock_host_init(&mock);
+    mock_set_i64(&mock, "forward_tokens_max", 0);
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        assert_warned(&mock, "forward_tokens_max", "so forward_tokens is 1, and a forward of more");
+        assert_warned(&mock, "forward_tokens_max", keys[i]);
+        mock_set_i64(&mock, keys[i], 1); // as much, and somebody's
+        assert_not_warned(&mock, "forward_tokens_max");
+        mock_set_i64(&mock, keys[i], 0);
+    }
+    mock_set_str(&mock, "disaggregation_mode", "decode");
+    mock_set_i64(&mock, "max_prefill_tokens", 64);
+    assert_warned(&mock, "forward_tokens_max",
+                  "from: decode_graph_max_batch, max_running_requests, warmup_tokens_max");
+    mock_set_str(&mock, "disaggregation_mode", "prefill");
+    assert_not_warned(&mock, "forward_tokens_max");
+    mock_set_i64(&mock, "max_prefill_tokens", 0);
+    assert_warned(&mock, "forward_tokens_max", "prefill_graph_max_tokens, warmup_tokens_max");
+    // A bound that cannot be computed is refused, and not taken for one token.
+    mock_set_i64(&mock, "max_prefill_tokens", -1);
+    assert_not_warned(&mock, "forward_tokens_max");
+    mock_host_fini(&mock);
+}
+END_TEST
+
 START_TEST(a_long_timeout_is_cut)
 {
     struct mock_host mock;
@@ -191,6 +225,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, prefill_keys);
     tcase_add_test(tests, decode_keys);
     tcase_add_test(tests, own_bound_below_the_derived);
+    tcase_add_test(tests, no_bound_at_all);
     tcase_add_test(tests, a_long_timeout_is_cut);
 }
 

@@ -1,4 +1,5 @@
-// Keys that are set and have no effect here: warnings, because a host may well set all it knows.
+// Warnings: keys that are set and have no effect here, because a host may well set all it knows,
+// and bounds that are valid and hardly meant.
 
 #include "plugin/validate.h"
 
@@ -78,6 +79,24 @@ static void unused_decode(const struct config *config, struct report *report)
               report);
 }
 
+// A host that gives no bound is valid, and its first forward of two tokens is refused.
+static void warn_minimum(const struct config *config, const struct bounds *bounds,
+                         struct report *report)
+{
+    static const char prefill[] =
+        "max_prefill_tokens, chunked_prefill_size, context_length, prefill_graph_max_tokens, ";
+    static const char decode[] = "decode_graph_max_batch, max_running_requests, ";
+    int32_t mode = config_word(config, KEY_DISAGGREGATION_MODE);
+
+    if (bounds->forward_tokens < 0 || bounds->dominant != KEY_COUNT) return;
+    report_warning(report, KEY_FORWARD_TOKENS_MAX,
+                   "no key in effect says how many tokens a forward brings, so forward_tokens is "
+                   "%" PRId64 ", and a forward of more is refused with MOXIE_E_CAPACITY: set "
+                   "forward_tokens_max, or what it is derived from: %s%swarmup_tokens_max",
+                   bounds->forward_tokens, mode == DISAGGREGATION_DECODE ? "" : prefill,
+                   mode == DISAGGREGATION_PREFILL ? "" : decode);
+}
+
 void validate_unused(const struct config *config, const struct bounds *bounds,
                      struct report *report)
 {
@@ -86,6 +105,7 @@ void validate_unused(const struct config *config, const struct bounds *bounds,
     unused_dispatch(config, report);
     unused_prefill(config, bounds, report);
     unused_decode(config, report);
+    warn_minimum(config, bounds, report);
     if (own > 0 && own < bounds->derived_tokens)
         report_warning(report, KEY_FORWARD_TOKENS_MAX,
                        "forward_tokens_max %" PRId64 " is below the %" PRId64

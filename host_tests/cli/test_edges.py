@@ -301,6 +301,14 @@ class Documents(Case):
                 self.assertEqual(list(refused["reasons"][0]), ["code", "key", "message"])
                 self.assertIn(words, "".join(reason["message"] for reason in refused["reasons"]))
 
+    def test_a_configuration_without_a_bound(self):
+        """Works, for a token at a time: said with the verdict."""
+        for command in ("check", "plan"):
+            warning, = self.document(command, self.config())["warnings"]
+            self.assertEqual(warning["key"], "forward_tokens_max")
+            self.assertEqual(self.document(command, self.config(context_length=64))["warnings"], [])
+        self.assertIn("warning: forward_tokens_max: no key in effect says", self.moxie("check", self.config())[0])
+
     def test_only_what_was_given_is_refused(self):
         tiny = ["bench", "--shape", "64,32,8,2", "--tokens", "1"]
         for given, other in ((["--delay-us", "5"], "--op"), (["--op", "both"], "--delay-us")):
@@ -323,7 +331,7 @@ class Documents(Case):
         self.assertEqual((verdict["runner"], verdict["dispatcher"]), ("moxie_cpu", "local"))
         self.assertIsNone(self.document("check", self.config(top_k=0), code=2)["runner"])
         for keys, code in (({}, 0), ({"top_k": 1000}, 2)):
-            path = self.config(max_prefil_tokens=64, **keys)
+            path = self.config(max_prefil_tokens=64, max_running_requests=64, **keys)
             warning, = self.document("plan", path, code=code)["warnings"]
             self.assertIn("max_prefill_tokens", warning["message"])
             self.assertIn("did you mean max_prefill_tokens", self.moxie("plan", path, code=code)[1])
