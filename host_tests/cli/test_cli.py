@@ -320,6 +320,25 @@ class Bench(Case):
                           ["--shape", "q30b", "--tokens", "1", "--replays", "0"]):
             self.moxie("bench", *arguments, code=1)
 
+    def test_the_bound_that_was_passed(self):
+        """And none that holds."""
+        for shape, tokens, words in (("64,64,8,9", "1", "wanted is TOP_K at most EXPERTS"),
+                                     ("64,64,64,33", "1", "wanted is TOP_K at most 32"),
+                                     ("64,64,8,2", "0", "--tokens 0: 0 is not from 1 to 4294967296"),
+                                     ("64,64,8,2", "1,4294967297", "4294967297 is not from 1 to 4294967296"),
+                                     ("64,64,8,2", "99999999999999999999", "is not from 1 to 4294967296"),
+                                     ("64,64,8,2", "1,-4,2", "-4 is not from 1 to"),
+                                     ("64,64,8,2", "1,,2", "wanted is a list like 1,16,256"),
+                                     ("64,64,8,2", "two", "wanted is a list like 1,16,256")):
+            with self.subTest(shape=shape, tokens=tokens):
+                self.assertIn(words, self.moxie("bench", "--shape", shape, "--tokens", tokens, code=1)[1])
+
+    def test_replays_are_of_graphs(self):
+        """Which a CPU has not: no number of repetitions can be asked for."""
+        for more in ([], ["--ranks", "2"]):
+            _, trouble = self.moxie(*self.TINY, "--tokens", "1", "--replays", "5", *more, code=2)
+            self.assertIn("--replays 5 is of graphs", trouble)
+
 
 class Gpu(Case):
     """On a GPU, real or emulated. Leaves with 77 when there is none."""

@@ -49,29 +49,38 @@ END_TEST
 
 START_TEST(shapes_of_the_bench)
 {
-    static const char *const wrong[] = {
-        "",
-        "q30",
-        "1,2,3",
-        "1,2,3,",
-        "1,2,3,4,5",
-        "0,2,3,1",
-        "-1,2,3,1",
-        "1,2,3,4",
-        "1,2,64,33",
-        "1,2,x,1",
-        "99999999999999999999,1,1,1",
-        "1,1,4294967296,1",
+    static const struct {
+        const char *text, *wanted; // the bound, and no other
+    } wrong[] = {
+        {"", "HIDDEN,INTERMEDIATE,EXPERTS,TOP_K, or q30b"},
+        {"q30", "or q30b"},
+        {"1,2,3", "or q30b"},
+        {"1,2,3,", "or q30b"},
+        {"1,2,3,4,5", "or q30b"},
+        {"1,2,x,1", "or q30b"},
+        {"0,2,3,1", "each from 1 to 1099511627776"},
+        {"-1,2,3,1", "each from 1 to"},
+        {"1,2,3,0", "each from 1 to"},
+        {"1099511627777,2,3,1", "each from 1 to"},
+        {"99999999999999999999,1,1,1", "each from 1 to"},
+        {"1,2,3,4", "TOP_K at most EXPERTS"},
+        {"64,64,8,9", "TOP_K at most EXPERTS"},
+        {"1,2,64,33", "TOP_K at most 32"},
+        {"1,1,4294967296,1", "EXPERTS at most 2147483647"},
     };
     struct bench_shape shape;
 
-    ck_assert_int_eq(bench_shape_parse(&shape, "q30b"), 1);
+    ck_assert_ptr_null(bench_shape_parse(&shape, "q30b"));
     ck_assert_int_eq(shape.intermediate, 768);
-    ck_assert_int_eq(bench_shape_parse(&shape, "8,16,32,4"), 1);
+    ck_assert_ptr_null(bench_shape_parse(&shape, "8,16,32,4"));
     ck_assert_int_eq(shape.hidden, 8);
     ck_assert_int_eq(shape.top_k, 4);
-    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
-        ck_assert_msg(!bench_shape_parse(&shape, wrong[i]), "accepted: %s", wrong[i]);
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        const char *wanted = bench_shape_parse(&shape, wrong[i].text);
+
+        ck_assert_msg(wanted != NULL && strstr(wanted, wrong[i].wanted) != NULL, "%s: %s",
+                      wrong[i].text, wanted == NULL ? "accepted" : wanted);
+    }
 }
 END_TEST
 

@@ -2,7 +2,6 @@
 
 #include "hosts/cli/bench.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -34,7 +33,9 @@ const char *bench_op_word(int op)
     return op_words[op];
 }
 
-int bench_shape_parse(struct bench_shape *shape, const char *text)
+_Static_assert(MOXIE_TOP_K_MAX == 32, "a text below names it");
+
+const char *bench_shape_parse(struct bench_shape *shape, const char *text)
 {
     int64_t *const sizes[4] = {&shape->hidden, &shape->intermediate, &shape->experts,
                                &shape->top_k};
@@ -42,19 +43,25 @@ int bench_shape_parse(struct bench_shape *shape, const char *text)
     for (size_t i = 0; i < sizeof named_shapes / sizeof named_shapes[0]; i++)
         if (strcmp(named_shapes[i].name, text) == 0) {
             *shape = named_shapes[i].shape;
-            return 1;
+            return NULL;
         }
     for (int i = 0; i < 4; i++) {
         char *end = NULL;
 
-        errno = 0;
-        *sizes[i] = strtoll(text, &end, 10);
-        if (errno != 0 || end == text || *sizes[i] < 1 || *sizes[i] > (int64_t)1 << 40) return 0;
-        if (*end != (i < 3 ? ',' : '\0')) return 0;
+        *sizes[i] = strtoll(text, &end, 10); // past 64 bits it is the largest
+        if (end == text || *end != (i < 3 ? ',' : '\0'))
+            return "HIDDEN,INTERMEDIATE,EXPERTS,TOP_K, or q30b, q235b, dsv3ep8, mixtral, dsv3, "
+                   "h4096e256";
         text = end + 1;
     }
-    return shape->top_k <= MOXIE_TOP_K_MAX && shape->top_k <= shape->experts &&
-           shape->experts <= INT32_MAX;
+    for (int i = 0; i < 4; i++)
+        if (*sizes[i] < 1 || *sizes[i] > (int64_t)1 << 40)
+            return "HIDDEN,INTERMEDIATE,EXPERTS,TOP_K, each from 1 to 1099511627776";
+    if (shape->experts > INT32_MAX) return "EXPERTS at most 2147483647";
+    if (shape->top_k > MOXIE_TOP_K_MAX) return "TOP_K at most 32";
+    if (shape->top_k > shape->experts)
+        return "TOP_K at most EXPERTS: a token has different experts";
+    return NULL;
 }
 
 // Steele, Lea and Flood's splitmix64: any seed will do.

@@ -17,8 +17,8 @@ struct bench_shape {
     int64_t hidden, intermediate, experts, top_k;
 };
 
-// "q30b" or "2048,768,128,8". 0 when it is neither.
-int bench_shape_parse(struct bench_shape *shape, const char *text);
+// "q30b" or "2048,768,128,8". NULL, or which shape is wanted instead.
+const char *bench_shape_parse(struct bench_shape *shape, const char *text);
 
 // What is timed: a layer, or of a round without experts dispatch, combine or both.
 enum bench_op { BENCH_LAYER, BENCH_DISPATCH, BENCH_COMBINE, BENCH_BOTH };

@@ -26,7 +26,7 @@ static int read_job(struct bench_job *bench, const json_t *job, struct fault *fa
 
     if (shape == NULL || weights == NULL || rows == NULL ||
         bench_op_parse(json_string_value(json_object_get(job, "op"))) < 0 ||
-        json_array_size(cells) > BENCH_CELLS_MAX || !bench_shape_parse(&bench->shape, shape))
+        json_array_size(cells) > BENCH_CELLS_MAX || bench_shape_parse(&bench->shape, shape) != NULL)
         return fault_set(fault, EXIT_TROUBLE, "the job has no shape, no formats or no op");
     bench->format = format_from_word(weights);
     bench->row_format = format_from_word(rows);

@@ -23,15 +23,20 @@ enum {
     OPTION_DELAY_US
 };
 
+#define BENCH_TOKENS_MAX (1LL << 32)
+
 static void parse_tokens(struct bench_options *options, const char *text, struct argp_state *state)
 {
     options->cells = 0;
     for (const char *next = text; next != NULL; options->cells++) {
         char *end = NULL;
-        long long tokens = strtoll(next, &end, 10);
+        long long tokens = strtoll(next, &end, 10); // past 64 bits it is the largest
 
-        if (end == next || tokens < 1 || tokens > (int64_t)1 << 32 || (*end != ',' && *end != '\0'))
+        if (end == next || (*end != ',' && *end != '\0'))
             argp_error(state, "--tokens %s: wanted is a list like 1,16,256", text);
+        if (tokens < 1 || tokens > BENCH_TOKENS_MAX)
+            argp_error(state, "--tokens %s: %.*s is not from 1 to %lld", text, (int)(end - next),
+                       next, BENCH_TOKENS_MAX);
         if (options->cells == BENCH_CELLS_MAX)
             argp_error(state, "--tokens: at most %d numbers", BENCH_CELLS_MAX);
         options->tokens[options->cells] = tokens;
@@ -73,6 +78,7 @@ static error_t parse_measuring(int key, char *text, struct argp_state *state)
 static error_t parse(int key, char *text, struct argp_state *state)
 {
     struct bench_options *options = state->input;
+    const char *wanted = NULL;
 
     switch (key) {
     case ARGP_KEY_INIT:
@@ -80,11 +86,8 @@ static error_t parse(int key, char *text, struct argp_state *state)
         return 0;
     case OPTION_SHAPE:
         options->shape_text = text;
-        if (!bench_shape_parse(&options->shape, text))
-            argp_error(state,
-                       "--shape %s: wanted is HIDDEN,INTERMEDIATE,EXPERTS,TOP_K with TOP_K at most "
-                       "%d, or q30b, q235b, dsv3ep8, mixtral, dsv3, h4096e256",
-                       text, MOXIE_TOP_K_MAX);
+        wanted = bench_shape_parse(&options->shape, text);
+        if (wanted != NULL) argp_error(state, "--shape %s: wanted is %s", text, wanted);
         return 0;
     case OPTION_TOKENS:
         parse_tokens(options, text, state);
@@ -291,7 +294,8 @@ static int run_ranks(struct bench_run *run, const struct plugin *plugin, json_t 
     if (job == NULL)
         return fault_set(fault, EXIT_TROUBLE, "out of memory, or a path that is not UTF-8");
     (void)json_object_set_new(job, "op", json_string(bench_op_word(options->op)));
-    (void)json_object_set_new(job, "replays", json_integer(options->replays));
+    (void)json_object_set_new(
+        job, "replays", json_integer(options->replays > 0 ? options->replays : BENCH_REPLAYS));
     (void)json_object_set_new(job, "skew", json_real(options->skew));
     (void)json_object_set_new(job, "delay_us", json_real(options->delay_us));
     TRY(hub_run(&hub, job, &handler, fault));
@@ -333,6 +337,11 @@ static int check_ranks(const struct bench_run *run, struct fault *fault)
         return fault_set(fault, EXIT_REFUSED,
                          "--delay-us %g is for several ranks on GPUs: see --ranks and --runner",
                          options->delay_us);
+    if (run->forwards == 1 && options->replays > 0)
+        return fault_set(fault, EXIT_REFUSED,
+                         "--replays %d is of graphs, and the device has none: take --seconds, or a "
+                         "GPU by --runner",
+                         options->replays);
     if (options->skew > most)
         return fault_set(fault, EXIT_REFUSED,
                          "--skew %g: %lld different experts a token over %lld ranks allow %g",
@@ -348,7 +357,6 @@ int command_bench(int argc, char **argv, struct fault *fault)
         .format = MOXIE_FORMAT_BF16,
         .row_format = MOXIE_FORMAT_BF16,
         .seconds = 2,
-        .replays = BENCH_REPLAYS,
     };
     struct bench_run run = {.options = &options, .forwards = 1};
     struct plugin plugin = {.api = NULL};
