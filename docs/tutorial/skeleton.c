@@ -133,18 +133,23 @@ const char *key_type(enum key key)
     return keys[key].type;
 }
 
-static void refuse(struct instance *instance, enum key key)
+// `most`: of an i64, what the others leave it.
+static void refuse(struct instance *instance, enum key key, int64_t most)
 {
-    char seen[21];
+    char seen[21], wanted[48] = "a finite number below 1e30";
     uint64_t i = instance->report.reasons_count++;
 
     instance->reasons[i] = (moxie_reason){sizeof(moxie_reason), MOXIE_E_CONFIG, "CONFIG",
                                           keys[key].name, instance->messages[i]};
     memcpy(seen, instance->printed[key], sizeof seen);
     seen[sizeof seen - 1] = '\0';
+    if (keys[key].type[0] == 's')
+        (void)snprintf(wanted, sizeof wanted, "one of '%s'", keys[key].words);
+    else if (keys[key].type[0] == 'i')
+        (void)snprintf(wanted, sizeof wanted, most == keys[key].least ? "%lld" : "%lld..%lld",
+                       (long long)keys[key].least, (long long)most);
     (void)snprintf(instance->messages[i], sizeof instance->messages[i],
-                   "cannot be '%s': set it to one of '%s', or %lld..%lld", seen, keys[key].words,
-                   (long long)keys[key].least, (long long)keys[key].most);
+                   "cannot be '%s': set it to %s", seen, wanted);
 }
 
 // The place of `text` among "a b c", -1 when it is none of them; NULL means the last.
@@ -194,7 +199,8 @@ static void read_key(struct instance *instance, enum key key)
         (void)snprintf(instance->printed[key], sizeof text, "%lld", (long long)*number);
     }
     instance->found[key] = code != MOXIE_CONFIG_ABSENT;
-    if (!good || (code != MOXIE_CONFIG_FOUND && code != MOXIE_CONFIG_ABSENT)) refuse(instance, key);
+    if (!good || (code != MOXIE_CONFIG_FOUND && code != MOXIE_CONFIG_ABSENT))
+        refuse(instance, key, keys[key].most);
 }
 
 // ---- 5. Verdict and plan -----------------------------------------------------------------------
@@ -208,7 +214,7 @@ void judge(struct instance *instance)
     for (int key = 0; key < KEYS; key++)
         read_key(instance, (enum key)key);
     if (instance->report.reasons_count == 0 && number[TOP_K] > number[EXPERTS])
-        refuse(instance, TOP_K);
+        refuse(instance, TOP_K, number[EXPERTS]);
     // What `auto` became.
     (void)snprintf(instance->printed[RUNNER], sizeof instance->printed[0], "tutorial");
     (void)snprintf(instance->printed[DISPATCHER], sizeof instance->printed[0], "local");
