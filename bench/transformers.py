@@ -311,6 +311,7 @@ def check_that_moxie_ran(contestant):
 def measure(options):
     """Everything, as the JSON has it."""
     adapter.configure(plugin=options.plugin, forward_tokens_max=options.forward_tokens_max)
+    adapter._library()  # a model takes minutes, and the first forward would be the first to miss it
     say("making the model")
     with torch.no_grad():
         model = make_model(options)

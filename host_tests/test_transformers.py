@@ -924,11 +924,16 @@ class Benchmark(Case):
             self.assertEqual(found["logits"]["eager"]["whole"], 0)
 
     def test_a_library_that_is_none(self):
+        """In words, and before a model is made."""
         refused = MoxieError(abi.E_VERSION, -1, "libc.so.6 is no libmoxie")
-        with mock.patch.object(adapter, "load", side_effect=refused), \
-                mock.patch.dict(adapter._libraries, clear=True):
-            self.assertEqual(self.main(), (1, ""))
-        self.assertIn("moxie: libc.so.6 is no libmoxie", self.said.getvalue())
+        made = AssertionError("a model is made")
+        with mock.patch.object(AutoModelForCausalLM, "from_config", side_effect=made):
+            with mock.patch.object(adapter, "load", side_effect=refused), \
+                    mock.patch.dict(adapter._libraries, clear=True):
+                self.assertEqual(self.main(), (1, ""))
+            self.assertIn("moxie: libc.so.6 is no libmoxie", self.said.getvalue())
+            self.assertEqual(self.main("--plugin", "/nowhere/libmoxie.so"), (1, ""))
+        self.assertIn("moxie: /nowhere/libmoxie.so cannot be loaded", self.said.getvalue())
 
     def test_usage(self):
         """In words, and before a model is made."""
