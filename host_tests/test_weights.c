@@ -529,22 +529,50 @@ START_TEST(one_expert_is_checked_alone)
 }
 END_TEST
 
-// A GPU's memory is not read from the host.
-START_TEST(device_memory_is_not_touched)
-{
-    struct sample s;
+// ---- On a GPU ----------------------------------------------------------------------------------
 
-    sample_init(&s, MOXIE_FORMAT_MXFP4, MOXIE_ORDER_GATE_UP, MOXIE_ROWS_OUT);
+// Weights that a GPU has, by addresses with nothing behind them.
+static int32_t read_on_gpu(struct sample *s)
+{
     for (int32_t at = 0; at < 2 * PARTS; at++) {
-        moxie_tensor *tensor = part_of(&s, at / PARTS, at % PARTS);
+        moxie_tensor *tensor = part_of(s, at / PARTS, at % PARTS);
 
         if (tensor->data == NULL) continue;
         tensor->data = (void *)(uintptr_t)0x1000;
         tensor->device.type = MOXIE_DEVICE_CUDA;
     }
-    ACCEPTED(&s.said, weights_read(&s.weights, &s.limits, (moxie_device){MOXIE_DEVICE_CUDA, 0},
-                                   &s.out, &s.said.error));
+    return weights_read(&s->weights, &s->limits, (moxie_device){MOXIE_DEVICE_CUDA, 0}, &s->out,
+                        &s->said.error);
+}
+
+START_TEST(device_memory_is_not_touched)
+{
+    struct sample s;
+
+    sample_init(&s, MOXIE_FORMAT_MXFP4, MOXIE_ORDER_GATE_UP, MOXIE_ROWS_OUT);
+    ACCEPTED(&s.said, read_on_gpu(&s));
     sample_fini(&s);
+}
+END_TEST
+
+// Its kernels count the scales of an expert in 32 bits.
+START_TEST(a_gpu_takes_less_than_8_gib_of_block_rows)
+{
+    static const char *const past[2] = {"2863311532 bytes between the 4",
+                                        "8589934592 bytes between the 2"};
+    struct sample s;
+
+    for (int32_t matrix = 0; matrix < 2; matrix++) {
+        int64_t strides[3] = {8, matrix == 0 ? INT32_MAX / 3 : INT32_MAX, 1};
+
+        sample_init(&s, MOXIE_FORMAT_FP8_BLOCK128, MOXIE_ORDER_GATE_UP, MOXIE_ROWS_OUT);
+        s.matrices[matrix].scales.strides = strides;
+        ACCEPTED(&s.said, read_on_gpu(&s));
+        strides[1]++;
+        SAID(&s.said, MOXIE_E_UNSUPPORTED, read_on_gpu(&s), part_names[matrix][SCALES],
+             past[matrix], "8 GiB");
+        sample_fini(&s);
+    }
 }
 END_TEST
 
@@ -566,6 +594,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, nvfp4_scales_are_numbers);
     tcase_add_test(tests, one_expert_is_checked_alone);
     tcase_add_test(tests, device_memory_is_not_touched);
+    tcase_add_test(tests, a_gpu_takes_less_than_8_gib_of_block_rows);
 }
 
 SUITE_MAIN("weights", 20, add)

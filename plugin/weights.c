@@ -128,6 +128,21 @@ static void scales_want(const struct reading *r, struct tensor_want *want)
     }
 }
 
+// Of fp8_block128. A GPU counts the floats of an expert in 32 bits.
+static int32_t check_device_scales(const struct reading *r, const struct weight_view *view,
+                                   moxie_error *error)
+{
+    const int64_t row_floats = view->scale_row_stride_bytes / (int64_t)sizeof(float);
+
+    if (r->block_rows < 2 || row_floats <= INT32_MAX / (r->block_rows - 1)) return MOXIE_OK;
+    return fail_with(error, MOXIE_E_UNSUPPORTED,
+                     "%s: %" PRId64 " bytes between the %" PRId64
+                     " block rows of an expert; this device takes less than 8 GiB from the first "
+                     "to the last: want them compact, or %" PRId64 " bytes apart at most",
+                     r->scales, view->scale_row_stride_bytes, r->block_rows,
+                     INT32_MAX / (r->block_rows - 1) * (int64_t)sizeof(float));
+}
+
 static int32_t read_scales(const struct reading *r, struct weight_view *view, moxie_error *error)
 {
     const moxie_tensor *scales = &r->matrix->scales;
@@ -147,6 +162,8 @@ static int32_t read_scales(const struct reading *r, struct weight_view *view, mo
     view->scale_expert_stride_bytes = tensor_stride_bytes(scales, 0);
     if (scales->ndim > 1) view->scale_row_stride_bytes = tensor_stride_bytes(scales, 1);
     if (r->matrix->format == MOXIE_FORMAT_FP8_TENSOR) view->global_stride = scales->ndim;
+    if (r->matrix->format == MOXIE_FORMAT_FP8_BLOCK128 && r->device.type != MOXIE_DEVICE_CPU)
+        TRY(check_device_scales(r, view, error));
 out:
     return st;
 }
