@@ -18,6 +18,7 @@ import unittest
 import safetensors_files as files
 from case import COMMAND, GOLDEN, MODELS, TIMEOUT_S, Case, layer, model_arguments
 
+DEEPSEEK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../hosts/cli/examples/deepseek-v3-ep8.json")
 MIXTRAL = ["--layer-file", layer("mixtral_a.safetensors")]
 
 
@@ -308,6 +309,18 @@ class Documents(Case):
             self.assertEqual(warning["key"], "forward_tokens_max")
             self.assertEqual(self.document(command, self.config(context_length=64))["warnings"], [])
         self.assertIn("warning: forward_tokens_max: no key in effect says", self.moxie("check", self.config())[0])
+
+    def test_a_deployment_on_gpus_is_planned_without_one(self):
+        """The numbers that README.md and scripts/quickstart have, of the plan and of the weights beside it."""
+        planned = self.document("plan", DEEPSEEK)
+        self.assertEqual((planned["ok"], planned["warnings"]), (True, []))
+        self.assertIn("x_fp8", [buffer["name"] for buffer in planned["buffers"]])
+        self.assertIn("Total: device 5.8 GiB, symmetric 786.0 MiB,", self.moxie("plan", DEEPSEEK)[0])
+        self.assertEqual(self.document("check", DEEPSEEK)["runner"], "moxie_cuda")
+        with open(DEEPSEEK) as file:
+            keys = json.load(file)
+        numbers = 3 * keys["hidden_size"] * keys["intermediate_size"] * keys["num_experts"] // keys["ep_size"]
+        self.assertEqual(round(numbers * (1 + 4 / 128 ** 2) * keys["num_layers"] / 2 ** 30), 76)
 
     def test_only_what_was_given_is_refused(self):
         tiny = ["bench", "--shape", "64,32,8,2", "--tokens", "1"]
