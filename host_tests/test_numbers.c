@@ -269,9 +269,12 @@ END_TEST
 START_TEST(swish_at_the_edges)
 {
     float x[4] = {1000.0f, -1000.0f, NAN, 0.0f};
+    float far[4] = {-1e37f, -3e38f, 3e38f, INFINITY};
 
     if (_i > (int)cpu_isa_best()) return;
     ops_of(_i)->swish(x, 4, 1.702f);
+    ops_of(_i)->swish(far, 4, 1.0f);
+    ck_assert(far[0] == 0.0f && far[1] == 0.0f && far[2] == 3e38f && far[3] == INFINITY);
     ck_assert_float_eq(x[0], 1000.0f);
     ck_assert(x[1] <= 0.0f && x[1] > -1e-30f);
     ck_assert(isnan(x[2]));

@@ -30,21 +30,59 @@ static void name_of(const unsigned char token[MEETING_TOKEN_BYTES], char name[NA
     name[length] = '\0';
 }
 
+// The number behind `key` in a file of lines, or the file's only one where key is "". 0: there is
+// none, as where a limit is "max".
+static int read_number(const char *path, const char *key, uint64_t *number)
+{
+    FILE *file = fopen(path, "re");
+    const size_t length = strlen(key);
+    char line[128];
+    int found = 0;
+
+    if (file == NULL) return 0;
+    while (!found && fgets(line, sizeof line, file) != NULL)
+        found = strncmp(line, key, length) == 0 && sscanf(line + length, "%" SCNu64, number) == 1;
+    (void)fclose(file);
+    return found;
+}
+
+// What the limit of this process's control group leaves, as a container sees it: in version 2 and 1
+// of their files. Pages of files can be had again. UINT64_MAX: there is no limit.
+static uint64_t group_available(void)
+{
+    static const char *const names[2][5] = {
+        {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat",
+         "inactive_file ", "active_file "},
+        {"/sys/fs/cgroup/memory/memory.limit_in_bytes",
+         "/sys/fs/cgroup/memory/memory.usage_in_bytes", "/sys/fs/cgroup/memory/memory.stat",
+         "total_inactive_file ", "total_active_file "}};
+
+    for (int32_t i = 0; i < 2; i++) {
+        uint64_t limit, held, files = 0;
+
+        if (!read_number(names[i][0], "", &limit) || !read_number(names[i][1], "", &held)) continue;
+        for (int32_t key = 3; key < 5; key++) {
+            uint64_t bytes;
+
+            if (read_number(names[i][2], names[i][key], &bytes)) files += bytes;
+        }
+        held = held > files ? held - files : 0;
+        return limit > held ? limit - held : 0;
+    }
+    return UINT64_MAX;
+}
+
 // Bytes that can be had without anything being killed for them; UINT64_MAX where the kernel does
 // not say.
 static uint64_t memory_available(void)
 {
-    FILE *file = fopen("/proc/meminfo", "re");
-    char line[128];
-    uint64_t kib, available = UINT64_MAX, swap = 0;
+    uint64_t group = group_available(), kib, swap = 0;
+    uint64_t available = UINT64_MAX;
 
-    if (file == NULL) return UINT64_MAX;
-    while (fgets(line, sizeof line, file) != NULL) {
-        if (sscanf(line, "MemAvailable: %" SCNu64, &kib) == 1) available = kib << 10;
-        if (sscanf(line, "SwapFree: %" SCNu64, &kib) == 1) swap = kib << 10;
-    }
-    (void)fclose(file);
-    return available == UINT64_MAX ? available : available + swap;
+    if (read_number("/proc/meminfo", "MemAvailable: ", &kib)) available = kib << 10;
+    if (available > group) available = group;
+    if (read_number("/proc/meminfo", "SwapFree: ", &kib)) swap = kib << 10;
+    return available > UINT64_MAX - swap ? available : available + swap;
 }
 
 int32_t shared_memory_check(uint64_t bytes, int32_t pieces, moxie_error *error)
@@ -67,7 +105,8 @@ int32_t shared_memory_check(uint64_t bytes, int32_t pieces, moxie_error *error)
     if ((uint64_t)wanted > available)
         return fail_with(error, MOXIE_E_MEMORY,
                          "%d windows of %" PRIu64 " bytes do not fit into the %" PRIu64
-                         " bytes of memory available; plan smaller windows",
+                         " bytes of memory available (the machine's, or its container's limit); "
+                         "plan smaller windows",
                          pieces, bytes, available);
     return MOXIE_OK;
 }

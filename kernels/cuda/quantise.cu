@@ -395,8 +395,7 @@ extern "C" int32_t quantise_cuda(const struct quantise_args *from, void *stream)
     int64_t rows = take_slabs(from, &to);
     unsigned blocks;
 
-    // A grid has a warp for each piece of a row at least, and one block where there are no rows: the product after it counts on it.
-    if (from->format != FORMAT_FP8_BLOCK128 || pieces > kGridBlocksMax * (kThreads / 32)) return cudaErrorInvalidValue;
+    if (from->format != FORMAT_FP8_BLOCK128) return cudaErrorInvalidValue;
     to.row_pair = from->row_pair;
     to.x_row = from->x_row;
     to.count = from->count;
@@ -411,7 +410,8 @@ extern "C" int32_t quantise_cuda(const struct quantise_args *from, void *stream)
     to.early = from->early;
     to.by_eight = from->columns % kFp8Lane == 0 && is_aligned(from->rows, 8) && from->row_stride_bytes % 8 == 0;
     to.writers = from->row_pair != nullptr ? writers_of(rows * pieces, from->top_k) : 1;
-    blocks = grid_for(rows * pieces * to.writers, kThreads / 32);
+    // A warp for each piece of a row at least, and one block where there are no rows: the product after it counts on it.
+    blocks = max(grid_for(rows * pieces * to.writers, kThreads / 32), static_cast<unsigned>((pieces * to.writers + kThreads / 32 - 1) / (kThreads / 32)));
     if (from->row_pair != nullptr && from->ahead != nullptr) to.ahead = take_ahead(*from, blocks);
     return launch(quantise_kernel, {blocks, kThreads, 0, LAUNCH_EARLY}, stream, to);
 }

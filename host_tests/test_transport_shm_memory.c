@@ -1,0 +1,92 @@
+// plugin/transport_shm_memory.c: what is refused before any page is touched, by what the kernel and
+// the container's limit leave. Files of the kernel are made up.
+
+#include "plugin/transport_shm_memory.h"
+
+#include "host_tests/said.h"
+#include "host_tests/suite.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define MIB (UINT64_C(1) << 20)
+
+struct kernel_file {
+    const char *path, *text;
+};
+
+static const struct kernel_file *kernel_files; // until one without a path
+
+FILE *__real_fopen(const char *path, const char *mode);
+FILE *__wrap_fopen(const char *path, const char *mode);
+
+FILE *__wrap_fopen(const char *path, const char *mode)
+{
+    if (kernel_files == NULL || (strncmp(path, "/sys/", 5) != 0 && strncmp(path, "/proc/", 6) != 0))
+        return __real_fopen(path, mode);
+    for (const struct kernel_file *file = kernel_files; file->path != NULL; file++)
+        if (strcmp(file->path, path) == 0)
+            return fmemopen((void *)(uintptr_t)file->text, strlen(file->text), "r");
+    return NULL;
+}
+
+#define MEMINFO                                                                                    \
+    {                                                                                              \
+        "/proc/meminfo", "MemTotal:       32768 kB\nMemAvailable:    16384 kB\n"                   \
+                         "SwapFree:              0 kB\n"                                           \
+    }
+#define GROUP(usage, files)                                                                        \
+    {"/sys/fs/cgroup/memory.current", usage},                                                      \
+    {                                                                                              \
+        "/sys/fs/cgroup/memory.stat", "anon 1\nfile 7\ninactive_file " files "\nactive_file 0\n"   \
+    }
+
+static const struct {
+    struct kernel_file files[6];
+    uint64_t available;
+} machines[] = {
+    {{MEMINFO}, 16 * MIB},
+    {{{"/proc/meminfo", "MemAvailable: 8192 kB\nSwapFree: 8192 kB\n"}}, 16 * MIB},
+    // No limit, and one past what the machine has.
+    {{MEMINFO, {"/sys/fs/cgroup/memory.max", "max\n"}, GROUP("12582912\n", "0")}, 16 * MIB},
+    {{MEMINFO, {"/sys/fs/cgroup/memory.max", "134217728\n"}, GROUP("12582912\n", "0")}, 16 * MIB},
+    // Of 16 MiB three quarters are held, of which pages of files are another quarter, or all.
+    {{MEMINFO, {"/sys/fs/cgroup/memory.max", "16777216\n"}, GROUP("12582912\n", "0")}, 4 * MIB},
+    {{MEMINFO, {"/sys/fs/cgroup/memory.max", "16777216\n"}, GROUP("12582912\n", "4194304")},
+     8 * MIB},
+    {{MEMINFO, {"/sys/fs/cgroup/memory.max", "8388608\n"}, GROUP("4194304\n", "4194305")}, 8 * MIB},
+    {{MEMINFO, {"/sys/fs/cgroup/memory.max", "4194304\n"}, GROUP("4194305\n", "0")}, 0},
+    // Version 1.
+    {{MEMINFO,
+      {"/sys/fs/cgroup/memory/memory.limit_in_bytes", "8388608\n"},
+      {"/sys/fs/cgroup/memory/memory.usage_in_bytes", "6291456\n"},
+      {"/sys/fs/cgroup/memory/memory.stat",
+       "inactive_file 5\ntotal_inactive_file 1048576\ntotal_active_file 1048576\n"}},
+     4 * MIB},
+};
+#define MACHINES ((int)(sizeof machines / sizeof machines[0]))
+
+START_TEST(no_more_than_there_is)
+{
+    const uint64_t available = machines[_i].available;
+    char words[64];
+    struct said said;
+
+    said_init(&said);
+    kernel_files = machines[_i].files;
+    ck_assert_int_eq(shared_memory_check(available + 1, 1, &said.error), MOXIE_E_MEMORY);
+    (void)snprintf(words, sizeof words, "the %llu bytes of memory available",
+                   (unsigned long long)available);
+    ck_assert_msg(strstr(said.text, words) != NULL, "%s", said.text);
+    if (available > 0)
+        ck_assert_int_eq(shared_memory_check(available / 2, 2, &said.error), MOXIE_OK);
+    kernel_files = NULL;
+}
+END_TEST
+
+static void add(TCase *tests)
+{
+    tcase_add_loop_test(tests, no_more_than_there_is, 0, MACHINES);
+}
+
+SUITE_MAIN("transport_shm_memory", 60, add)
