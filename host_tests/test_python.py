@@ -9,6 +9,7 @@ import pickle
 import re
 import sys
 import unittest
+from unittest import mock
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "hosts" / "python"))
@@ -102,8 +103,20 @@ class Refusals(unittest.TestCase):
         self.assertFalse(api)
 
     def test_no_library(self):
-        with self.assertRaises(OSError):
-            load("/nowhere/libmoxie.so")
+        for path in ("/nowhere/libmoxie.so", "/nowhere/\0.so"):
+            with self.assertRaisesRegex(abi.MoxieError, "/nowhere/.* cannot be loaded .*: pass the "
+                                        "path .*MOXIE_PLUGIN") as caught:
+                load(path)
+            self.assertEqual(caught.exception.code, abi.E_UNAVAILABLE)
+
+    def test_path_of_the_environment(self):
+        path = os.environ["MOXIE_PLUGIN"]
+        self.assertEqual(load().path, path)
+        self.assertEqual(load(pathlib.Path(path)).path, path)
+        with mock.patch.dict(os.environ, MOXIE_PLUGIN="/nowhere/libmoxie.so"):
+            with self.assertRaisesRegex(abi.MoxieError, "/nowhere/libmoxie.so cannot be loaded"):
+                load()
+            self.assertEqual(load(path).path, path)
 
     def test_errors_are_copied_whole(self):
         """As a pool of processes does with what its workers raise."""

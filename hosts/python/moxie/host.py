@@ -9,8 +9,8 @@ import ctypes
 import os
 
 from moxie.abi import (
-    ABI_VERSION, CONFIG_ABSENT, CONFIG_FOUND, CONFIG_WRONG_TYPE, E_CONFIG, E_INVALID, E_UNSUPPORTED,
-    E_VERSION, OK, VERSION, ConfigEntry, Host, MoxieError, Probe, Request, check, entries,
+    ABI_VERSION, CONFIG_ABSENT, CONFIG_FOUND, CONFIG_WRONG_TYPE, E_CONFIG, E_INVALID, E_UNAVAILABLE,
+    E_UNSUPPORTED, E_VERSION, OK, VERSION, ConfigEntry, Host, MoxieError, Probe, Request, check, entries,
     layout_mismatches, type_of)
 
 LOG_NAMES = ("debug", "info", "warning", "error", "host misbehaving", "plugin misbehaving")
@@ -24,7 +24,11 @@ class Library:
             # dlopen gives the program itself for it.
             raise MoxieError(E_INVALID, -1, '"" names no library: give the path of a libmoxie.so')
         self.path = path
-        self.dll = ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
+        try:
+            self.dll = ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
+        except (OSError, ValueError) as error:  # the second of a path with a zero in it
+            raise MoxieError(E_UNAVAILABLE, -1, f"{path} cannot be loaded ({error}): pass the path "
+                             "of a libmoxie.so, or set the variable MOXIE_PLUGIN to it") from error
         entry = getattr(self.dll, "moxie_get_api_v1", None)
         if entry is None:
             raise MoxieError(E_UNSUPPORTED, -1, f"{path} has no symbol moxie_get_api_v1: it is no "
@@ -69,9 +73,15 @@ class Library:
         return Instance(self, config, name, allocator)
 
 
-def load(path, host_build=f"moxie for Python {VERSION}"):
-    """Loads a libmoxie, agrees on the ABI and checks the mirror; raises MoxieError."""
-    return Library(path, host_build)
+def load(path=None, host_build=f"moxie for Python {VERSION}"):
+    """Loads a libmoxie, agrees on the ABI and checks the mirror; raises MoxieError.
+
+    path: a str or a path-like; None is that of MOXIE_PLUGIN in the environment, or else libmoxie.so
+    where the loader looks.
+    """
+    if path is None:
+        path = os.environ.get("MOXIE_PLUGIN") or "libmoxie.so"
+    return Library(os.fspath(path), host_build)
 
 
 def _is_text(value):

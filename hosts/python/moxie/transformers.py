@@ -186,9 +186,11 @@ def _library():
     if path not in _libraries:
         try:
             _libraries[path] = load(path, f"moxie.transformers {abi.VERSION}")
-        except OSError as error:
-            raise _error(abi.E_UNAVAILABLE, f"{path} cannot be loaded ({error}): name a library "
-                         "with moxie.transformers.configure(plugin=...) or the variable "
+        except abi.MoxieError as error:
+            if error.__cause__ is None:  # it was loaded, and is none
+                raise
+            raise _error(abi.E_UNAVAILABLE, f"{path} cannot be loaded ({error.__cause__}): name a "
+                         "library with moxie.transformers.configure(plugin=...) or the variable "
                          "MOXIE_PLUGIN") from error
     return _libraries[path]
 
