@@ -16,6 +16,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "hosts" / "python"))
 
 from moxie import Experts, MoxieError, Rows, abi, load, matrix, tensor  # noqa: E402
+from moxie.experts import DTYPES, FORMATS  # noqa: E402
 
 HIDDEN, INTERMEDIATE, EXPERTS, TOP_K, TOKENS_MAX = 5, 3, 4, 2, 3
 CONFIG = {
@@ -218,6 +219,16 @@ class Forward(unittest.TestCase):
         layer.forward(1, *given.rows())
         self.assertEqual(calls.call_count, 3)
 
+    def test_num_layers_left_out(self):
+        """The library has one, and the error says so."""
+        config = {key: value for key, value in CONFIG.items() if key != "num_layers"}
+        experts = Experts(self.library, config)
+        layer = experts.add_layer(*Model(1).matrices())
+        with self.assertRaisesRegex(MoxieError, "all 1 layers are in use: set num_layers") as caught:
+            experts.add_layer(*Model(2).matrices())
+        self.assertEqual(caught.exception.code, abi.E_CAPACITY)
+        del layer
+
     def test_a_layer_that_is_given_up(self):
         experts, layer = self.run_layer(Model(1), Input(1))
         kept = experts.add_layer(*Model(2).matrices())
@@ -284,6 +295,27 @@ class Refusals(unittest.TestCase):
         self.assertIn("has no key activaton, top; docs/", error.text)
         self.assertEqual(error.keys, ("activaton", "top"))
 
+    def test_several_ranks(self):
+        for sizes in ({"ep_size": 2}, {"ep_size": 2, "tp_size": 2}):
+            error = self.refused(abi.E_UNSUPPORTED, sizes)
+            self.assertIn("ep_size is 2, and Experts is one rank only: set ep_size to 1", error.text)
+            self.assertEqual(error.keys, ("ep_size",))
+
+    def test_words_that_there_are_not(self):
+        values = tensor(64, (1, 2, 2))
+        numbers, formats = ", ".join(DTYPES), ", ".join(FORMATS)
+        for call, words in (
+                (lambda: tensor(64, (2,), "f99"), f"'f99' is no number type; want one of {numbers}"),
+                (lambda: matrix(values, "fp8", abi.ORDER_PLAIN),
+                 f"'fp8' is no weight format; want one of {formats}")):
+            with self.assertRaisesRegex(MoxieError, words) as caught:
+                call()
+            self.assertEqual(caught.exception.code, abi.E_INVALID)
+        for table, make in ((DTYPES, tensor), (FORMATS, matrix)):  # which name them all
+            for word in table:
+                self.assertIn(f'"{word}"', make.__doc__)
+                self.assertIn(f"`{word}`", (ROOT / "hosts" / "python" / "README.md").read_text())
+
     def test_no_bound(self):
         self.assertIn("forward_tokens_max",
                       self.refused(abi.E_CAPACITY, {"forward_tokens_max": 0}).text)
@@ -321,6 +353,10 @@ class Refusals(unittest.TestCase):
         x, ids, weights, y = given.rows()
         with self.assertRaisesRegex(MoxieError, "batch.x: dtype"):
             layer.forward(1, x._replace(number="bf16"), ids, weights, y)
+        layer.forward(1, x, ids, weights, y)
+        with self.assertRaisesRegex(MoxieError, "'bf17' is no number type; .*bf16") as caught:
+            layer.forward(1, x._replace(number="bf17"), ids, weights, y)
+        self.assertEqual(caught.exception.code, abi.E_INVALID)
         layer.forward(1, x, ids, weights, y)
         with self.assertRaisesRegex(MoxieError, "tokens: -1; want 0 or more") as caught:
             layer.forward(-1, x, ids, weights, y)

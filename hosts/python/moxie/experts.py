@@ -15,26 +15,42 @@ from typing import NamedTuple
 
 from moxie.abi import (
     DEVICE_CPU, DTYPE_BFLOAT, DTYPE_FLOAT, DTYPE_FLOAT8_E4M3FN, DTYPE_INT, E_CAPACITY,
-    E_CONFIG, E_INVALID, E_UNAVAILABLE, FORMAT_BF16, FORMAT_F16, FORMAT_F32,
+    E_CONFIG, E_INVALID, E_UNAVAILABLE, E_UNSUPPORTED, FORMAT_BF16, FORMAT_F16, FORMAT_F32,
     FORMAT_FP8_BLOCK128, FORMAT_FP8_CHANNEL, FORMAT_FP8_TENSOR, IDS_GLOBAL, OK, Batch, Device,
     Dtype, Error, Matrix, MoxieError, NoSuchKey, Step, Tensor, Weights)
 
-FORMATS = {"f32": FORMAT_F32, "bf16": FORMAT_BF16, "f16": FORMAT_F16,
-           "fp8_tensor": FORMAT_FP8_TENSOR, "fp8_channel": FORMAT_FP8_CHANNEL,
-           "fp8_block128": FORMAT_FP8_BLOCK128}
-DTYPES = {  # of a number, by its name: DLPack's code, bits
+
+class Words(dict):
+    """What the words of one kind stand for; another word is refused with those that there are."""
+
+    def __init__(self, kind, words):
+        super().__init__(words)
+        self.kind = kind
+
+    def __missing__(self, word):
+        raise MoxieError(E_INVALID, -1, f"{word!r} is no {self.kind}; want one of {', '.join(self)}")
+
+
+FORMATS = Words("weight format", {
+    "f32": FORMAT_F32, "bf16": FORMAT_BF16, "f16": FORMAT_F16, "fp8_tensor": FORMAT_FP8_TENSOR,
+    "fp8_channel": FORMAT_FP8_CHANNEL, "fp8_block128": FORMAT_FP8_BLOCK128})
+DTYPES = Words("number type", {  # by its name: DLPack's code, bits
     "f32": (DTYPE_FLOAT, 32),
     "bf16": (DTYPE_BFLOAT, 16),
     "f16": (DTYPE_FLOAT, 16),
     "e4m3": (DTYPE_FLOAT8_E4M3FN, 8),
     "i32": (DTYPE_INT, 32),
     "i64": (DTYPE_INT, 64),
-}
+})
 ERROR_BYTES = 1024
 
 
 def tensor(address, shape, number="f32", strides=None, device=(DEVICE_CPU, 0)):
-    """A Tensor of numbers ("f32", "i64", ...) at an address, which whoever owns it keeps valid."""
+    """A Tensor of numbers at an address, which whoever owns it keeps valid.
+
+    number: "f32", "bf16", "f16", "e4m3", "i32" or "i64"; another raises MoxieError. strides: in
+    numbers; without them the tensor is compact. device: DLPack's type and the device's index.
+    """
     code, bits = DTYPES[number]
     dims = ctypes.c_int64 * len(shape)
     return Tensor(data=address, device=Device(type=device[0], id=device[1]), ndim=len(shape),
@@ -44,7 +60,8 @@ def tensor(address, shape, number="f32", strides=None, device=(DEVICE_CPU, 0)):
 
 def matrix(values, weight_format, order, orientation=0, bias=None, scales=None):
     """One projection of all experts: `values`, `bias` and `scales` are Tensors, as abi.h has them
-    for this weight_format."""
+    for this weight_format: "f32", "bf16", "f16", "fp8_tensor", "fp8_channel" or "fp8_block128".
+    Another raises MoxieError. order and orientation: abi.ORDER_* and abi.ROWS_*."""
     return Matrix(format=FORMATS[weight_format], order=order, orientation=orientation,
                   values=values, bias=bias if bias is not None else Tensor(),
                   scales=scales if scales is not None else Tensor())
@@ -55,7 +72,7 @@ class Rows(NamedTuple):
 
     address: int
     stride: int  # numbers between two rows
-    number: str  # "bf16", "i64", ...
+    number: str  # as of tensor(): "bf16", "i64", ...; forward refuses another
 
 
 class Layer:
@@ -79,11 +96,12 @@ class Experts:
     """An instance, its dispatcher, and a runner for each of up to num_layers layers.
 
     The layers share the planned buffers, so that calls follow each other: here under a lock, on a
-    device by the order of the stream.
+    device by the order of the stream. There is one rank, which holds all num_experts.
     """
 
     def __init__(self, library, config, name="python", allocator=None, device=(DEVICE_CPU, 0)):
         self.config = dict(config)
+        _check_one_rank(self.config)
         self.instance = library.open(self.config, name, allocator)
         self.lock = threading.Lock()
         self.dead = collections.deque()  # runners to destroy when no step is under way
@@ -121,7 +139,8 @@ class Experts:
                 raise _not_here(library, kind, chosen[kind], chosen["device"])
         self.runs = self.instance.runners[chosen["runner"]].api.contents
         self.moves = self.instance.dispatchers[chosen["dispatcher"]].api.contents
-        self.free = list(range(int(chosen["num_layers"])))
+        self.layers_max = int(chosen["num_layers"])
+        self.free = list(range(self.layers_max))
         self.tokens_max = int(chosen["forward_tokens_max"])
         if self.tokens_max < 1:
             raise MoxieError(E_CAPACITY, -1, "forward_tokens_max is not set: set it to the tokens "
@@ -155,8 +174,8 @@ class Experts:
         with self.lock:
             self._drain()
             if not self.free:
-                raise MoxieError(E_CAPACITY, -1, f"all {self.config['num_layers']} layers are in "
-                                 "use: set num_layers to the layers that share this instance")
+                raise MoxieError(E_CAPACITY, -1, f"all {self.layers_max} layers are in use: set "
+                                 "num_layers to the layers that share this instance")
             weights = Weights(w1=ctypes.pointer(w1), w2=ctypes.pointer(w2))
             handle = ctypes.c_void_p()
             self.instance.check(self.runs.create, self.instance.handle, self.free[0],
@@ -213,6 +232,15 @@ class Experts:
                            ctypes.byref(self.batch))
             if self.dead:
                 self._drain()
+
+
+def _check_one_rank(config):
+    """The library would want a host that has all_gather and barrier, which this one has not."""
+    ranks = config.get("ep_size")
+    if isinstance(ranks, int) and ranks > 1:
+        raise MoxieError(E_UNSUPPORTED, -1, f"ep_size is {ranks}, and Experts is one rank only: set "
+                         "ep_size to 1 and num_experts to the experts that this rank holds, number "
+                         "their ids from 0, and add up what the ranks return", ("ep_size",))
 
 
 def _not_here(library, kind, name, device):
