@@ -28,7 +28,8 @@ class Words(dict):
         self.kind = kind
 
     def __missing__(self, word):
-        raise MoxieError(E_INVALID, -1, f"{word!r} is no {self.kind}; want one of {', '.join(self)}")
+        raise MoxieError(E_INVALID, -1,
+                         f"{word!r} is no {self.kind}; want one of {', '.join(self)}")
 
 
 FORMATS = Words("weight format", {
@@ -238,9 +239,9 @@ def _check_one_rank(config):
     """The library would want a host that has all_gather and barrier, which this one has not."""
     ranks = config.get("ep_size")
     if isinstance(ranks, int) and ranks > 1:
-        raise MoxieError(E_UNSUPPORTED, -1, f"ep_size is {ranks}, and Experts is one rank only: set "
-                         "ep_size to 1 and num_experts to the experts that this rank holds, number "
-                         "their ids from 0, and add up what the ranks return", ("ep_size",))
+        raise MoxieError(E_UNSUPPORTED, -1, f"ep_size is {ranks}, and Experts is one rank only: "
+                         "set ep_size to 1 and num_experts to the experts that this rank holds, "
+                         "number their ids from 0, and add up what the ranks return", ("ep_size",))
 
 
 def _not_here(library, kind, name, device):

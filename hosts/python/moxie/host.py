@@ -10,8 +10,8 @@ import os
 
 from moxie.abi import (
     ABI_VERSION, CONFIG_ABSENT, CONFIG_FOUND, CONFIG_WRONG_TYPE, E_CONFIG, E_INVALID, E_UNAVAILABLE,
-    E_UNSUPPORTED, E_VERSION, OK, VERSION, ConfigEntry, Host, MoxieError, Probe, Request, check, entries,
-    layout_mismatches, type_of)
+    E_UNSUPPORTED, E_VERSION, OK, VERSION, ConfigEntry, Host, MoxieError, Probe, Request, check,
+    entries, layout_mismatches, type_of)
 
 LOG_NAMES = ("debug", "info", "warning", "error", "host misbehaving", "plugin misbehaving")
 
