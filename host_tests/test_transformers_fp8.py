@@ -287,8 +287,8 @@ class Files(Near):
 
 
 class Refusals(Case):
-    def refused(self, change, *patterns, intermediate=112):
-        fp8, _ = models("deepseek_v3", intermediate)
+    def refused(self, change, *patterns, intermediate=112, block=(128, 128)):
+        fp8, _ = models("deepseek_v3", intermediate, block)
         change(experts_of(fp8)[0])
         with self.assertRaises(MoxieError) as caught:
             logits(fp8, "moxie", prompt())
@@ -315,6 +315,17 @@ class Refusals(Case):
         """Half of 224 units is here, with as many scales as 112 alone would have."""
         self.refused(lambda module: setattr(module, "intermediate_dim", 224), "112 of 224",
                      "parallelism")
+
+    def test_part_of_what_one_scale_is_for(self):
+        """Of the scales of gate and up transformers gives one rank both and the other none; as it
+        does to the weights, both refuse for the same reason."""
+        for left in (2, 0):
+            def part(module):
+                module.intermediate_dim = 224
+                scales = module.gate_up_proj_scale_inv
+                scales.data = scales.data[:, :left]
+            self.refused(part, "tensor parallelism leaves 112 of 224", "one scale", "expert "
+                         "parallelism", block=None)
 
     def test_scales(self):
         for name in ("gate_up_proj_scale_inv", "down_proj_scale_inv"):

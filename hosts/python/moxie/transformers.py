@@ -338,10 +338,13 @@ def _check_fp8(module, parts):
                          "activations by what they are ('dynamic')")
     inner = _sizes(module, parts)["intermediate_size"]
     whole = getattr(module, "intermediate_dim", inner)
-    if block is not None and whole != inner and inner % 128:
+    # Before the scales: of one for each projection transformers leaves some ranks none, and all
+    # have to refuse, or the others wait for those that do.
+    if whole != inner and (block is None or inner % 128):
+        cut = "what one scale is for" if block is None else "blocks of 128"
         raise _fp8_error(module, f"tensor parallelism leaves {inner} of {whole} intermediate units "
-                         "here, which cuts through blocks of 128: use fewer ranks, or expert "
-                         "parallelism; or")
+                         f"here, which cuts through {cut}: use fewer ranks, or expert parallelism; "
+                         "or")
     for what, scales, shape in zip(("gate and up", "down"), parts.scales,
                                    _scale_shapes(module, parts)):
         _check_scales(module, what, scales, shape)
