@@ -8,6 +8,7 @@ that); without them it exits 77. MOXIE_TEST_DEVICE=cuda runs the same models on 
 import contextlib
 import copy
 import gc
+import importlib
 import importlib.metadata
 import importlib.util
 import io
@@ -39,6 +40,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch  # noqa: E402
 import torch.nn.utils.parametrize  # noqa: E402
+import transformers  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 from transformers.activations import ACT2FN  # noqa: E402
@@ -103,6 +105,17 @@ def logits(model, implementation, ids):
     model.set_experts_implementation(implementation)
     with torch.no_grad():
         return model(ids).logits
+
+
+def configurations(folder):
+    """One of each kind in a folder of transformers/models, of those that need no argument."""
+    for code in folder.glob("configuration_*.py"):
+        module = importlib.import_module(f"transformers.models.{folder.name}.{code.stem}")
+        for kind in vars(module).values():
+            if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedConfig) and (
+                    kind.__module__ == module.__name__):
+                with contextlib.suppress(Exception):
+                    yield kind()
 
 
 class Case(unittest.TestCase):
@@ -328,9 +341,20 @@ class Layers(Case):
         self.assertEqual(instance.snapshot()["cpu_threads"][1], str(threads))
 
     def test_top_k_by_every_name(self):
-        for name in ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k",
-                     "top_k"):
+        for name in adapter._TOP_K_NAMES:
             self.assertEqual(adapter._top_k_of(types.SimpleNamespace(**{name: 5})), 5)
+
+    def test_top_k_of_every_model_there_is(self):
+        """Of this transformers; defaults may be None, but their name has to be known."""
+        folder, unknown, seen = pathlib.Path(transformers.__file__).parent, [], 0
+        for code in sorted(folder.glob("models/*/modeling_*.py")):
+            if "@use_experts_implementation" not in code.read_text(encoding="utf-8"):
+                continue
+            names = {name for config in configurations(code.parent)
+                     for name in adapter._TOP_K_NAMES if hasattr(config, name)}
+            seen, unknown = seen + 1, unknown + ([] if names else [code.stem])
+        self.assertGreater(seen, 20)
+        self.assertEqual(unknown, [])
 
     def test_weights_that_become_others_where_they_lie(self):
         """Of the same address: another type, fewer experts, rows turned to columns."""
@@ -349,6 +373,24 @@ class Layers(Case):
                     continue
                 module(*given)
                 self.assertIsNot(adapter._layers[module], before)
+
+    def test_biases_that_become_others_where_they_lie(self):
+        """Of the same address: fewer columns, columns apart from each other, another type."""
+        given = toy_input()
+        for change, code in ((lambda bias: bias.flatten()[:240].view(6, 40), abi.E_INVALID),
+                             (lambda bias: bias.as_strided((6, 48), (1, 6)), abi.E_UNSUPPORTED)):
+            module = toy(Options(), has_bias=True)
+            module(*given)
+            module.gate_up_proj_bias.data = change(module.gate_up_proj_bias.data)
+            self.refused(module, given, code, "weights.w1.bias")
+        if ON_CPU:  # which takes any type beside the weights'
+            module = toy(Options(), has_bias=True)
+            first = module(*given)
+            module.down_proj_bias.data = module.down_proj_bias.data.view(torch.float16)
+            seen = module(*given)
+            adapter.release(module)
+            self.assertTrue(torch.equal(seen, module(*given)))
+            self.assertFalse(torch.equal(seen, first))
 
     def test_what_is_copied_waits_for_the_last_stream(self):
         """Of a layer that is made or made current on one stream, and used on another."""
@@ -772,6 +814,23 @@ class Refusals(Case):
                 adapter.configure(timeout_ms=value)
             self.assertEqual(caught.exception.code, abi.E_CONFIG)
         self.assertEqual(adapter._settings, before)
+
+    def test_tokens_of_no_call(self):
+        before = dict(adapter._settings)
+        for value in (0, -1, 64.0, "64"):
+            with self.assertRaisesRegex(MoxieError, "forward_tokens_max is .*: give .* 1 or more, "
+                                        "or None for 4096") as caught:
+                adapter.configure(forward_tokens_max=value)
+            self.assertEqual(caught.exception.code, abi.E_CONFIG)
+        self.assertEqual(adapter._settings, before)
+
+    def test_weights_of_other_dimensions(self):
+        for name, what in (("gate_up_proj", "gate and up"), ("down_proj", "down")):
+            for shape in ((0,), (6 * 48, 40), (6, 1, 48, 40)):
+                module = toy(Options())
+                getattr(module, name).data = torch.zeros(shape, dtype=torch.bfloat16, device=DEVICE)
+                self.refused(module, toy_input(), abi.E_UNSUPPORTED,
+                             f"Toy: the weights of {what} are .*; Moxie takes .*three dimensions")
 
     def test_weights_of_two_types(self):
         module, given = toy(Options(), has_bias=True), toy_input()

@@ -169,6 +169,10 @@ def configure(plugin=..., forward_tokens_max=..., **keys):
         if value is not None and not isinstance(value, (int, float, str)):
             raise _error(abi.E_CONFIG, f"configure: {key} is {value!r}, a {type(value).__name__}: "
                          "give an int, a float or a str, or None to take it back")
+    tokens = given.get("forward_tokens_max")
+    if tokens is not None and not (isinstance(tokens, int) and tokens >= 1):
+        raise _error(abi.E_CONFIG, f"configure: forward_tokens_max is {tokens!r}: give the most "
+                     f"tokens of one call, 1 or more, or None for {TOKENS_MAX}")
     if not DERIVED.keys().isdisjoint(given):
         raise _error(abi.E_CONFIG, "configure: the model says it already" + _derived(given))
     with _lock:
@@ -244,6 +248,11 @@ def _check_module(module, parts):
         raise _error(abi.E_UNSUPPORTED, f"{name}: normalises the output of each expert, which "
                      "Moxie does not; keep experts_implementation='grouped_mm' for this model")
     for what, each in zip(("gate and up", "down"), parts[:2]):
+        if each.dim() != 3:  # of experts that are one by one, or gathered for each forward
+            raise _error(abi.E_UNSUPPORTED, f"{name}: the weights of {what} are "
+                         f"{list(each.shape)}; Moxie takes those of all experts in one tensor of "
+                         "three dimensions: keep experts_implementation='grouped_mm' for this "
+                         "model")
         if type(each) not in PLAIN or each.dtype not in (*FLOATS, E4M3):
             raise _error(abi.E_UNSUPPORTED, f"{name}: the weights of {what} are a "
                          f"{type(each).__name__} of {each.dtype}; Moxie takes plain tensors of "
@@ -432,7 +441,7 @@ class Shared:
 class Prepared(NamedTuple):
     """A module's layer, and what of the module and its input it was made for."""
 
-    seen: tuple
+    seen: list
     shared: Shared
     layer: Any
     scales: tuple  # of fp8 weights, as Moxie reads them: the module's own, or copies
@@ -442,9 +451,12 @@ class Prepared(NamedTuple):
 def _seen(parts, *given):
     """All that a layer was made from, as cheap as a comparison of each forward has to be. `given`:
     the input's number type, its device, and top_k."""
-    w1, w2 = parts.w1, parts.w2
-    return (given, w1.shape, w1.dtype, w1.stride(), w2.shape, w2.dtype, w2.stride(),
-            *[each.data_ptr() for each in _tensors(parts)])
+    w1, w2, biases, scales = parts
+    seen = [given]
+    for each in (w1, w2, *biases, *scales):
+        if each is not None:
+            seen += each.data_ptr(), each.dtype, each.shape, each.stride()
+    return seen
 
 
 def _share(module, config, device):
@@ -508,7 +520,8 @@ def _experts_modules(model):
 
 
 # What configurations call the experts of a token.
-_TOP_K_NAMES = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "top_k")
+_TOP_K_NAMES = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "top_k",
+                "top_k_experts")
 
 
 def _top_k_of(config):
