@@ -297,13 +297,74 @@ class Layers(Case):
         self.assertEqual(adapter.describe(model), dict.fromkeys(
             names, "moxie_cpu on cpu" if ON_CPU else "moxie_cuda on sm_90"))
 
+    def each_has_one_of_its_own(self, *models):
+        seen = [{adapter._layers[module].shared for module in adapter._experts_modules(model)}
+                for model in models]
+        self.assertEqual([len(each) for each in seen], [1] * len(models))
+        self.assertEqual(len(set.union(*seen)), len(models))
+
     def test_models_share_nothing(self):
-        modules = [toy(Options()) for _ in range(2)]
-        for module in modules:
-            module.config.num_hidden_layers = 2  # so that there is room for the other
-            module(*toy_input())
-        first, second = (adapter._layers[module].shared for module in modules)
-        self.assertIsNot(first, second)
+        """Neither of configurations of their own nor of one."""
+        one = Options()
+        one.num_hidden_layers = 2  # so that there is room for the other
+        for options in ([one, one], [copy.copy(one), copy.copy(one)]):
+            modules = [toy(each) for each in options]
+            for module in modules:
+                module(*toy_input())
+            self.each_has_one_of_its_own(*modules)
+
+    def test_models_of_one_configuration_share_nothing(self):
+        """transformers does not copy it. There is a place left, of the layer that is dense."""
+        config, ids = model_of("deepseek_v3").config, prompt()
+        both = [AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).to(DEVICE).eval()
+                for _ in range(2)]
+        self.assertIs(both[0].config, both[1].config)
+        held = torch.nn.ModuleList(both)
+
+        def forward(model):
+            logits(model, "moxie", ids)
+
+        ways = {
+            "forwards": lambda: [forward(each) for each in both],
+            "prepared": lambda: [adapter.prepare(each) for each in both],
+            "prepared in one": lambda: adapter.prepare(held),
+            "prepared and called": lambda: (adapter.prepare(both[0]), forward(both[1])),
+            "inside first": lambda: (adapter.prepare(both[0].model), *map(forward, both)),
+            "compiled": lambda: [forward(torch.compile(each, backend="eager")) for each in both],
+            "moved": lambda: [forward(each.to(dtype)) for dtype in (torch.float16, torch.bfloat16)
+                              for each in both]}
+        for name, way in ways.items():
+            with self.subTest(name):
+                adapter.release(held)
+                way()
+                self.each_has_one_of_its_own(*both)
+
+    def test_layers_called_alone(self):
+        """By somebody who is no model of transformers: the outermost module, or else each its own."""
+        options = Options()
+        options.num_hidden_layers = 3
+
+        class Others(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layers = torch.nn.ModuleList([toy(options), toy(options)])
+
+            def forward(self, x, ids, weights):
+                for layer in self.layers:
+                    x = layer(x, ids, weights)
+                return x
+
+        first, second = Others(), Others()
+        for each in (first, second):
+            each(*toy_input())
+        self.each_has_one_of_its_own(first, second)
+        adapter.release(first)
+        for layer in first.layers:
+            layer(*toy_input())
+        self.each_has_one_of_its_own(*first.layers)
+        adapter.release(first)
+        adapter.prepare(first, top_k=3)
+        self.each_has_one_of_its_own(first, second)
 
     def test_everything_goes_with_the_model(self):
         gc.collect()

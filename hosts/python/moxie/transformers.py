@@ -11,6 +11,7 @@ are of one size share one instance, and with it the memory between the two produ
 
 import contextlib
 import os
+import sys
 import threading
 import weakref
 from typing import Any, Callable, NamedTuple
@@ -459,10 +460,40 @@ def _seen(parts, *given):
     return seen
 
 
-def _share(module, config, device):
-    """The Shared of this model's layers of this configuration with a place left, or a new one."""
+def _holds(each, module):
+    return isinstance(each, torch.nn.Module) and any(part is module for part in each.modules())
+
+
+def _model_here(model, module):
+    """The innermost of transformers' models within `model` that has this module, or `model`: the
+    same that calls the module in a forward, however many are in `model`."""
+    inside = [each for each in model.modules()
+              if isinstance(each, transformers.PreTrainedModel) and _holds(each, module)]
+    return inside[-1] if inside else model
+
+
+def _model_calling(module):
+    """The innermost of transformers' models in whose forward we are and that has this module; else
+    the outermost module that has it. Nothing in a module says whose it is, and its configuration
+    may be several models'. Asked while a layer is made, not at each forward."""
+    found, frame = module, sys._getframe(1)
+    while frame is not None and not isinstance(found, transformers.PreTrainedModel):
+        code = frame.f_code
+        # No others: before Python 3.13 looking at its locals keeps them until the function ends.
+        if "forward" in code.co_name and "self" in code.co_varnames:
+            each = frame.f_locals.get("self")
+            if _holds(each, module):
+                found = each
+        frame = frame.f_back
+    return found
+
+
+def _share(module, model, config, device):
+    """The Shared of this model's layers of this configuration with a place left, or a new one. No
+    two models have one, or graphs of both, replayed on two streams, would use the same buffers."""
     for turn in range(1 << 16):
-        key = (_library().path, id(module.config), device, turn, *sorted(config.items()))
+        # A reference, because another model may come to have the id of one that is gone.
+        key = (_library().path, weakref.ref(model), device, turn, *sorted(config.items()))
         shared = _shared.get(key)
         if shared is None:
             shared = _shared[key] = Shared(config, device)
@@ -471,8 +502,8 @@ def _share(module, config, device):
     raise _error(abi.E_INTERNAL, f"{type(module).__name__}: too many layers")
 
 
-def _prepare(module, parts, number, device, top_k):
-    """Makes the layer of a module, for input of a number type and top_k."""
+def _prepare(module, parts, model, number, device, top_k):
+    """Makes the layer of a module of this model, for input of a number type and top_k."""
     _layers.pop(module, None)
     kind = _kind(device)
     if kind.capturing():
@@ -486,7 +517,7 @@ def _prepare(module, parts, number, device, top_k):
               **_sizes(module, parts), **activation, "top_k": top_k, "device": kind.key(device),
               "weight_format": weight_format, "input_format": number, "output_format": number}
     config.pop("plugin")
-    shared = _share(module, config, device)
+    shared = _share(module, model, config, device)
     with kind.current(device):
         layer = shared.experts.add_layer(*(
             _matrix(weight, weight_format, each_order, module.is_transposed, bias,
@@ -500,15 +531,17 @@ def _prepare(module, parts, number, device, top_k):
     return prepared
 
 
-def _ready(module, parts, *given):
-    """What was prepared for a module; made where that is nothing, or for something else."""
+def _ready(module, parts, *given, model=None):
+    """What was prepared for a module; made where that is nothing, or for something else. Without a
+    model it is the one that calls."""
     seen = _seen(parts, *given)
     prepared = _layers.get(module)
     if prepared is None or prepared.seen != seen:
         with _lock:
             prepared = _layers.get(module)  # another thread may just have made it
             if prepared is None or prepared.seen != seen:
-                prepared = _prepare(module, parts, *given)
+                model = model if model is not None else _model_calling(module)
+                prepared = _prepare(module, parts, model, *given)
     return prepared
 
 
@@ -551,7 +584,8 @@ def prepare(model, top_k=None):
         parts = _parts(module)
         _check_module(module, parts)
         _ready(module, parts, _number_of(model, parts.w1), parts.w1.device,
-               top_k if top_k is not None else _top_k_of(module.config))
+               top_k if top_k is not None else _top_k_of(module.config),
+               model=_model_here(model, module))
     return len(modules)
 
 
