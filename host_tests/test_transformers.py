@@ -340,7 +340,7 @@ class Layers(Case):
                 self.each_has_one_of_its_own(*both)
 
     def test_layers_called_alone(self):
-        """By somebody who is no model of transformers: the outermost module, or else each its own."""
+        """Or by what is no model of transformers: then the outermost module is one."""
         options = Options()
         options.num_hidden_layers = 3
 
