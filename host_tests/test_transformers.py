@@ -304,14 +304,11 @@ class Layers(Case):
         self.assertEqual(len(set.union(*seen)), len(models))
 
     def test_models_share_nothing(self):
-        """Neither of configurations of their own nor of one."""
-        one = Options()
-        one.num_hidden_layers = 2  # so that there is room for the other
-        for options in ([one, one], [copy.copy(one), copy.copy(one)]):
-            modules = [toy(each) for each in options]
-            for module in modules:
-                module(*toy_input())
-            self.each_has_one_of_its_own(*modules)
+        modules = [toy(Options()) for _ in range(2)]
+        for module in modules:
+            module.config.num_hidden_layers = 2  # so that there is room for the other
+            module(*toy_input())
+        self.each_has_one_of_its_own(*modules)
 
     def test_models_of_one_configuration_share_nothing(self):
         """transformers does not copy it. There is a place left, of the layer that is dense."""
@@ -340,7 +337,7 @@ class Layers(Case):
                 self.each_has_one_of_its_own(*both)
 
     def test_layers_called_alone(self):
-        """Or by what is no model of transformers: then the outermost module is one."""
+        """By no model of transformers: the outermost module has them, or else their options."""
         options = Options()
         options.num_hidden_layers = 3
 
@@ -361,7 +358,7 @@ class Layers(Case):
         adapter.release(first)
         for layer in first.layers:
             layer(*toy_input())
-        self.each_has_one_of_its_own(*first.layers)
+        self.each_has_one_of_its_own(first)
         adapter.release(first)
         adapter.prepare(first, top_k=3)
         self.each_has_one_of_its_own(first, second)

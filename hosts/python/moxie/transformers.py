@@ -461,22 +461,23 @@ def _seen(parts, *given):
 
 
 def _holds(each, module):
-    return isinstance(each, torch.nn.Module) and any(part is module for part in each.modules())
+    return (isinstance(each, torch.nn.Module) and each is not module
+            and any(part is module for part in each.modules()))
 
 
 def _model_here(model, module):
-    """The innermost of transformers' models within `model` that has this module, or `model`: the
-    same that calls the module in a forward, however many are in `model`."""
+    """The innermost of transformers' models within `model` that has this module, or `model`, where
+    it is not the module itself: what calls the module in a forward, however many are in `model`."""
     inside = [each for each in model.modules()
               if isinstance(each, transformers.PreTrainedModel) and _holds(each, module)]
-    return inside[-1] if inside else model
+    return inside[-1] if inside else model if model is not module else None
 
 
 def _model_calling(module):
     """The innermost of transformers' models in whose forward we are and that has this module; else
-    the outermost module that has it. Nothing in a module says whose it is, and its configuration
-    may be several models'. Asked while a layer is made, not at each forward."""
-    found, frame = module, sys._getframe(1)
+    the outermost module that has it, or None. Nothing in a module says whose it is, and its
+    configuration may be several models'. Asked while a layer is made, not at each forward."""
+    found, frame = None, sys._getframe(1)
     while frame is not None and not isinstance(found, transformers.PreTrainedModel):
         code = frame.f_code
         # No others: before Python 3.13 looking at its locals keeps them until the function ends.
@@ -490,10 +491,12 @@ def _model_calling(module):
 
 def _share(module, model, config, device):
     """The Shared of this model's layers of this configuration with a place left, or a new one. No
-    two models have one, or graphs of both, replayed on two streams, would use the same buffers."""
+    two models have one, or graphs of both, replayed on two streams, would use the same buffers.
+    Layers that no model called are told apart by what transformers configured them with."""
+    # A reference, because another model may come to have the id of one that is gone.
+    owner = id(module.config) if model is None else weakref.ref(model)
     for turn in range(1 << 16):
-        # A reference, because another model may come to have the id of one that is gone.
-        key = (_library().path, weakref.ref(model), device, turn, *sorted(config.items()))
+        key = (_library().path, owner, device, turn, *sorted(config.items()))
         shared = _shared.get(key)
         if shared is None:
             shared = _shared[key] = Shared(config, device)
