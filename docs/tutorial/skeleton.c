@@ -259,36 +259,53 @@ static moxie_allocation request_of(const struct instance *instance)
                               instance->buffer.name};
 }
 
-int32_t use(struct instance *instance, moxie_error *error)
+// [init] slots of one instance may come from several threads at once.
+static pthread_mutex_t users_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static int32_t take_memory(struct instance *instance, moxie_error *error)
 {
     const moxie_host *host = &instance->host;
     const moxie_allocation request = request_of(instance);
     void *memory = NULL;
 
-    if (instance->report.reasons_count > 0)
-        return fail(error, MOXIE_E_CONFIG, "%s %s", instance->reasons[0].key,
-                    instance->reasons[0].message);
-    if (instance->users == 0) {
-        if (host->allocate == NULL ? posix_memalign(&memory, request.align, request.bytes) != 0
-                                   : host->allocate(host->ctx, &request, &memory) != 0)
-            return fail(error, MOXIE_E_MEMORY, "no memory for the scratch");
-        instance->scratch = memory;
-        instance->stats.bytes_allocated = instance->buffer.bytes;
-    }
-    instance->users++;
+    if (host->allocate == NULL ? posix_memalign(&memory, request.align, request.bytes) != 0
+                               : host->allocate(host->ctx, &request, &memory) != 0)
+        return fail(error, MOXIE_E_MEMORY, "no memory for the scratch");
+    instance->scratch = memory;
+    instance->stats.bytes_allocated = instance->buffer.bytes;
     return MOXIE_OK;
 }
 
-void unuse(struct instance *instance)
+int32_t use(struct instance *instance, moxie_error *error)
+{
+    int32_t st = MOXIE_OK;
+
+    if (instance->report.reasons_count > 0)
+        return fail(error, MOXIE_E_CONFIG, "%s %s", instance->reasons[0].key,
+                    instance->reasons[0].message);
+    (void)pthread_mutex_lock(&users_lock);
+    if (instance->users == 0) st = take_memory(instance, error);
+    instance->users += st == MOXIE_OK;
+    (void)pthread_mutex_unlock(&users_lock);
+    return st;
+}
+
+static void give_memory(struct instance *instance)
 {
     const moxie_allocation request = request_of(instance);
 
-    if (--instance->users > 0) return;
     if (instance->host.release != NULL)
         instance->host.release(instance->host.ctx, &request, instance->scratch);
     else
         free(instance->scratch);
     instance->stats.bytes_allocated = 0;
+}
+
+void unuse(struct instance *instance)
+{
+    (void)pthread_mutex_lock(&users_lock);
+    if (--instance->users == 0) give_memory(instance);
+    (void)pthread_mutex_unlock(&users_lock);
 }
 
 void destroy(const void *handle, enum kind kind)
