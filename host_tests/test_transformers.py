@@ -48,7 +48,7 @@ from transformers.integrations.moe import (  # noqa: E402
     ALL_EXPERTS_FUNCTIONS, use_experts_implementation)
 
 import moxie.transformers as adapter  # noqa: E402
-from moxie import MoxieError, abi, gates  # noqa: E402
+from moxie import MoxieError, abi, gates, modules  # noqa: E402
 
 if os.environ.get("MOXIE_TEST_DEVICE") == "cuda" and not torch.cuda.is_available():
     print("skipped: torch sees no GPU")
@@ -452,9 +452,9 @@ class Layers(Case):
 
     def test_what_is_copied_waits_for_the_last_stream(self):
         """Of a layer that is made or made current on one stream, and used on another."""
-        kind, told = adapter.KINDS[DEVICE.type], []
+        kind, told = modules.KINDS[DEVICE.type], []
         module = toy(Options())
-        with mock.patch.dict(adapter.KINDS, {DEVICE.type: kind._replace(stream=told.append)}), \
+        with mock.patch.dict(modules.KINDS, {DEVICE.type: kind._replace(stream=told.append)}), \
                 mock.patch.object(adapter.Shared, "follow_here", lambda self, device: told.append(
                     ("follows", device))):
             adapter.prepare(module, top_k=3)
@@ -497,10 +497,10 @@ class Layers(Case):
             module(*given)
             second.set()
 
-        real, kind = experts.forward, adapter.KINDS[DEVICE.type]
+        real, kind = experts.forward, modules.KINDS[DEVICE.type]
         threads = [threading.Thread(target=work, args=(name,)) for name in ("first", "second")]
         with mock.patch.object(experts, "forward", forward), mock.patch.dict(
-                adapter.KINDS, {DEVICE.type: kind._replace(stream=lambda device: here.stream)}):
+                modules.KINDS, {DEVICE.type: kind._replace(stream=lambda device: here.stream)}):
             threads[0].start()
             for thread in threads:
                 thread.join()
@@ -940,8 +940,8 @@ class Refusals(Case):
                      "(?s)  top_k: .*  top_k cannot be set here: it is the width of top_k_index")
 
     def on_device(self, key):
-        kind = adapter.KINDS[DEVICE.type]
-        return mock.patch.dict(adapter.KINDS, {DEVICE.type: kind._replace(key=lambda device: key)})
+        kind = modules.KINDS[DEVICE.type]
+        return mock.patch.dict(modules.KINDS, {DEVICE.type: kind._replace(key=lambda device: key)})
 
     def test_gpu_that_the_library_does_not_know(self):
         with self.on_device("sm_80"):
@@ -960,12 +960,12 @@ class Refusals(Case):
                              r"(?s)without sm_90 kernels.*device cannot .*\.to\('cpu'\)")
 
     def test_capture_of_what_is_not_prepared(self):
-        kind = adapter.KINDS[DEVICE.type]
+        kind = modules.KINDS[DEVICE.type]
         module, given = toy(Options()), toy_input()
-        with mock.patch.dict(adapter.KINDS, {DEVICE.type: kind._replace(capturing=lambda: True)}):
+        with mock.patch.dict(modules.KINDS, {DEVICE.type: kind._replace(capturing=lambda: True)}):
             self.refused(module, given, abi.E_CAPTURING, r"prepare\(model\)")
         wanted = module(*given)
-        with mock.patch.dict(adapter.KINDS, {DEVICE.type: kind._replace(capturing=lambda: True)}):
+        with mock.patch.dict(modules.KINDS, {DEVICE.type: kind._replace(capturing=lambda: True)}):
             self.assertTrue(torch.equal(module(*given), wanted))
 
     def test_experts_of_a_token_unknown(self):

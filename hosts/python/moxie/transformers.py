@@ -9,12 +9,11 @@ The weights stay where the model has them, in whatever orientation and order. La
 are of one size share one instance, and with it the memory between the two products.
 """
 
-import contextlib
 import os
 import sys
 import threading
 import weakref
-from typing import Any, Callable, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -32,84 +31,13 @@ except ImportError:  # it is younger than ExpertsInterface
     FP8ExpertsInterface = None
 
 from moxie import abi, gates
-from moxie.experts import Experts, Rows, matrix, tensor
+from moxie.experts import Experts, Rows
 from moxie.host import load
+from moxie.modules import (
+    FLOATS, INTEGERS, NUMBERS, Allocator, check_module, kind_of, layers_of, matrix_of, parts_of,
+    readable_scales, refusal, shaped_scales, sizes_of, tensors_of, weight_format_of)
 
 TOKENS_MAX = 4096  # of one call: enough for the weights to be read once per many rows
-
-# ---- What depends on the device ----------------------------------------------------------------
-
-
-class Kind(NamedTuple):
-    """What differs between the devices that tensors lie on."""
-
-    dlpack: int
-    key: Callable  # device -> the configuration's name of it
-    keys: Callable  # () -> more of the configuration
-    stream: Callable  # device -> torch's current stream there, or None
-    capturing: Callable  # () -> whether that stream is being captured into a graph
-    current: Callable  # device -> a context in which it is the current device
-
-
-def _cuda_current(device):
-    if torch.cuda.current_device() == device.index:
-        return contextlib.nullcontext()
-    return torch.cuda.device(device)
-
-
-KINDS = {
-    "cpu": Kind(
-        dlpack=abi.DEVICE_CPU,
-        key=lambda device: "cpu",
-        keys=lambda: {"cpu_threads": torch.get_num_threads()},
-        stream=lambda device: None,
-        capturing=lambda: False,
-        current=lambda device: contextlib.nullcontext()),
-    "cuda": Kind(
-        dlpack=abi.DEVICE_CUDA,
-        key=lambda device: "sm_%d%d" % torch.cuda.get_device_capability(device),
-        keys=dict,
-        stream=torch.cuda.current_stream,
-        capturing=torch.cuda.is_current_stream_capturing,
-        current=_cuda_current),
-}
-
-
-def _kind(device):
-    if device.type not in KINDS:
-        raise _error(abi.E_UNSUPPORTED, f"the experts are on {device}; Moxie runs on "
-                     f"{' and '.join(KINDS)}")
-    return KINDS[device.type]
-
-
-NUMBERS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16",
-           torch.int32: "i32", torch.int64: "i64"}
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-INTEGERS = (torch.int32, torch.int64)
-E4M3 = torch.float8_e4m3fn
-STORED = {**NUMBERS, E4M3: "e4m3"}
-
-
-class Allocator:
-    """The planned buffers from torch, so that they count in its statistics and limits."""
-
-    def __init__(self, device):
-        self.device, self.held = device, {}
-        self.stream = None  # of the last call that used them
-
-    def allocate(self, kind, size, align):
-        where = self.device if kind == abi.MEMORY_DEVICE else torch.device("cpu")
-        memory = torch.empty(size + align, dtype=torch.uint8, device=where,
-                             pin_memory=kind == abi.MEMORY_PINNED)
-        address = -(-memory.data_ptr() // align) * align
-        self.held[address] = memory
-        return address
-
-    def release(self, address):
-        memory = self.held.pop(address)
-        if self.stream is not None and memory.is_cuda:
-            memory.record_stream(self.stream)  # which may not have come so far yet
-
 
 # ---- Settings ----------------------------------------------------------------------------------
 
@@ -164,18 +92,18 @@ def configure(plugin=..., forward_tokens_max=..., **keys):
     if given.get("plugin") is not None:
         given["plugin"] = os.fspath(given["plugin"])
         if not given["plugin"]:
-            raise _error(abi.E_CONFIG, "configure: plugin is an empty path: name a library, or "
-                         "None for MOXIE_PLUGIN's")
+            raise refusal(abi.E_CONFIG, "configure: plugin is an empty path: name a library, or "
+                          "None for MOXIE_PLUGIN's")
     for key, value in given.items():
         if value is not None and not isinstance(value, (int, float, str)):
-            raise _error(abi.E_CONFIG, f"configure: {key} is {value!r}, a {type(value).__name__}: "
-                         "give an int, a float or a str, or None to take it back")
+            raise refusal(abi.E_CONFIG, f"configure: {key} is {value!r}, a {type(value).__name__}: "
+                          "give an int, a float or a str, or None to take it back")
     tokens = given.get("forward_tokens_max")
     if tokens is not None and not (isinstance(tokens, int) and tokens >= 1):
-        raise _error(abi.E_CONFIG, f"configure: forward_tokens_max is {tokens!r}: give the most "
-                     f"tokens of one call, 1 or more, or None for {TOKENS_MAX}")
+        raise refusal(abi.E_CONFIG, f"configure: forward_tokens_max is {tokens!r}: give the most "
+                      f"tokens of one call, 1 or more, or None for {TOKENS_MAX}")
     if not DERIVED.keys().isdisjoint(given):
-        raise _error(abi.E_CONFIG, "configure: the model says it already" + _derived(given))
+        raise refusal(abi.E_CONFIG, "configure: the model says it already" + _derived(given))
     with _lock:
         said = {key: value for key, value in {**_settings, **given}.items() if value is not None}
         wanted = {**DEFAULTS, **said}
@@ -194,200 +122,10 @@ def _library():
         except abi.MoxieError as error:
             if error.__cause__ is None:  # it was loaded, and is none
                 raise
-            raise _error(abi.E_UNAVAILABLE, f"{path} cannot be loaded ({error.__cause__}): name a "
-                         "library with moxie.transformers.configure(plugin=...) or the variable "
-                         "MOXIE_PLUGIN") from error
+            raise refusal(abi.E_UNAVAILABLE, f"{path} cannot be loaded ({error.__cause__}): name a "
+                          "library with moxie.transformers.configure(plugin=...) or the variable "
+                          "MOXIE_PLUGIN") from error
     return _libraries[path]
-
-
-def _error(code, text):
-    return abi.MoxieError(code, -1, text)
-
-
-# ---- What a module says about itself -----------------------------------------------------------
-
-
-PLAIN = (torch.nn.Parameter, torch.Tensor)
-
-
-def _local(each):
-    """This process' part of a weight, where transformers has spread it over several."""
-    return each.to_local() if type(each) not in PLAIN and hasattr(each, "to_local") else each
-
-
-class Parts(NamedTuple):
-    """The tensors of a module, read once for each use and kept as long: where reading one computes
-    it (torch.nn.utils.parametrize), each reading makes another, which nobody else holds."""
-
-    w1: Any  # the merged gate and up, or up alone
-    w2: Any  # down
-    biases: tuple  # of both, or None twice
-    scales: tuple  # what fp8 weights are multiplied by; of others None twice
-
-
-def _parts(module):
-    first = "gate_up_proj" if module.has_gate else "up_proj"
-    w1, w2 = _local(getattr(module, first)), _local(module.down_proj)
-    biases = scales = None, None
-    if module.has_bias:
-        biases = _local(getattr(module, first + "_bias")), _local(module.down_proj_bias)
-    if w1.dtype == E4M3:
-        scales = tuple(_local(getattr(module, name + "_scale_inv", None))
-                       for name in (first, "down_proj"))
-    return Parts(w1, w2, biases, scales)
-
-
-def _tensors(parts):
-    """Those that there are."""
-    return [each for each in (parts.w1, parts.w2, *parts.biases, *parts.scales) if each is not None]
-
-
-def _check_module(module, parts):
-    """Refuses what a description of the weights cannot say."""
-    name = type(module).__name__
-    if getattr(module, "has_post_expert_norm", False):  # younger than the interface
-        raise _error(abi.E_UNSUPPORTED, f"{name}: normalises the output of each expert, which "
-                     "Moxie does not; keep experts_implementation='grouped_mm' for this model")
-    for what, each in zip(("gate and up", "down"), parts[:2]):
-        if each.dim() != 3:  # of experts that are one by one, or gathered for each forward
-            raise _error(abi.E_UNSUPPORTED, f"{name}: the weights of {what} are "
-                         f"{list(each.shape)}; Moxie takes those of all experts in one tensor of "
-                         "three dimensions: keep experts_implementation='grouped_mm' for this "
-                         "model")
-        if type(each) not in PLAIN or each.dtype not in (*FLOATS, E4M3):
-            raise _error(abi.E_UNSUPPORTED, f"{name}: the weights of {what} are a "
-                         f"{type(each).__name__} of {each.dtype}; Moxie takes plain tensors of "
-                         "float32, bfloat16, float16 or float8_e4m3fn here: load the model with "
-                         "one of the first three as dtype, or dequantised")
-    if E4M3 in (parts.w1.dtype, parts.w2.dtype):
-        _check_fp8(module, parts)
-    elif parts.w1.dtype != parts.w2.dtype:
-        raise _error(abi.E_UNSUPPORTED, f"{name}: the weights of gate and up are of "
-                     f"{parts.w1.dtype}, those of down of {parts.w2.dtype}; Moxie takes one type "
-                     "for both: load the model with one dtype")
-    for what, each in zip(("gate and up", "down"), parts.biases):
-        if each is not None and each.dtype not in FLOATS:
-            raise _error(abi.E_UNSUPPORTED, f"{name}: the biases of {what} are of {each.dtype}; "
-                         "Moxie takes float32, bfloat16 or float16")
-
-
-def _describe(each):
-    """A torch tensor as Moxie's."""
-    kind = _kind(each.device)
-    return tensor(each.data_ptr(), each.shape, STORED[each.dtype], each.stride(),
-                  (kind.dlpack, each.device.index or 0))
-
-
-def _matrix(weight, weight_format, order, transposed, bias, scales):
-    """A projection in place: of a view with turned columns, the orientation is what turns."""
-    rows_in = transposed
-    if weight.stride(-1) != 1 and weight.stride(-2) == 1:
-        weight, rows_in = weight.transpose(-1, -2), not transposed
-    return matrix(_describe(weight), weight_format, order,
-                  abi.ROWS_IN if rows_in else abi.ROWS_OUT,
-                  _describe(bias) if bias is not None else None,
-                  _describe(scales) if scales is not None else None)
-
-
-def _sizes(module, parts):
-    """hidden_size, intermediate_size and num_experts, of what this process holds."""
-    experts, rows, columns = parts.w1.shape
-    if module.is_transposed:
-        rows, columns = columns, rows
-    return {"hidden_size": columns, "intermediate_size": rows // (2 if module.has_gate else 1),
-            "num_experts": experts}
-
-
-# ---- fp8: what transformers.integrations.finegrained_fp8.FP8Experts keeps ----------------------
-
-# FineGrainedFP8Config's weight_block_size; None is one scale for each projection.
-FP8_FORMATS = {(128, 128): "fp8_block128", None: "fp8_tensor"}
-# What scales may be stored as: float32 is read in place, the others are copied to float32.
-SCALE_TYPES = [torch.float32, torch.bfloat16, torch.float16,
-               *([torch.float8_e8m0fnu] if hasattr(torch, "float8_e8m0fnu") else [])]
-
-
-def _block_size(module):
-    block = getattr(module, "block_size", None)
-    return tuple(block) if block is not None else None
-
-
-def _weight_format(module, parts):
-    """The configuration's name of what the weights are stored as."""
-    dtype = parts.w1.dtype
-    return FP8_FORMATS[_block_size(module)] if dtype == E4M3 else NUMBERS[dtype]
-
-
-def _scale_shapes(module, parts):
-    """What the scales of each projection look like: gate and up have blocks of their own, because
-    the checkpoints have quantised them apart."""
-    sizes = _sizes(module, parts)
-    experts, halves = sizes["num_experts"], 2 if module.has_gate else 1
-    if _block_size(module) is None:
-        return [experts, halves, 1], [experts, 1, 1]
-    hidden, inner = (-(-sizes[key] // 128) for key in ("hidden_size", "intermediate_size"))
-    return [experts, halves * inner, hidden], [experts, hidden, inner]
-
-
-def _fp8_error(module, text):
-    return _error(abi.E_UNSUPPORTED, f"{type(module).__name__}: {text}: load the model with "
-                  "quantization_config=FineGrainedFP8Config(dequantize=True)")
-
-
-def _check_fp8(module, parts):
-    """Refuses fp8 that Moxie would read as other numbers than those that were quantised."""
-    w1, w2, block = parts.w1, parts.w2, _block_size(module)
-    if w1.dtype != w2.dtype:
-        raise _fp8_error(module, f"gate and up are {w1.dtype} and down is {w2.dtype}; Moxie takes "
-                         "one type for both")
-    if block not in FP8_FORMATS:
-        raise _fp8_error(module, f"weight_block_size is {list(block)}; Moxie takes [128, 128], or "
-                         "one scale for each projection")
-    if getattr(module, "activation_scheme", "dynamic") != "dynamic":
-        raise _fp8_error(module, f"activation_scheme is {module.activation_scheme!r}; Moxie scales "
-                         "activations by what they are ('dynamic')")
-    inner = _sizes(module, parts)["intermediate_size"]
-    whole = getattr(module, "intermediate_dim", inner)
-    # Before the scales: of one for each projection transformers leaves some ranks none, and all
-    # have to refuse, or the others wait for those that do.
-    if whole != inner and (block is None or inner % 128):
-        cut = "what one scale is for" if block is None else "blocks of 128"
-        raise _fp8_error(module, f"tensor parallelism leaves {inner} of {whole} intermediate units "
-                         f"here, which cuts through {cut}: use fewer ranks, or expert parallelism; "
-                         "or")
-    for what, scales, shape in zip(("gate and up", "down"), parts.scales,
-                                   _scale_shapes(module, parts)):
-        _check_scales(module, what, scales, shape)
-
-
-def _check_scales(module, what, scales, shape):
-    if type(scales) not in PLAIN or scales.dtype not in SCALE_TYPES:
-        raise _fp8_error(module, f"the scales of {what} are {getattr(scales, 'dtype', 'missing')}; "
-                         "Moxie takes float32, bfloat16, float16 or float8_e8m0fnu")
-    if list(scales.shape) != shape:
-        raise _error(abi.E_UNSUPPORTED, f"{type(module).__name__}: the scales of {what} are "
-                     f"{list(scales.shape)}; Moxie takes {shape}, where gate and up have blocks of "
-                     "their own: quantise them apart")
-
-
-def _readable(parts):
-    """The scales as Moxie reads them: the module's own, or copies, which have to be kept, and may
-    be written to wherever they were made."""
-    with torch.inference_mode(False), torch.no_grad():
-        return tuple(each.detach().float().contiguous() if each is not None else None
-                     for each in parts.scales)
-
-
-def _shaped(scales, weight_format):
-    """fp8_tensor's are [E] and [E, 2] for Moxie."""
-    if scales is None or weight_format != "fp8_tensor":
-        return scales
-    return scales[:, :, 0] if scales.shape[1] == 2 else scales[:, 0, 0]
-
-
-def _layers_of(config):
-    """How many layers of one size a model of this configuration may have."""
-    return max(1, int(getattr(config, "num_hidden_layers", None) or 1))
 
 
 # ---- Preparing ---------------------------------------------------------------------------------
@@ -398,9 +136,9 @@ def _check_device(key, device):
     known = sorted({known for _, _, known, _, _ in _library().probe()})
     if key not in known:
         what = f"compute capability {key[3:-1]}.{key[-1]}" if key.startswith("sm_") else key
-        raise _error(abi.E_UNAVAILABLE, f"the experts are on {device}, of {what}, and "
-                     f"{_library().path} knows kernels for {' and '.join(known)}: move the model "
-                     "with .to('cpu'), or use experts_implementation='grouped_mm'")
+        raise refusal(abi.E_UNAVAILABLE, f"the experts are on {device}, of {what}, and "
+                      f"{_library().path} knows kernels for {' and '.join(known)}: move the model "
+                      "with .to('cpu'), or use experts_implementation='grouped_mm'")
 
 
 class Shared:
@@ -408,7 +146,7 @@ class Shared:
     one of following that stream and enqueueing."""
 
     def __init__(self, config, device):
-        kind, self.lock, self.allocator = _kind(device), threading.Lock(), Allocator(device)
+        kind, self.lock, self.allocator = kind_of(device), threading.Lock(), Allocator(device)
         _check_device(config["device"], device)
         try:
             with kind.current(device):
@@ -434,7 +172,7 @@ class Shared:
 
     def follow_here(self, device):
         """The same of torch's current stream, for what is copied on it before or after forwards."""
-        kind = _kind(device)
+        kind = kind_of(device)
         with self.lock:
             self.follow(kind.stream(device), kind.capturing)
 
@@ -502,29 +240,29 @@ def _share(module, model, config, device):
             shared = _shared[key] = Shared(config, device)
         if shared.experts.free or shared.experts.dead:
             return shared
-    raise _error(abi.E_INTERNAL, f"{type(module).__name__}: too many layers")
+    raise refusal(abi.E_INTERNAL, f"{type(module).__name__}: too many layers")
 
 
 def _prepare(module, parts, model, number, device, top_k):
     """Makes the layer of a module of this model, for input of a number type and top_k."""
     _layers.pop(module, None)
-    kind = _kind(device)
+    kind = kind_of(device)
     if kind.capturing():
-        raise _error(abi.E_CAPTURING, f"{type(module).__name__}: this layer is not prepared, and "
-                     "cannot be while a graph is captured: call moxie.transformers.prepare(model), "
-                     "or the model once, before the capture")
-    _check_module(module, parts)
+        raise refusal(abi.E_CAPTURING, f"{type(module).__name__}: this layer is not prepared, and "
+                      "cannot be while a graph is captured: call moxie.transformers.prepare(model)"
+                      ", or the model once, before the capture")
+    check_module(module, parts)
     order, activation = gates.recognise(module, device)
-    weight_format, scales = _weight_format(module, parts), _readable(parts)
-    config = {**kind.keys(), "num_layers": _layers_of(module.config), **_settings,
-              **_sizes(module, parts), **activation, "top_k": top_k, "device": kind.key(device),
+    weight_format, scales = weight_format_of(module, parts), readable_scales(parts)
+    config = {**kind.keys(), "num_layers": layers_of(module.config), **_settings,
+              **sizes_of(module, parts), **activation, "top_k": top_k, "device": kind.key(device),
               "weight_format": weight_format, "input_format": number, "output_format": number}
     config.pop("plugin")
     shared = _share(module, model, config, device)
     with kind.current(device):
         layer = shared.experts.add_layer(*(
-            _matrix(weight, weight_format, each_order, module.is_transposed, bias,
-                    _shaped(each_scales, weight_format))
+            matrix_of(weight, weight_format, each_order, module.is_transposed, bias,
+                    shaped_scales(each_scales, weight_format))
             for weight, each_order, bias, each_scales in zip(
                 parts[:2], (order, abi.ORDER_PLAIN), parts.biases, scales)))
     prepared = Prepared(_seen(parts, number, device, top_k), shared, layer, scales,
@@ -565,8 +303,8 @@ def _top_k_of(config):
         value = getattr(config, name, None)
         if isinstance(value, int):
             return value
-    raise _error(abi.E_INVALID, f"{type(config).__name__} does not say how many experts a token "
-                 "has: give prepare(model, top_k=...)")
+    raise refusal(abi.E_INVALID, f"{type(config).__name__} does not say how many experts a token "
+                  "has: give prepare(model, top_k=...)")
 
 
 def _number_of(model, w1):
@@ -584,8 +322,8 @@ def prepare(model, top_k=None):
     """
     modules = _experts_modules(model)
     for module in modules:
-        parts = _parts(module)
-        _check_module(module, parts)
+        parts = parts_of(module)
+        check_module(module, parts)
         _ready(module, parts, _number_of(model, parts.w1), parts.w1.device,
                top_k if top_k is not None else _top_k_of(module.config),
                model=_model_here(model, module))
@@ -597,7 +335,7 @@ def weights_updated(model):
     with _lock, torch.no_grad():
         for module in _experts_modules(model):
             if module in _layers:
-                _update(module, _layers[module], _parts(module))
+                _update(module, _layers[module], parts_of(module))
 
 
 def _update(module, prepared, parts):
@@ -653,34 +391,34 @@ class InferenceOnly(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *gradients):
-        raise _error(abi.E_UNSUPPORTED, "Moxie computes no gradients: to train, use "
-                     "model.set_experts_implementation('grouped_mm')")
+        raise refusal(abi.E_UNSUPPORTED, "Moxie computes no gradients: to train, use "
+                      "model.set_experts_implementation('grouped_mm')")
 
 
 def _check_input(module, x, ids, weights, w1):
     name = type(module).__name__
     if not w1.device == x.device == ids.device == weights.device:
-        raise _error(abi.E_INVALID, f"{name}: the experts are on {w1.device}, hidden_states on "
-                     f"{x.device}, top_k_index on {ids.device} and top_k_weights on "
-                     f"{weights.device}; all must be on one device")
+        raise refusal(abi.E_INVALID, f"{name}: the experts are on {w1.device}, hidden_states on "
+                      f"{x.device}, top_k_index on {ids.device} and top_k_weights on "
+                      f"{weights.device}; all must be on one device")
     for what, each, dtypes in (("hidden_states", x, FLOATS), ("top_k_index", ids, INTEGERS),
                                ("top_k_weights", weights, FLOATS)):
         if each.dtype not in dtypes or each.dim() != 2:
-            raise _error(abi.E_UNSUPPORTED, f"{name}: {what} is {each.dtype} of shape "
-                         f"{list(each.shape)}; Moxie takes two dimensions of float32, bfloat16 or "
-                         "float16, and for top_k_index of int32 or int64")
+            raise refusal(abi.E_UNSUPPORTED, f"{name}: {what} is {each.dtype} of shape "
+                          f"{list(each.shape)}; Moxie takes two dimensions of float32, bfloat16 or "
+                          "float16, and for top_k_index of int32 or int64")
     if ids.shape != weights.shape or ids.shape[0] != x.shape[0]:
-        raise _error(abi.E_INVALID, f"{name}: hidden_states is {list(x.shape)}, top_k_index "
-                     f"{list(ids.shape)} and top_k_weights {list(weights.shape)}; Moxie takes "
-                     "[tokens, hidden_size], and twice [tokens, top_k]")
+        raise refusal(abi.E_INVALID, f"{name}: hidden_states is {list(x.shape)}, top_k_index "
+                      f"{list(ids.shape)} and top_k_weights {list(weights.shape)}; Moxie takes "
+                      "[tokens, hidden_size], and twice [tokens, top_k]")
 
 
 def _check_hidden(module, x, prepared):
     """Only addresses go further: a row that is too short would be read past its end."""
     hidden = prepared.shared.experts.config["hidden_size"]
     if x.shape[1] != hidden:
-        raise _error(abi.E_INVALID, f"{type(module).__name__}: hidden_states is {list(x.shape)}; "
-                     f"these experts take [tokens, {hidden}]")
+        raise refusal(abi.E_INVALID, f"{type(module).__name__}: hidden_states is {list(x.shape)}; "
+                      f"these experts take [tokens, {hidden}]")
 
 
 def _compact(each):
@@ -693,23 +431,23 @@ def _rows(each):
 
 
 def _unrecorded(module, what, verb):
-    return _error(abi.E_UNSUPPORTED, f"{type(module).__name__}: {what} would not hold what Moxie "
-                  f"computes: {verb} the model after model.set_experts_implementation('eager')")
+    return refusal(abi.E_UNSUPPORTED, f"{type(module).__name__}: {what} would not hold what Moxie "
+                   f"computes: {verb} the model after model.set_experts_implementation('eager')")
 
 
 def _forward(module, x, ids, weights):
     if torch.jit.is_tracing():
         raise _unrecorded(module, "a trace", "trace")
-    parts = _parts(module)
+    parts = parts_of(module)
     graded = torch.is_grad_enabled() and any(
-        each.requires_grad for each in (x, weights, *_tensors(parts)))
+        each.requires_grad for each in (x, weights, *tensors_of(parts)))
     if graded and module.training:
-        raise _error(abi.E_UNSUPPORTED, f"{type(module).__name__}: Moxie computes no gradients, "
-                     "and the model is in training mode: call model.eval(), or train with "
-                     "model.set_experts_implementation('grouped_mm')")
+        raise refusal(abi.E_UNSUPPORTED, f"{type(module).__name__}: Moxie computes no gradients, "
+                      "and the model is in training mode: call model.eval(), or train with "
+                      "model.set_experts_implementation('grouped_mm')")
     _check_input(module, x, ids, weights, parts.w1)
     x, ids, weights = _compact(x), _compact(ids), _compact(weights)
-    kind = _kind(x.device)
+    kind = kind_of(x.device)
     prepared = _ready(module, parts, NUMBERS[x.dtype], x.device, ids.shape[1])
     _check_hidden(module, x, prepared)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -718,7 +456,7 @@ def _forward(module, x, ids, weights):
         prepared.shared.follow(stream, kind.capturing)
         prepared.layer.forward(x.shape[0], _rows(x), _rows(ids), _rows(weights), _rows(y),
                                stream.cuda_stream if stream is not None else None)
-    return InferenceOnly.apply(lambda: y, x, weights, *_tensors(parts)) if graded else y
+    return InferenceOnly.apply(lambda: y, x, weights, *tensors_of(parts)) if graded else y
 
 
 # A compiled model calls it as it is, between two graphs.

@@ -1,0 +1,279 @@
+"""What moxie.transformers has to know of torch: its devices and number types, and the weights of a
+module of experts, in place, as moxie.experts takes them.
+
+Nothing here is kept. What Moxie cannot compute raises MoxieError, by the name of the module.
+"""
+
+import contextlib
+from typing import Any, Callable, NamedTuple
+
+import torch
+
+from moxie import abi
+from moxie.experts import matrix, tensor
+
+
+def refusal(code, text):
+    """The MoxieError of a code (abi.E_*), to be raised."""
+    return abi.MoxieError(code, -1, text)
+
+
+# ---- What depends on the device ----------------------------------------------------------------
+
+
+class Kind(NamedTuple):
+    """What differs between the devices that tensors lie on."""
+
+    dlpack: int
+    key: Callable  # device -> the configuration's name of it
+    keys: Callable  # () -> more of the configuration
+    stream: Callable  # device -> torch's current stream there, or None
+    capturing: Callable  # () -> whether that stream is being captured into a graph
+    current: Callable  # device -> a context in which it is the current device
+
+
+def _cuda_current(device):
+    if torch.cuda.current_device() == device.index:
+        return contextlib.nullcontext()
+    return torch.cuda.device(device)
+
+
+KINDS = {
+    "cpu": Kind(
+        dlpack=abi.DEVICE_CPU,
+        key=lambda device: "cpu",
+        keys=lambda: {"cpu_threads": torch.get_num_threads()},
+        stream=lambda device: None,
+        capturing=lambda: False,
+        current=lambda device: contextlib.nullcontext()),
+    "cuda": Kind(
+        dlpack=abi.DEVICE_CUDA,
+        key=lambda device: "sm_%d%d" % torch.cuda.get_device_capability(device),
+        keys=dict,
+        stream=torch.cuda.current_stream,
+        capturing=torch.cuda.is_current_stream_capturing,
+        current=_cuda_current),
+}
+
+
+def kind_of(device):
+    """The Kind of a torch.device; MoxieError where Moxie runs on none such."""
+    if device.type not in KINDS:
+        raise refusal(abi.E_UNSUPPORTED, f"the experts are on {device}; Moxie runs on "
+                      f"{' and '.join(KINDS)}")
+    return KINDS[device.type]
+
+
+NUMBERS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16",
+           torch.int32: "i32", torch.int64: "i64"}
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+INTEGERS = (torch.int32, torch.int64)
+E4M3 = torch.float8_e4m3fn
+STORED = {**NUMBERS, E4M3: "e4m3"}
+
+
+class Allocator:
+    """The planned buffers from torch, so that they count in its statistics and limits."""
+
+    def __init__(self, device):
+        self.device, self.held = device, {}
+        self.stream = None  # of the last call that used them
+
+    def allocate(self, kind, size, align):
+        where = self.device if kind == abi.MEMORY_DEVICE else torch.device("cpu")
+        memory = torch.empty(size + align, dtype=torch.uint8, device=where,
+                             pin_memory=kind == abi.MEMORY_PINNED)
+        address = -(-memory.data_ptr() // align) * align
+        self.held[address] = memory
+        return address
+
+    def release(self, address):
+        memory = self.held.pop(address)
+        if self.stream is not None and memory.is_cuda:
+            memory.record_stream(self.stream)  # which may not have come so far yet
+
+
+# ---- What a module says about itself -----------------------------------------------------------
+
+PLAIN = (torch.nn.Parameter, torch.Tensor)
+
+
+def _local(each):
+    """This process' part of a weight, where transformers has spread it over several."""
+    return each.to_local() if type(each) not in PLAIN and hasattr(each, "to_local") else each
+
+
+class Parts(NamedTuple):
+    """The tensors of a module, read once for each use and kept as long: where reading one computes
+    it (torch.nn.utils.parametrize), each reading makes another, which nobody else holds."""
+
+    w1: Any  # the merged gate and up, or up alone
+    w2: Any  # down
+    biases: tuple  # of both, or None twice
+    scales: tuple  # what fp8 weights are multiplied by; of others None twice
+
+
+def parts_of(module):
+    """The Parts of an experts module, this process' share of each."""
+    first = "gate_up_proj" if module.has_gate else "up_proj"
+    w1, w2 = _local(getattr(module, first)), _local(module.down_proj)
+    biases = scales = None, None
+    if module.has_bias:
+        biases = _local(getattr(module, first + "_bias")), _local(module.down_proj_bias)
+    if w1.dtype == E4M3:
+        scales = tuple(_local(getattr(module, name + "_scale_inv", None))
+                       for name in (first, "down_proj"))
+    return Parts(w1, w2, biases, scales)
+
+
+def tensors_of(parts):
+    """Those that there are."""
+    return [each for each in (parts.w1, parts.w2, *parts.biases, *parts.scales) if each is not None]
+
+
+def check_module(module, parts):
+    """Refuses, by a MoxieError, what a description of the weights cannot say."""
+    name = type(module).__name__
+    if getattr(module, "has_post_expert_norm", False):  # younger than the interface
+        raise refusal(abi.E_UNSUPPORTED, f"{name}: normalises the output of each expert, which "
+                      "Moxie does not; keep experts_implementation='grouped_mm' for this model")
+    for what, each in zip(("gate and up", "down"), parts[:2]):
+        if each.dim() != 3:  # of experts that are one by one, or gathered for each forward
+            raise refusal(abi.E_UNSUPPORTED, f"{name}: the weights of {what} are "
+                          f"{list(each.shape)}; Moxie takes those of all experts in one tensor of "
+                          "three dimensions: keep experts_implementation='grouped_mm' for this "
+                          "model")
+        if type(each) not in PLAIN or each.dtype not in (*FLOATS, E4M3):
+            raise refusal(abi.E_UNSUPPORTED, f"{name}: the weights of {what} are a "
+                          f"{type(each).__name__} of {each.dtype}; Moxie takes plain tensors of "
+                          "float32, bfloat16, float16 or float8_e4m3fn here: load the model with "
+                          "one of the first three as dtype, or dequantised")
+    if E4M3 in (parts.w1.dtype, parts.w2.dtype):
+        _check_fp8(module, parts)
+    elif parts.w1.dtype != parts.w2.dtype:
+        raise refusal(abi.E_UNSUPPORTED, f"{name}: the weights of gate and up are of "
+                      f"{parts.w1.dtype}, those of down of {parts.w2.dtype}; Moxie takes one type "
+                      "for both: load the model with one dtype")
+    for what, each in zip(("gate and up", "down"), parts.biases):
+        if each is not None and each.dtype not in FLOATS:
+            raise refusal(abi.E_UNSUPPORTED, f"{name}: the biases of {what} are of {each.dtype}; "
+                          "Moxie takes float32, bfloat16 or float16")
+
+
+def _describe(each):
+    """A torch tensor as Moxie's."""
+    kind = kind_of(each.device)
+    return tensor(each.data_ptr(), each.shape, STORED[each.dtype], each.stride(),
+                  (kind.dlpack, each.device.index or 0))
+
+
+def matrix_of(weight, weight_format, order, transposed, bias, scales):
+    """A projection in place: of a view with turned columns, the orientation is what turns."""
+    rows_in = transposed
+    if weight.stride(-1) != 1 and weight.stride(-2) == 1:
+        weight, rows_in = weight.transpose(-1, -2), not transposed
+    return matrix(_describe(weight), weight_format, order,
+                  abi.ROWS_IN if rows_in else abi.ROWS_OUT,
+                  _describe(bias) if bias is not None else None,
+                  _describe(scales) if scales is not None else None)
+
+
+def sizes_of(module, parts):
+    """hidden_size, intermediate_size and num_experts, of what this process holds."""
+    experts, rows, columns = parts.w1.shape
+    if module.is_transposed:
+        rows, columns = columns, rows
+    return {"hidden_size": columns, "intermediate_size": rows // (2 if module.has_gate else 1),
+            "num_experts": experts}
+
+
+# ---- fp8: what transformers.integrations.finegrained_fp8.FP8Experts keeps ----------------------
+
+# FineGrainedFP8Config's weight_block_size; None is one scale for each projection.
+FP8_FORMATS = {(128, 128): "fp8_block128", None: "fp8_tensor"}
+# What scales may be stored as: float32 is read in place, the others are copied to float32.
+SCALE_TYPES = [torch.float32, torch.bfloat16, torch.float16,
+               *([torch.float8_e8m0fnu] if hasattr(torch, "float8_e8m0fnu") else [])]
+
+
+def _block_size(module):
+    block = getattr(module, "block_size", None)
+    return tuple(block) if block is not None else None
+
+
+def weight_format_of(module, parts):
+    """The configuration's name of what the weights are stored as."""
+    dtype = parts.w1.dtype
+    return FP8_FORMATS[_block_size(module)] if dtype == E4M3 else NUMBERS[dtype]
+
+
+def _scale_shapes(module, parts):
+    """What the scales of each projection look like: gate and up have blocks of their own, because
+    the checkpoints have quantised them apart."""
+    sizes = sizes_of(module, parts)
+    experts, halves = sizes["num_experts"], 2 if module.has_gate else 1
+    if _block_size(module) is None:
+        return [experts, halves, 1], [experts, 1, 1]
+    hidden, inner = (-(-sizes[key] // 128) for key in ("hidden_size", "intermediate_size"))
+    return [experts, halves * inner, hidden], [experts, hidden, inner]
+
+
+def _fp8_error(module, text):
+    return refusal(abi.E_UNSUPPORTED, f"{type(module).__name__}: {text}: load the model with "
+                   "quantization_config=FineGrainedFP8Config(dequantize=True)")
+
+
+def _check_fp8(module, parts):
+    """Refuses fp8 that Moxie would read as other numbers than those that were quantised."""
+    w1, w2, block = parts.w1, parts.w2, _block_size(module)
+    if w1.dtype != w2.dtype:
+        raise _fp8_error(module, f"gate and up are {w1.dtype} and down is {w2.dtype}; Moxie takes "
+                         "one type for both")
+    if block not in FP8_FORMATS:
+        raise _fp8_error(module, f"weight_block_size is {list(block)}; Moxie takes [128, 128], or "
+                         "one scale for each projection")
+    if getattr(module, "activation_scheme", "dynamic") != "dynamic":
+        raise _fp8_error(module, f"activation_scheme is {module.activation_scheme!r}; Moxie scales "
+                         "activations by what they are ('dynamic')")
+    inner = sizes_of(module, parts)["intermediate_size"]
+    whole = getattr(module, "intermediate_dim", inner)
+    # Before the scales: of one for each projection transformers leaves some ranks none, and all
+    # have to refuse, or the others wait for those that do.
+    if whole != inner and (block is None or inner % 128):
+        cut = "what one scale is for" if block is None else "blocks of 128"
+        raise _fp8_error(module, f"tensor parallelism leaves {inner} of {whole} intermediate units "
+                         f"here, which cuts through {cut}: use fewer ranks, or expert parallelism; "
+                         "or")
+    for what, scales, shape in zip(("gate and up", "down"), parts.scales,
+                                   _scale_shapes(module, parts)):
+        _check_scales(module, what, scales, shape)
+
+
+def _check_scales(module, what, scales, shape):
+    if type(scales) not in PLAIN or scales.dtype not in SCALE_TYPES:
+        raise _fp8_error(module, f"the scales of {what} are {getattr(scales, 'dtype', 'missing')}; "
+                         "Moxie takes float32, bfloat16, float16 or float8_e8m0fnu")
+    if list(scales.shape) != shape:
+        raise refusal(abi.E_UNSUPPORTED, f"{type(module).__name__}: the scales of {what} are "
+                      f"{list(scales.shape)}; Moxie takes {shape}, where gate and up have blocks "
+                      "of their own: quantise them apart")
+
+
+def readable_scales(parts):
+    """The scales as Moxie reads them: the module's own, or copies, which have to be kept, and may
+    be written to wherever they were made."""
+    with torch.inference_mode(False), torch.no_grad():
+        return tuple(each.detach().float().contiguous() if each is not None else None
+                     for each in parts.scales)
+
+
+def shaped_scales(scales, weight_format):
+    """fp8_tensor's are [E] and [E, 2] for Moxie."""
+    if scales is None or weight_format != "fp8_tensor":
+        return scales
+    return scales[:, :, 0] if scales.shape[1] == 2 else scales[:, 0, 0]
+
+
+def layers_of(config):
+    """How many layers of one size a model of this configuration may have."""
+    return max(1, int(getattr(config, "num_hidden_layers", None) or 1))
