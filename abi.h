@@ -6,11 +6,11 @@
 //
 //   load -> probe -> open -> validate -> plan -> create -> step, step, step -> close
 //
-// Per-step calls want the device current that was at the first create; they allocate nothing, never
-// wait for the device on the host (transport nccl may), and, where tagged capturable, launch the
-// same operations every time, so that a CUDA graph of them can be replayed. Bad input returns a
-// code and has written nothing but NULL to out pointers. The library never prints, traps or exits.
-// Parameters are named where their type does not say what they are.
+// Per-step calls allocate nothing, never wait for the device on the host (transport nccl may), and,
+// where tagged capturable, launch the same operations every time, so that a CUDA graph of them can
+// be replayed. What launches wants the device current that was at the first create. Bad input
+// returns a code and has written nothing but NULL to out pointers. The library never prints, traps
+// or exits. Parameters are named where their type does not say what they are.
 //
 // Rules of growth. Every struct but moxie_tensor starts with struct_size, set by whoever fills it
 // to the size it was compiled with. Structs and tables grow at the end only. A reader takes any

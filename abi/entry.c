@@ -62,13 +62,14 @@ out:
     return st;
 }
 
-// What lives on an instance, whose steps go to the current device.
+// What lives on an instance.
 static int32_t enter_as(const moxie_instance *instance, int32_t tag, moxie_error *error)
 {
+    const int32_t thread = tag == ENTER_STEP ? MOXIE_THREAD_INSTANCE_SERIAL : tag;
     int32_t st = MOXIE_OK;
 
-    if (tag != ENTER_ANY) TRY(instance_check_thread(instance, tag, error));
-    if (tag == MOXIE_THREAD_INSTANCE_SERIAL) TRY(instance_check_current(instance, error));
+    if (tag != ENTER_ANY) TRY(instance_check_thread(instance, thread, error));
+    if (tag == ENTER_STEP) TRY(instance_check_current(instance, error));
 out:
     return st;
 }
@@ -262,7 +263,7 @@ static int32_t slot_forward(moxie_dispatcher *dispatcher, moxie_runner *runner,
     int32_t st = MOXIE_OK;
 
     error = error_enter(error);
-    TRY(enter_dispatcher(dispatcher, MOXIE_THREAD_INSTANCE_SERIAL, error));
+    TRY(enter_dispatcher(dispatcher, ENTER_STEP, error));
     TRY(enter_runner(runner, ENTER_ANY, error));
     if (runner_instance(runner) != dispatcher_instance(dispatcher))
         TRY(fail_with(error, MOXIE_E_INVALID,

@@ -7,9 +7,11 @@
 
 // For [any] slots: enter_* asks no thread_check.
 #define ENTER_ANY 0
+// For [serial] slots that work on the current device, which has to be the instance's.
+#define ENTER_STEP (MOXIE_THREAD_INSTANCE_SERIAL | 1 << 8)
 
 // MOXIE_OK when the handle is there and alive and the calling thread may enter a slot tagged `tag`
-// (MOXIE_THREAD_* or ENTER_ANY). `error` has passed error_enter.
+// (MOXIE_THREAD_* or ENTER_*). `error` has passed error_enter.
 int32_t enter_instance(const moxie_instance *instance, int32_t tag, moxie_error *error);
 int32_t enter_runner(const moxie_runner *runner, int32_t tag, moxie_error *error);
 int32_t enter_dispatcher(const moxie_dispatcher *dispatcher, int32_t tag, moxie_error *error);

@@ -58,7 +58,7 @@ out:
 static int32_t enter_batch(const moxie_dispatcher *dispatcher, const moxie_batch *batch,
                            moxie_batch *decoded, moxie_error *error)
 {
-    int32_t st = enter_dispatcher(dispatcher, MOXIE_THREAD_INSTANCE_SERIAL, error);
+    int32_t st = enter_dispatcher(dispatcher, ENTER_STEP, error);
 
     return st == MOXIE_OK ? decode_batch(decoded, batch, error) : st;
 }
@@ -171,7 +171,7 @@ static int32_t slot_set_active_ranks(moxie_dispatcher *dispatcher, const uint8_t
     int32_t st = MOXIE_OK;
 
     error = error_enter(error);
-    TRY(enter_dispatcher(dispatcher, MOXIE_THREAD_INSTANCE_SERIAL, error));
+    TRY(enter_dispatcher(dispatcher, ENTER_STEP, error));
     TRY(check_pointer(active, "active", error));
     TRY(dispatcher_set_active_ranks(dispatcher, active, error));
 out:

@@ -32,7 +32,7 @@ static int32_t slot_run(moxie_runner *runner, const moxie_call *call, const moxi
     int32_t st = MOXIE_OK;
 
     error = error_enter(error);
-    TRY(enter_runner(runner, MOXIE_THREAD_INSTANCE_SERIAL, error));
+    TRY(enter_runner(runner, ENTER_STEP, error));
     TRY(decode_call(&decoded_call, call, error));
     TRY(decode_rows(&decoded_in, in, "in", error));
     TRY(decode_rows(&decoded_out, out, "out", error));
@@ -101,7 +101,7 @@ static int32_t slot_expand(moxie_runner *runner, const moxie_call *call, const m
     int32_t st = MOXIE_OK;
 
     error = error_enter(error);
-    TRY(enter_runner(runner, MOXIE_THREAD_INSTANCE_SERIAL, error));
+    TRY(enter_runner(runner, ENTER_STEP, error));
     TRY(decode_call(&decoded_call, call, error));
     TRY(decode_rows(&decoded_in, in, "in", error));
     TRY(decode_rows(&decoded_out, out, "out", error));
@@ -120,7 +120,7 @@ static int32_t slot_fold(moxie_runner *runner, const moxie_call *call, const mox
     int32_t st = MOXIE_OK;
 
     error = error_enter(error);
-    TRY(enter_runner(runner, MOXIE_THREAD_INSTANCE_SERIAL, error));
+    TRY(enter_runner(runner, ENTER_STEP, error));
     TRY(decode_call(&decoded_call, call, error));
     TRY(decode_rows(&decoded_in, expanded, "expanded", error));
     TRY(check_pointer(row_index, "row_index", error));
