@@ -18,7 +18,7 @@
 
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kThreads = kSharingThreads;
 constexpr int kBatch = 4; // loads of a lane under way at once
 constexpr int32_t kPiece = kBatch * kFp8Warp;
 constexpr int64_t kFewWarps = 512; // in 64 blocks, so that products beside them find SMs
@@ -393,7 +393,7 @@ extern "C" int32_t quantise_cuda(const struct quantise_args *from, void *stream)
     int64_t pieces = (from->columns + kPiece - 1) / kPiece;
     args to = {};
     int64_t rows = take_slabs(from, &to);
-    unsigned blocks;
+    launch_shape shape;
 
     if (from->format != FORMAT_FP8_BLOCK128) return cudaErrorInvalidValue;
     to.row_pair = from->row_pair;
@@ -411,7 +411,7 @@ extern "C" int32_t quantise_cuda(const struct quantise_args *from, void *stream)
     to.by_eight = from->columns % kFp8Lane == 0 && is_aligned(from->rows, 8) && from->row_stride_bytes % 8 == 0;
     to.writers = from->row_pair != nullptr ? writers_of(rows * pieces, from->top_k) : 1;
     // A warp for each piece of a row at least, and one block where there are no rows: the product after it counts on it.
-    blocks = max(grid_for(rows * pieces * to.writers, kThreads / 32), static_cast<unsigned>((pieces * to.writers + kThreads / 32 - 1) / (kThreads / 32)));
-    if (from->row_pair != nullptr && from->ahead != nullptr) to.ahead = take_ahead(*from, blocks);
-    return launch(quantise_kernel, {blocks, kThreads, 0, LAUNCH_EARLY}, stream, to);
+    shape = shape_for(rows * pieces * to.writers, pieces * to.writers, kGridBlocksMax / kGridSms, 0);
+    if (from->row_pair != nullptr && from->ahead != nullptr) to.ahead = take_ahead(*from, shape.blocks);
+    return launch(quantise_kernel, shape, stream, to);
 }
