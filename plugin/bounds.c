@@ -113,6 +113,24 @@ const char *bounds_dominant(const struct bounds *bounds)
                                          : config_name((enum config_key)bounds->dominant);
 }
 
+void bounds_list_keys(const struct config *config, char *buffer, uint64_t capacity)
+{
+    const int64_t mode = config_word(config, KEY_DISAGGREGATION_MODE);
+    uint64_t used = 0;
+
+    buffer[0] = '\0';
+    for (size_t i = 0; i < DOMINANTS_COUNT && used < capacity; i++) {
+        const enum config_key key = dominants[i];
+
+        if (key == KEY_FORWARD_TOKENS_MAX) continue;
+        if (key != KEY_WARMUP_TOKENS_MAX &&
+            mode == (is_decode_key((int32_t)key) ? DISAGGREGATION_PREFILL : DISAGGREGATION_DECODE))
+            continue;
+        used += (uint64_t)snprintf(buffer + used, capacity - used, "%s%s", used > 0 ? ", " : "",
+                                   config_name(key));
+    }
+}
+
 void bounds_explain(const struct bounds *bounds, const struct config *config, char *buffer,
                     uint64_t capacity)
 {

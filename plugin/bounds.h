@@ -39,6 +39,9 @@ int64_t bounds_experts(const struct config *config, int64_t limit, const char *b
 
 // "minimum" or the key's name.
 const char *bounds_dominant(const struct bounds *bounds);
+// The keys that forward_tokens is derived from in this disaggregation mode: "max_prefill_tokens,
+// chunked_prefill_size, ...".
+void bounds_list_keys(const struct config *config, char *buffer, uint64_t capacity);
 // "forward_tokens = 4096: decode_graph_max_batch 512 x speculative_draft_tokens 8", for capacity
 // errors and logs.
 void bounds_explain(const struct bounds *bounds, const struct config *config, char *buffer,

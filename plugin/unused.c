@@ -83,18 +83,15 @@ static void unused_decode(const struct config *config, struct report *report)
 static void warn_minimum(const struct config *config, const struct bounds *bounds,
                          struct report *report)
 {
-    static const char prefill[] =
-        "max_prefill_tokens, chunked_prefill_size, context_length, prefill_graph_max_tokens, ";
-    static const char decode[] = "decode_graph_max_batch, max_running_requests, ";
-    int32_t mode = config_word(config, KEY_DISAGGREGATION_MODE);
+    char keys[256];
 
     if (bounds->forward_tokens < 0 || bounds->dominant != KEY_COUNT) return;
+    bounds_list_keys(config, keys, sizeof keys);
     report_warning(report, KEY_FORWARD_TOKENS_MAX,
                    "no key in effect says how many tokens a forward brings, so forward_tokens is "
-                   "%" PRId64 ", and a forward of more is refused with MOXIE_E_CAPACITY: set "
-                   "forward_tokens_max, or what it is derived from: %s%swarmup_tokens_max",
-                   bounds->forward_tokens, mode == DISAGGREGATION_DECODE ? "" : prefill,
-                   mode == DISAGGREGATION_PREFILL ? "" : decode);
+                   "%" PRId64 ", and a forward of more is refused with MOXIE_E_CAPACITY: set %s, "
+                   "or what it is derived from: %s",
+                   bounds->forward_tokens, config_name(KEY_FORWARD_TOKENS_MAX), keys);
 }
 
 void validate_unused(const struct config *config, const struct bounds *bounds,
