@@ -20,7 +20,7 @@
 // other in words; appends keep N. Versions: 0.1 first published, 0.1.1 appended.
 //
 // The comment of every slot closes with its tags, [thread, order, graph; owner; since]:
-//   any         any thread, at any time   init    not beside a serial call; several take turns
+//   any         any thread, at any time   init    may allocate; in turns, beside no serial call
 //   serial      one call at a time per instance    stream  enqueued on the given stream
 //   collective  every active rank makes the same call in the same order
 //   capturable, eager   may, may not be captured into a CUDA graph
@@ -584,7 +584,7 @@ typedef struct moxie_expand_api {
     uint32_t struct_size, reserved0;
     // Copies every (row, local expert) of `in` into the caller's `out` (an EXPERT_ layout: rows,
     // weights, counts; apart from `in`); row_index int32 [slabs * cap, k] gets the expanded row of
-    // each or -1. CAPACITY: less than the worst case. [serial, stream, capturable; caller; 0.1]
+    // each or -1. CAPACITY: `out` below the worst case. [serial, stream, capturable; caller; 0.1]
     int32_t (*expand)(moxie_runner *, const moxie_call *, const moxie_rows *in,
                       const moxie_rows *out, const moxie_tensor *row_index, moxie_error *);
     // Sums each row's expanded result rows in slot order, in fp32, into the layout expand read; run

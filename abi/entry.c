@@ -51,18 +51,7 @@ static int32_t fail_dead(const char *what, moxie_error *error)
         what);
 }
 
-int32_t enter_instance(const moxie_instance *instance, int32_t tag, moxie_error *error)
-{
-    int32_t st = MOXIE_OK;
-
-    TRY(check_pointer(instance, "instance", error));
-    if (!instance_is_live(instance)) TRY(fail_dead("instance", error));
-    if (tag != ENTER_ANY) TRY(instance_check_thread(instance, tag, error));
-out:
-    return st;
-}
-
-// What lives on an instance.
+// An instance, or what lives on it.
 static int32_t enter_as(const moxie_instance *instance, int32_t tag, moxie_error *error)
 {
     const int32_t thread = tag == ENTER_STEP ? MOXIE_THREAD_INSTANCE_SERIAL : tag;
@@ -70,6 +59,17 @@ static int32_t enter_as(const moxie_instance *instance, int32_t tag, moxie_error
 
     if (tag != ENTER_ANY) TRY(instance_check_thread(instance, thread, error));
     if (tag == ENTER_STEP) TRY(instance_check_current(instance, error));
+out:
+    return st;
+}
+
+int32_t enter_instance(const moxie_instance *instance, int32_t tag, moxie_error *error)
+{
+    int32_t st = MOXIE_OK;
+
+    TRY(check_pointer(instance, "instance", error));
+    if (!instance_is_live(instance)) TRY(fail_dead("instance", error));
+    TRY(enter_as(instance, tag, error));
 out:
     return st;
 }

@@ -50,22 +50,27 @@ static int read_number(const char *path, const char *key, uint64_t *number)
 // of their files. Pages of files can be had again. UINT64_MAX: there is no limit.
 static uint64_t group_available(void)
 {
-    static const char *const names[2][5] = {
-        {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat",
-         "inactive_file ", "active_file "},
+    static const struct {
+        const char *limit, *held, *stat, *files[2];
+    } versions[] = {
+        {"/sys/fs/cgroup/memory.max",
+         "/sys/fs/cgroup/memory.current",
+         "/sys/fs/cgroup/memory.stat",
+         {"inactive_file ", "active_file "}},
         {"/sys/fs/cgroup/memory/memory.limit_in_bytes",
-         "/sys/fs/cgroup/memory/memory.usage_in_bytes", "/sys/fs/cgroup/memory/memory.stat",
-         "total_inactive_file ", "total_active_file "}};
+         "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+         "/sys/fs/cgroup/memory/memory.stat",
+         {"total_inactive_file ", "total_active_file "}},
+    };
 
-    for (int32_t i = 0; i < 2; i++) {
-        uint64_t limit, held, files = 0;
+    for (size_t i = 0; i < sizeof versions / sizeof versions[0]; i++) {
+        uint64_t limit, held, bytes, files = 0;
 
-        if (!read_number(names[i][0], "", &limit) || !read_number(names[i][1], "", &held)) continue;
-        for (int32_t key = 3; key < 5; key++) {
-            uint64_t bytes;
-
-            if (read_number(names[i][2], names[i][key], &bytes)) files += bytes;
-        }
+        if (!read_number(versions[i].limit, "", &limit) ||
+            !read_number(versions[i].held, "", &held))
+            continue;
+        for (int32_t at = 0; at < 2; at++)
+            if (read_number(versions[i].stat, versions[i].files[at], &bytes)) files += bytes;
         held = held > files ? held - files : 0;
         return limit > held ? limit - held : 0;
     }
