@@ -29,6 +29,7 @@ FAULTS = {
     "close_too_early": {"close-refused": "close, with a runner and a dispatcher"},
     "any_order": {"call-order": "after begin_forward"},
     "ignored_thread": {"thread-tags": "on a thread that thread_check refuses"},
+    "init_at_once": {"creates-at-once": "by 4 threads at once"},
     "garbage_out": {"out-pointers": "open without get_i64"},
     "lost_error": {"capacity": "begin_forward of 17 tokens"},
     "empty_text": {"error-text": "the text is empty"},

@@ -19,6 +19,7 @@ enum mock_fault {
     FAULT_CLOSE_TOO_EARLY,
     FAULT_ANY_ORDER,
     FAULT_IGNORED_THREAD,
+    FAULT_INIT_AT_ONCE,
     FAULT_GARBAGE_OUT,
     // errors
     FAULT_LOST_ERROR,

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 // ---- Memory ------------------------------------------------------------------------------------
 
@@ -89,10 +90,13 @@ static int32_t take(const struct call *call, uint64_t index)
 int32_t memory_take(const struct call *call)
 {
     struct instance *instance = call->instance;
+    const int32_t users = instance->users;
     uint64_t taken = 0;
     int32_t st = MOXIE_OK;
 
-    if (instance->users++ > 0) return MOXIE_OK;
+    if (HAS_FAULT(FAULT_INIT_AT_ONCE)) (void)usleep(1000); // another may look meanwhile, and does
+    instance->users = users + 1;
+    if (users > 0) return MOXIE_OK;
     for (; taken < instance->plan.buffers_count; taken++)
         TRY(take(call, taken));
 out:

@@ -127,6 +127,7 @@ int rule_dead_handles(struct check *check);
 int rule_close_refused(struct check *check);
 int rule_close_and_reload(struct check *check);
 int rule_thread_tags(struct check *check);
+int rule_creates_at_once(struct check *check);
 int rule_two_instances(struct check *check);
 int rule_stats(struct check *check);
 int rule_suspend(struct check *check);

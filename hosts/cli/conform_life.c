@@ -3,6 +3,7 @@
 #include "hosts/cli/conform_stage.h"
 #include "hosts/cli/fault.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -252,6 +253,119 @@ int rule_thread_tags(struct check *check)
 out:
     engine->thread_answer = 1;
     stage_fini(&stage);
+    return st;
+}
+
+// As many layers, each loaded by a thread of its own.
+#define LOADERS       4
+#define LOADER_ROUNDS 16
+
+struct loader {
+    struct stage *stage;
+    pthread_mutex_t *gate;    // held by who starts the loaders
+    pthread_barrier_t *round; // of all loaders
+    const int *is_called_off; // read behind the gate
+    struct layer_view view;
+    int32_t layer;
+    int32_t status; // the first that was not OK
+    char text[ENGINE_ERROR_BYTES];
+};
+
+static void *load(void *ctx)
+{
+    struct loader *loader = ctx;
+    const struct engine *engine = &loader->stage->engine;
+    const moxie_runner_api *api = engine->runner_info->api;
+
+    (void)pthread_mutex_lock(loader->gate);
+    (void)pthread_mutex_unlock(loader->gate);
+    for (int i = 0; i < LOADER_ROUNDS && !*loader->is_called_off; i++) {
+        char text[ENGINE_ERROR_BYTES] = "";
+        moxie_error error = {
+            .struct_size = sizeof error, .rank = -1, .text_bytes = sizeof text, .text = text};
+        moxie_runner *runner = NULL;
+        int32_t status = MOXIE_OK;
+
+        (void)pthread_barrier_wait(loader->round);
+        status =
+            api->create(engine->instance, loader->layer, &loader->view.weights, &runner, &error);
+        (void)pthread_barrier_wait(loader->round); // all live at once
+        if (status == MOXIE_OK) api->destroy(runner);
+        if (status == MOXIE_OK || loader->status != MOXIE_OK) continue;
+        loader->status = status;
+        (void)snprintf(loader->text, sizeof loader->text, "%.*s", ENGINE_ERROR_BYTES - 1, text);
+    }
+    return NULL;
+}
+
+// Runs all loaders to their end. Skips where there are no threads for them.
+static int run_loaders(struct stage *stage, struct loader *loaders)
+{
+    const moxie_bounds *bounds = stage->engine.plan->bounds;
+    pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+    pthread_barrier_t round;
+    pthread_t threads[LOADERS];
+    int32_t started = 0;
+    int is_called_off = 0;
+
+    if (pthread_barrier_init(&round, NULL, LOADERS) != 0)
+        return skipped(stage->check, "no barrier for %d threads", LOADERS);
+    (void)pthread_mutex_lock(&gate);
+    for (; started < LOADERS; started++) {
+        struct loader *loader = &loaders[started];
+
+        loader->stage = stage;
+        loader->gate = &gate;
+        loader->round = &round;
+        loader->is_called_off = &is_called_off;
+        loader->layer = started;
+        layer_view_of(&stage->layer, bounds->expert_first, bounds->experts_local, &loader->view);
+        if (pthread_create(&threads[started], NULL, load, loader) != 0) break;
+    }
+    is_called_off = started < LOADERS;
+    (void)pthread_mutex_unlock(&gate);
+    for (int32_t i = 0; i < started; i++)
+        (void)pthread_join(threads[i], NULL);
+    (void)pthread_barrier_destroy(&round);
+    return is_called_off ? skipped(stage->check, "no thread for layer %d", started) : VERDICT_PASS;
+}
+
+int rule_creates_at_once(struct check *check)
+{
+    struct stage stage;
+    struct engine *engine = &stage.engine;
+    struct loader *loaders = calloc(LOADERS, sizeof *loaders);
+    uint64_t held = 0;
+    int accepted = 0;
+    int st = VERDICT_PASS;
+
+    TRY(stage_init(&stage, check));
+    if (loaders == NULL) TRY(skipped(check, "out of memory"));
+    engine_set_i64(engine, "num_layers", LOADERS);
+    TRY(stage_try(engine, &accepted));
+    check_at(check, "num_layers %d", LOADERS);
+    if (!accepted) TRY(skipped(check, "is not accepted"));
+    TRY(layer_make(&stage.layer, &stage.layer_spec, check));
+    TRY(tokens_make(&stage.tokens, &stage.tokens_spec, check));
+    TRY(engine_open(engine));
+    held = engine->bytes_live;
+    TRY(engine_create_runner(engine, &stage.layer, 0));
+    engine_destroy(engine);
+    if (engine->bytes_live != held || engine->memory_note[0] != '\0')
+        TRY(skipped(check, "one runner alone gives its memory back wrongly (rule memory-freed)"));
+    check_at(check, "create and destroy of runners by %d threads at once", LOADERS);
+    TRY(run_loaders(&stage, loaders));
+    for (int32_t i = 0; i < LOADERS; i++)
+        TRY(expect_status(check, loaders[i].status, MOXIE_OK, loaders[i].text));
+    if (engine->bytes_live != held)
+        TRY(broken(check, "%llu bytes are held afterwards, and %llu were before",
+                   (unsigned long long)engine->bytes_live, (unsigned long long)held));
+    if (engine->memory_note[0] != '\0') TRY(broken(check, "%s", engine->memory_note));
+    TRY(engine_create(engine, &stage.layer, 1));
+    TRY(stage_compare(&stage));
+out:
+    stage_fini(&stage);
+    free(loaders);
     return st;
 }
 

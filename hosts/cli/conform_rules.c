@@ -96,6 +96,8 @@ const struct rule conform_rules[] = {
     {"close-and-reload", "load, work, close, unload, three times over", rule_close_and_reload, 1},
     {"thread-tags", "a thread that thread_check refuses is refused, and logged", rule_thread_tags,
      1},
+    {"creates-at-once", "runners of one instance may be created from several threads at once",
+     rule_creates_at_once, 1},
     {"two-instances", "two instances do not disturb each other, nor share handles",
      rule_two_instances, 1},
     {"stats", "counters count, and bytes_allocated is what the plan allows", rule_stats, 1},
