@@ -444,7 +444,7 @@ typedef struct moxie_dispatcher_api {
     int32_t (*combine_send)(moxie_dispatcher *, const moxie_batch *, moxie_error *);
     // Waits, sums over ranks in rank order. [serial, collective, stream, capturable; caller; 0.1]
     int32_t (*combine_recv)(moxie_dispatcher *, const moxie_batch *, moxie_error *);
-    // The sticky failure of past work, or MOXIE_OK; never blocks. [any, eager; caller; 0.1]
+    // The sticky failure of past work, or MOXIE_OK; waits for no peer. [any, eager; caller; 0.1]
     int32_t (*poll_error)(moxie_dispatcher *, moxie_error *);
     // On drained streams: goes on without the ranks whose byte in active[ep_size] is 0, clears the
     // failure. Survivors pass the same mask; dead ranks' experts contribute zero; a rank left out
