@@ -7,6 +7,7 @@ import os
 import pathlib
 import pickle
 import re
+import signal
 import sys
 import unittest
 from unittest import mock
@@ -173,6 +174,30 @@ class Host(unittest.TestCase):
             with self.assertRaisesRegex(abi.MoxieError, f"{key}: .*udcff.* is no UTF-8") as caught:
                 self.library.open({**CONFIG, key: "x\udcff"})
             self.assertEqual(caught.exception.code, abi.E_INVALID)
+
+    def test_a_signal_waits_for_the_call(self):
+        """In a callback its exception would be nobody's, and the answer to the library any."""
+        came = []
+
+        def handle(number, _):
+            came.append(number)
+            raise InterruptedError
+
+        class Interrupted(dict):
+            def get(self, key, default=None):
+                if key == "top_k":
+                    signal.raise_signal(signal.SIGUSR1)
+                    signal.raise_signal(signal.SIGUSR1)
+                return super().get(key, default)
+
+        before = signal.signal(signal.SIGUSR1, handle)
+        self.addCleanup(signal.signal, signal.SIGUSR1, before)
+        with mock.patch.object(sys, "unraisablehook") as printed:
+            with self.assertRaises(InterruptedError):
+                self.library.open(Interrupted(CONFIG))
+        printed.assert_not_called()
+        self.assertEqual(came, [signal.SIGUSR1])
+        self.assertIs(signal.getsignal(signal.SIGUSR1), handle)
 
     def test_closed(self):
         instance = self.library.open(CONFIG)

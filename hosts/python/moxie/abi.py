@@ -4,7 +4,10 @@ The mirror is generated from abi.h. host.load() compares it, field by field, wit
 the library reports about itself, so that a mirror that is out of date is an error and not a crash.
 """
 
+import contextlib
 import ctypes
+import signal
+import threading
 
 # ---- The mirror --------------------------------------------------------------------------------
 
@@ -284,11 +287,35 @@ class NoSuchKey(MoxieError):
     """The configuration has words that are none of the library's keys: `keys`."""
 
 
+def _raise(numbers):
+    for number in dict.fromkeys(numbers):
+        signal.raise_signal(number)
+
+
+@contextlib.contextmanager
+def _signals_wait():
+    """Handlers of signals run behind it. What they raise, as Ctrl-C does, would end whichever
+    callback comes next: ctypes prints that, and what the library then has for an answer is any
+    number, so that it would go on with another configuration."""
+    came = []
+    with contextlib.ExitStack() as stack:
+        stack.callback(_raise, came)
+        if threading.current_thread() is threading.main_thread():  # handlers run in no other
+            for number in signal.valid_signals():
+                handler = signal.getsignal(number)
+                if callable(handler):
+                    stack.callback(signal.signal, number, handler)
+                    signal.signal(number, lambda number, _: came.append(number))
+        yield
+
+
 def check(call, *arguments):
-    """Calls a slot whose last parameter is moxie_error *; raises MoxieError when it fails."""
+    """Calls a slot whose last parameter is moxie_error *; raises MoxieError when it fails. Signals
+    are handled when it has returned."""
     text = ctypes.create_string_buffer(512)
     error = Error(rank=-1, text_bytes=len(text), text=ctypes.addressof(text))
-    code = call(*arguments, ctypes.byref(error))
+    with _signals_wait():
+        code = call(*arguments, ctypes.byref(error))
     if code != OK:
         raise MoxieError(code, error.rank, text.value.decode(errors="replace"))
 
