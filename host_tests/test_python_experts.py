@@ -219,6 +219,23 @@ class Forward(unittest.TestCase):
         layer.forward(1, *given.rows())
         self.assertEqual(calls.call_count, 3)
 
+    def test_a_step_whose_begin_was_interrupted(self):
+        """Its tokens are not those that were begun before."""
+        model, given = Model(), Input(3)
+        experts, layer = self.run_layer(model, Input(2))
+        begin = experts._call
+
+        def interrupted(*arguments):
+            begin(*arguments)
+            raise KeyboardInterrupt
+
+        with mock.patch.object(experts, "_call", interrupted):
+            with self.assertRaises(KeyboardInterrupt):
+                layer.forward(given.tokens, *given.rows())
+        layer.forward(2, *given.rows())
+        layer.forward(given.tokens, *given.rows())
+        self.compare(model, given)
+
     def test_num_layers_left_out(self):
         """The library has one, and the error says so."""
         config = {key: value for key, value in CONFIG.items() if key != "num_layers"}

@@ -206,6 +206,7 @@ class Experts:
         """A step goes on for as many layers as there are: only another size needs another."""
         if tokens != self.begun:
             self.step.tokens = tokens
+            self.begun = -1  # nobody knows, where an interrupt ends this after the call
             self._call(self.moves.begin_forward, self.dispatcher, ctypes.byref(self.step))
             self.begun = tokens
 
