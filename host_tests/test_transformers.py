@@ -42,6 +42,7 @@ import torch  # noqa: E402
 import torch.nn.utils.parametrize  # noqa: E402
 import transformers  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
+from torch.autograd import forward_ad  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 from transformers.activations import ACT2FN  # noqa: E402
 from transformers.integrations.moe import (  # noqa: E402
@@ -774,6 +775,31 @@ class Refusals(Case):
                 self.refused(module, toy_input(), abi.E_UNSUPPORTED, "gradients.*training mode")
                 with self.assertRaisesRegex(MoxieError, "no gradients"):
                     module.eval()(*toy_input()).sum().backward()
+
+    def test_derivatives_in_forward_mode(self):
+        """Of the input or a weight; they would be zero."""
+        module, (x, ids, weights) = toy(Options()).eval().requires_grad_(False), toy_input()
+        pattern = "no derivatives in forward mode: use .*'eager'"
+        with forward_ad.dual_level():
+            module(x, ids, weights)
+            dual = forward_ad.make_dual(x, torch.ones_like(x))
+            with torch.no_grad():
+                self.refused(module, (dual, ids, weights), abi.E_UNSUPPORTED, pattern)
+            down = module.down_proj
+            del module.down_proj
+            module.down_proj = forward_ad.make_dual(down.detach(), torch.ones_like(down))
+            self.refused(module, (x, ids, weights), abi.E_UNSUPPORTED, pattern)
+
+    def test_transforms_of_torch(self):
+        module, (x, ids, weights) = toy(Options()).eval().requires_grad_(False), toy_input()
+        for transformed in (torch.func.grad(lambda x: module(x, ids, weights).sum()),
+                            torch.func.vmap(lambda x: module(x[None], ids[:1], weights[:1])),
+                            lambda x: torch.func.jvp(lambda x: module(x, ids, weights), (x,), (x,))):
+            self.refused(transformed, (x,), abi.E_UNSUPPORTED, "no transforms of torch.func: use")
+        parameters = {name: 2 * each for name, each in module.named_parameters()}
+        self.assertFalse(torch.equal(
+            torch.func.functional_call(module, parameters, (x, ids, weights)),
+            module(x, ids, weights)))
 
     def test_activation(self):
         self.refused(toy(Options("mish")), toy_input(), abi.E_UNSUPPORTED,

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 import transformers
 from packaging.version import Version  # which transformers needs, too
+from torch.autograd import forward_ad
 
 if Version(transformers.__version__).release < (5, 10):
     raise ImportError("moxie.transformers needs transformers 5.10 or newer; this is "
@@ -435,10 +436,26 @@ def _unrecorded(module, what, verb):
                    f"computes: {verb} the model after model.set_experts_implementation('eager')")
 
 
+# Of torch.func, whose tensors are nowhere: those of grad, vmap and the like.
+_is_wrapped = getattr(getattr(torch._C, "_functorch", None), "is_functorch_wrapped_tensor",
+                      lambda each: False)
+
+
+def _check_transforms(module, tensors):
+    """Refuses derivatives that are taken on the way: no backward would come to refuse them."""
+    wrapped = any(map(_is_wrapped, tensors))
+    if wrapped or (getattr(forward_ad, "_current_level", 0) >= 0  # else it takes its time
+                   and any(forward_ad.unpack_dual(each).tangent is not None for each in tensors)):
+        what = "no transforms of torch.func" if wrapped else "no derivatives in forward mode"
+        raise refusal(abi.E_UNSUPPORTED, f"{type(module).__name__}: Moxie computes {what}: use "
+                      "model.set_experts_implementation('eager')")
+
+
 def _forward(module, x, ids, weights):
     if torch.jit.is_tracing():
         raise _unrecorded(module, "a trace", "trace")
     parts = parts_of(module)
+    _check_transforms(module, (x, ids, weights, *tensors_of(parts)))
     graded = torch.is_grad_enabled() and any(
         each.requires_grad for each in (x, weights, *tensors_of(parts)))
     if graded and module.training:
