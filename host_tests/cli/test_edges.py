@@ -143,7 +143,9 @@ class Router(Case):
                             ({"norm_topk_prob": "false"}, ("norm_topk_prob", '"false"', "true or false")),
                             ({"model_type": "deepseek_v2", "topk_method": "group_limited_greedy"},
                              ("topk_method", "group_limited_greedy", "greedy")),
-                            ({"model_type": "deepseek_v2", "n_group": 2, "topk_group": 1}, ("n_group", "is 2", "1 with"))):
+                            ({"model_type": "deepseek_v2", "n_group": 2, "topk_group": 1}, ("n_group", "is 2", "1 with")),
+                            ({"model_type": "deepseek_v2", "norm_topk_prob": True}, ("norm_topk_prob", "is true", "only false")),
+                            ({"model_type": "mixtral", "norm_topk_prob": False}, ("norm_topk_prob", "is false", "only true"))):
             with self.subTest(keys=keys):
                 trouble = self.run_model(False, 2, **keys)
                 for word in words:
@@ -152,7 +154,7 @@ class Router(Case):
 
     def test_what_is_known_runs(self):
         for keys in ({"scoring_func": "softmax", "topk_method": None}, {"norm_topk_prob": None, "n_group": 1},
-                     {"model_type": "deepseek_v2", "topk_method": "greedy"}):
+                     {"model_type": "deepseek_v2", "topk_method": "greedy", "norm_topk_prob": False}):
             self.run_model(False, 0, **keys)
 
     def test_activations_are_words(self):

@@ -17,6 +17,7 @@ struct family {
     int32_t scoring;     // MOXIE_SCORING_*; 0: not known
     const char *method;  // what topk_method may say; NULL: nothing
     int32_t renormalize; // where norm_topk_prob does not say
+    const char *norm;    // all that it may say; NULL: either
     double epsilon;
     int32_t weight_on_input;
     int32_t fused_rows_in, fused_interleaved;
@@ -28,8 +29,9 @@ static const struct family families[] = {
     {.name = "qwen2_moe", .scoring = MOXIE_SCORING_SOFTMAX},
     {.name = "qwen3_moe", .scoring = MOXIE_SCORING_SOFTMAX},
     {.name = "qwen3_next", .scoring = MOXIE_SCORING_SOFTMAX, .renormalize = 1},
-    {.name = "mixtral", .scoring = MOXIE_SCORING_SOFTMAX, .renormalize = 1},
-    {.name = "deepseek_v2", .scoring = MOXIE_SCORING_SOFTMAX, .method = "greedy"},
+    {.name = "mixtral", .scoring = MOXIE_SCORING_SOFTMAX, .renormalize = 1, .norm = "true"},
+    // Where it says true, DeepSeek's own code normalises in place of scaling; transformers scales.
+    {.name = "deepseek_v2", .scoring = MOXIE_SCORING_SOFTMAX, .method = "greedy", .norm = "false"},
     {.name = "deepseek_v3",
      .scoring = MOXIE_SCORING_SIGMOID,
      .method = "noaux_tc",
@@ -47,9 +49,14 @@ static const struct family families[] = {
      .fused_interleaved = 1,
      .activation = "swigluoai",
      .limit = 7},
-    {.name = "llama4", .scoring = MOXIE_SCORING_SIGMOID, .weight_on_input = 1, .fused_rows_in = 1},
+    {.name = "llama4",
+     .scoring = MOXIE_SCORING_SIGMOID,
+     .norm = "false",
+     .weight_on_input = 1,
+     .fused_rows_in = 1},
     {.name = "llama4_text",
      .scoring = MOXIE_SCORING_SIGMOID,
+     .norm = "false",
      .weight_on_input = 1,
      .fused_rows_in = 1},
 };
@@ -205,6 +212,7 @@ static int config_router(struct model *model, const json_t *config, struct fault
     const char *scoring = json_string_value(json_object_get(config, "scoring_func"));
     const char *method = json_string_value(json_object_get(config, "topk_method"));
     const char *known = family_find(model->family)->method;
+    const char *norms = family_find(model->family)->norm;
     int softmax = scoring != NULL && strcmp(scoring, "softmax") == 0;
     int sigmoid = scoring != NULL && strcmp(scoring, "sigmoid") == 0;
     int st = EXIT_OK;
@@ -216,7 +224,6 @@ static int config_router(struct model *model, const json_t *config, struct fault
     if (json_is_boolean(norm)) model->renormalize = json_is_true(norm);
     if (softmax) model->scoring = MOXIE_SCORING_SOFTMAX;
     if (sigmoid) model->scoring = MOXIE_SCORING_SIGMOID;
-    doubt(model, config, "norm_topk_prob", json_is_boolean(norm), "true or false");
     doubt(model, config, "scoring_func", softmax || sigmoid, "softmax or sigmoid");
     doubt(model, config, "topk_method",
           method != NULL && known != NULL && strcmp(method, known) == 0,
@@ -224,6 +231,10 @@ static int config_router(struct model *model, const json_t *config, struct fault
     // Groups are chosen by their two best; models that score by softmax choose them by their best.
     doubt(model, config, "n_group", model->groups <= 1 || model->scoring != MOXIE_SCORING_SOFTMAX,
           "1 with softmax");
+    doubt(model, config, "norm_topk_prob",
+          json_is_boolean(norm) &&
+              (norms == NULL || strcmp(norms, json_is_true(norm) ? "true" : "false") == 0),
+          norms != NULL ? norms : "true or false");
 out:
     return st;
 }
