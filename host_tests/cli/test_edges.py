@@ -162,6 +162,26 @@ class Router(Case):
             trouble = self.run_model(True, 2, hidden_act=value)
             self.assertIn("hidden_act " + json.dumps(value), trouble)
 
+    def test_gates_of_other_families(self):
+        """Their weights are silu's, and what limits them is in their code."""
+        for key, value in (("swiglu_limit", 10.0), ("swiglu_limits", [7]), ("swiglu_alpha", 1.5)):
+            trouble = self.run_model(True, 2, model_type="another", **{key: value})
+            self.assertIn("%s is %s, and what the family" % (key, json.dumps(value)), trouble)
+        self.run_model(True, 0, model_type="another", swiglu_limit=None)
+
+    def test_scale_of_a_gate(self):
+        """gpt-oss' own is 1.702."""
+        folder, number = next(each for each in MODELS if "gpt-oss" in each[0])
+        source = GOLDEN + "/models/" + folder
+        os.symlink(source + "/model.safetensors", self.path("model.safetensors"))
+        errors = []
+        for keys in ({}, {"swiglu_alpha": 1.702}, {"swiglu_alpha": 1.0}):
+            with open(source + "/config.json", encoding="utf-8") as file:
+                self.write("config.json", json.dumps({**json.load(file), **keys}))
+            errors.append(self.document("run", *model_arguments(folder, number, self.folder))["relative_error"])
+        self.assertEqual(errors[0], errors[1])
+        self.assertGreater(errors[2], 1e-3)
+
 
 class Ungated(Case):
     """relu2 has no gate: y = down * relu(up * x)^2."""

@@ -95,7 +95,7 @@ static void take_family(struct model *model, const char *name)
 
     *model = (struct model){
         .activation = family->activation,
-        .alpha = 1.702, // gpt-oss implies it
+        .alpha = 1.702, // where swiglu_alpha does not say
         .limit = family->limit,
         .weight_on_input = family->weight_on_input,
         .scoring = family->scoring,
@@ -170,14 +170,41 @@ static char *value_text(const json_t *value)
     return json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY | JSON_ENSURE_ASCII);
 }
 
+// Which gate a limit or a scale belongs to, and whether a bias is added to up, is in a model's
+// code: plain silu would be other numbers.
+static int config_gate(const struct model *model, const json_t *config, struct fault *fault)
+{
+    static const char *const keys[] = {"swiglu_limit", "swiglu_limits", "swiglu_alpha"};
+    char *seen = NULL;
+
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        const json_t *value = json_object_get(config, keys[i]);
+
+        if (value == NULL || json_is_null(value)) continue;
+        seen = value_text(value);
+        (void)fault_set(fault, EXIT_REFUSED,
+                        "config.json: %s is %.80s, and what the family (model_type) \"%s\" makes "
+                        "of it is not known; for gpt_oss it is",
+                        keys[i], seen != NULL ? seen : "", model->family);
+        free(seen);
+        return EXIT_REFUSED;
+    }
+    return EXIT_OK;
+}
+
 static int config_activation(struct model *model, const json_t *config, struct fault *fault)
 {
     const json_t *value = json_object_get(config, "hidden_act");
     const char *name = json_string_value(value);
     char *seen = NULL;
+    int st = EXIT_OK;
 
-    if (model->activation != NULL)
-        return config_number(config, "swiglu_limit", &model->limit, fault);
+    if (model->activation != NULL) {
+        st = config_number(config, "swiglu_alpha", &model->alpha, fault);
+        return st != EXIT_OK ? st : config_number(config, "swiglu_limit", &model->limit, fault);
+    }
+    st = config_gate(model, config, fault);
+    if (st != EXIT_OK) return st;
     if (value == NULL || json_is_null(value)) name = "silu";
     model->activation = name != NULL ? activation_word(name) : NULL;
     if (model->activation != NULL) return EXIT_OK;
