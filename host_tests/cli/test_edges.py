@@ -119,7 +119,7 @@ class Output(Case):
 
 
 class Router(Case):
-    """A router that is not known is not guessed, and experts whose ids are given need none."""
+    """A router that is not known is not guessed, and experts whose ids are given need none. Nor is what experts compute."""
 
     def run_model(self, given, code, **keys):
         folder, number = MODELS[0]
@@ -168,6 +168,15 @@ class Router(Case):
             trouble = self.run_model(True, 2, model_type="another", **{key: value})
             self.assertIn("%s is %s, and what the family" % (key, json.dumps(value)), trouble)
         self.run_model(True, 0, model_type="another", swiglu_limit=None)
+
+    def test_biases_of_single_experts(self):
+        folder, number = MODELS[0]
+        tensors, metadata = files.read(GOLDEN + "/models/%s/model.safetensors" % folder)
+        name = "model.layers.%d.mlp.experts.0.gate_proj." % number
+        weight = tensors[name + "weight"]
+        tensors[name + "bias"] = files.Tensor(weight.dtype, weight.shape[:1], bytes(2 * weight.shape[0]))
+        files.write(self.path("model.safetensors"), tensors, metadata)
+        self.assertIn(name + "bias: ", self.run_model(True, 2))
 
     def test_scale_of_a_gate(self):
         """gpt-oss' own is 1.702."""

@@ -177,6 +177,11 @@ static int find_bias(struct expert_layout *layout, struct checkpoint *checkpoint
     int st = EXIT_OK;
 
     *format = MOXIE_FORMAT_AUTO;
+    if (!layout->fused && has_suffix(checkpoint, layout, ".bias"))
+        return fault_set(fault, EXIT_REFUSED,
+                         "%s0.%s.bias: experts that are stored one by one are known without "
+                         "biases, and would be computed without",
+                         layout->prefix, layout->gate);
     if (!layout->fused || !has_suffix(checkpoint, layout, "_bias")) return EXIT_OK;
     TRY(word_of(checkpoint, layout, "_bias", &word, fault));
     *format = plain_format(word);
