@@ -6,7 +6,7 @@ set -euo pipefail
 source_dir=$PWD
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-strict="-Wall -Wextra -Wpedantic -Werror -I $source_dir"
+strict=(-Wall -Wextra -Wpedantic -Werror -I "$source_dir")
 
 printf '#include "abi.h"\nmoxie_host *one(void);\nmoxie_host *one(void) { return 0; }\n' >"$work/one.c"
 printf '#include "abi.h"\nint main(void) { return MOXIE_OK; }\n' >"$work/two.c"
@@ -17,8 +17,7 @@ cp "$work/two.c" "$work/two.cc"
 compile() {
     local unit
     for unit in one two; do
-        # shellcheck disable=SC2086
-        "$1" -std="$2" $strict -Wpadded -c "$work/$unit.$3" -o "$work/$unit.o"
+        "$1" -std="$2" "${strict[@]}" -Wpadded -c "$work/$unit.$3" -o "$work/$unit.o"
     done
     "$1" "$work/one.o" "$work/two.o" -o "$work/program"
     "$work/program"
@@ -29,14 +28,12 @@ for compiler in gcc clang; do
     for standard in c99 c11 c17; do
         compile $compiler $standard c
     done
-    # shellcheck disable=SC2086
-    $compiler -std=c99 $strict -c "$source_dir/abi/loader.c" -o "$work/loader.o"
+    $compiler -std=c99 "${strict[@]}" -c "$source_dir/abi/loader.c" -o "$work/loader.o"
 done
 for compiler in g++ clang++; do
     command -v $compiler >/dev/null || continue
     for standard in c++11 c++14 c++17 c++20; do
         compile $compiler $standard cc
     done
-    # shellcheck disable=SC2086
-    $compiler -x c++ -std=c++11 $strict -c "$source_dir/abi/loader.c" -o "$work/loader.o"
+    $compiler -x c++ -std=c++11 "${strict[@]}" -c "$source_dir/abi/loader.c" -o "$work/loader.o"
 done
