@@ -16,7 +16,6 @@
 #include "kernels/tally.h"
 
 struct kernels {
-    const char *name;
     int32_t (*record)(const struct record_args *args, void *stream);
     // NULL on the CPU, where launches cost nothing.
     int32_t (*layer)(const struct layer_args *args, void *stream);

@@ -3,7 +3,6 @@
 #include "kernels/kernels.h"
 
 const struct kernels kernels_cpu = {
-    .name = "cpu",
     .record = record_cpu,
     .route = route_cpu,
     .tally = tally_cpu,

@@ -11,7 +11,6 @@ constexpr struct kernels make_table()
 {
     struct kernels table = {};
 
-    table.name = "sm_90";
     table.record = record_cuda;
     table.layer = layer_cuda;
     table.route = route_cuda;
