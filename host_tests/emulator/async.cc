@@ -30,9 +30,9 @@ struct tensor_copy {
     int32_t at[5];
 };
 
-// One of a thread's, in order: a copy, the end of a group, or an arrival.
+// One of a thread's, in order: a copy, or an arrival.
 struct thread_copy {
-    enum { kCopy, kGroup, kArrive } kind;
+    enum { kCopy, kArrive } kind;
     uint32_t smem, bytes, given;
     const void *global;
     uint64_t *barrier;
@@ -40,7 +40,6 @@ struct thread_copy {
 
 struct thread_state {
     std::deque<thread_copy> copies;
-    unsigned groups; // ends of groups in copies
     uint64_t fenced; // moment of the last fence
     uint32_t registers;
 };
@@ -93,9 +92,7 @@ void land_thread_copy(unsigned thread)
     thread_copy copy = state.copies.front();
 
     state.copies.pop_front();
-    if (copy.kind == thread_copy::kGroup) {
-        state.groups--;
-    } else if (copy.kind == thread_copy::kArrive) {
+    if (copy.kind == thread_copy::kArrive) {
         barrier_state &barrier = state_of(copy.barrier);
 
         if (barrier.pending == 0) die("one arrival too many");
@@ -281,19 +278,6 @@ void copy(uint32_t smem, const void *global, uint32_t bytes, uint32_t given)
     if (smem % bytes != 0 || reinterpret_cast<uintptr_t>(global) % bytes != 0)
         die("cp.async of %u bytes, not aligned", bytes);
     add_thread_copy({thread_copy::kCopy, smem, bytes, given, global, nullptr});
-}
-
-void copy_commit()
-{
-    f().threads[here.thread.x].groups++;
-    add_thread_copy({thread_copy::kGroup, 0, 0, 0, nullptr, nullptr});
-}
-
-void copy_wait(unsigned pending)
-{
-    thread_state &state = f().threads[here.thread.x];
-
-    wait_until([&] { return state.groups <= pending; }, "its copies");
 }
 
 void copy_arrive_noinc(uint64_t *barrier)

@@ -32,8 +32,6 @@ void copy_tensor(void *smem, const CUtensorMap *map, uint64_t *barrier, const in
                  unsigned rank);
 // cp.async of `bytes`, 4 or 16, of which the first `given` come from memory and the rest are zeros.
 void copy(uint32_t smem, const void *global, uint32_t bytes, uint32_t given);
-void copy_commit();
-void copy_wait(unsigned pending);
 // Arrives once this thread's copies so far have landed; the phase's count does not change.
 void copy_arrive_noinc(uint64_t *barrier);
 void fence_proxy_async();

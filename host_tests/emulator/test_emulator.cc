@@ -41,11 +41,13 @@ void multiply(smem &s, const arguments &args)
     args.out[threadIdx.x] = c[0] + c[1] + c[2] + c[3];
 }
 
+// The barrier's first phase ends once every thread's copies have landed.
 void fill(smem &s, const arguments &args)
 {
+    make_barrier(s, 128);
     for (uint32_t at = threadIdx.x * 16; at < sizeof s.tile; at += blockDim.x * 16)
         cp_async(smem_address(s.tile[0] + at), args.global + at % 4096, 16);
-    cp_async_commit();
+    cp_async_mbarrier_arrive_noinc(&s.barrier);
 }
 
 void right(arguments args)
@@ -53,20 +55,6 @@ void right(arguments args)
     smem &s = *dynamic_smem<smem>();
 
     fill(s, args);
-    cp_async_wait<0>();
-    fence_proxy_async();
-    __syncthreads();
-    multiply(s, args);
-}
-
-void right_at_the_reader(arguments args)
-{
-    smem &s = *dynamic_smem<smem>();
-
-    make_barrier(s, 128);
-    fill(s, args);
-    cp_async_wait<0>();
-    mbarrier_arrive(&s.barrier);
     mbarrier_wait(&s.barrier, 0);
     fence_proxy_async();
     multiply(s, args);
@@ -77,8 +65,7 @@ void without_proxy_fence(arguments args)
     smem &s = *dynamic_smem<smem>();
 
     fill(s, args);
-    cp_async_wait<0>();
-    __syncthreads();
+    mbarrier_wait(&s.barrier, 0);
     multiply(s, args);
 }
 
@@ -88,8 +75,7 @@ void fence_before_the_copies_land(arguments args)
 
     fill(s, args);
     fence_proxy_async();
-    cp_async_wait<0>();
-    __syncthreads();
+    mbarrier_wait(&s.barrier, 0);
     multiply(s, args);
 }
 
@@ -165,8 +151,12 @@ void copies_left_in_flight(arguments args)
 
 void past_the_end(arguments args)
 {
-    cp_async(smem_address(dynamic_smem<smem>() + 1), args.global, 16);
-    cp_async_wait<0>();
+    smem &s = *dynamic_smem<smem>();
+
+    make_barrier(s, 128);
+    cp_async(smem_address(&s + 1), args.global, 16);
+    cp_async_mbarrier_arrive_noinc(&s.barrier);
+    mbarrier_wait(&s.barrier, 0);
 }
 
 void rows_not_aligned(arguments)
@@ -298,7 +288,7 @@ void reads_past_the_cluster(arguments args)
 
 void copies_in_a_cluster(arguments args)
 {
-    fill(*dynamic_smem<smem>(), args);
+    cp_async(smem_address(dynamic_smem<smem>()->tile[0]), args.global, 16);
 }
 
 struct mistake {
@@ -387,7 +377,6 @@ int main()
 {
     const mistake mistakes[] = {
         {"right", right, nullptr, false, 0},
-        {"right, fenced at the reader", right_at_the_reader, nullptr, false, 0},
         {"no proxy fence", without_proxy_fence, "without a proxy fence", false, 0},
         {"proxy fence too early", fence_before_the_copies_land, "without a proxy fence", false, 0},
         {"copies not waited for", without_waiting_for_copies, "", false, 0},

@@ -57,6 +57,7 @@ struct arguments {
 
 struct smem {
     alignas(1024) unsigned char tile[2][8192]; // 64 rows of 128 bytes
+    uint64_t filled;
 };
 
 uint64_t row_value(uint64_t round, bool from_leader)
@@ -90,16 +91,19 @@ void exchange(arguments a)
     __shared__ unsigned arrived;
     float c[4] = {};
 
-    if (threadIdx.x == 0) arrived = 0;
+    if (threadIdx.x == 0) {
+        arrived = 0;
+        mbarrier_init(&s.filled, kThreads);
+    }
+    __syncthreads();
     for (uint32_t at = threadIdx.x * 16; at < sizeof s.tile; at += kThreads * 16)
         cp_async(smem_address(s.tile[0] + at), a.numbers + at / sizeof s.tile[0] * 8, 16);
-    cp_async_commit();
-    __syncthreads();
+    cp_async_mbarrier_arrive_noinc(&s.filled);
     atomicAdd(&arrived, 1u);
     if (a.leads) put(a);
     take(a);
     if (!a.leads) put(a);
-    cp_async_wait<0>();
+    mbarrier_wait(&s.filled, 0);
     fence_proxy_async();
     __syncthreads();
     if (arrived != kThreads) atomicAdd(a.faults, 1u);

@@ -231,17 +231,6 @@ __device__ __forceinline__ void cp_async_4(uint32_t smem, const void *global)
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(smem), "l"(global) : "memory");
 }
 
-__device__ __forceinline__ void cp_async_commit()
-{
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-// Waits until at most `pending` of this thread's groups are under way.
-template <int pending> __device__ __forceinline__ void cp_async_wait()
-{
-    asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
-}
-
 // An arrival of this thread, which the barrier was initialised to expect, once its copies so far have landed.
 __device__ __forceinline__ void cp_async_mbarrier_arrive_noinc(uint64_t *barrier)
 {

@@ -132,16 +132,6 @@ static inline void cp_async_4(uint32_t smem, const void *global)
     emulator::copy(smem, global, 4, 4);
 }
 
-static inline void cp_async_commit()
-{
-    emulator::copy_commit();
-}
-
-template <int pending> void cp_async_wait()
-{
-    emulator::copy_wait(pending);
-}
-
 static inline void cp_async_mbarrier_arrive_noinc(uint64_t *barrier)
 {
     emulator::copy_arrive_noinc(barrier);
