@@ -8,14 +8,15 @@
 
 #include <math.h>
 
-// gate * sigmoid(gate * p(min(gate^2, square_max))) * (up + beta), after gate <= limit and |up| <= limit; terms are those of -p / ln 2.
+// gate * sigmoid(gate * p(min(gate^2, kSquareMax))) * (up + beta), after gate <= limit and |up| <= limit; terms are those of -p / ln 2.
 struct activation_terms {
     float terms[3];
-    float square_max, beta, limit;
+    float beta, limit;
 };
 
-// Of gelu's: logit(Phi(x)) = x p(x^2), fitted so that x Phi(x) is at most 2.6e-5 off, a bf16's half step at 0.013. Past |x| = 6 the
-// sigmoid is 0 or 1.
+constexpr float kSquareMax = 36.0f; // past |x| = 6 the sigmoid of gelu's is 0 or 1; the other functions have a constant p
+
+// Of gelu's: logit(Phi(x)) = x p(x^2), fitted so that x Phi(x) is at most 2.6e-5 off, a bf16's half step at 0.013.
 static inline activation_terms terms_of(const gate_up_args &from)
 {
     const float to_power = -1.4426950408889634f; // -1 / ln 2
@@ -23,13 +24,13 @@ static inline activation_terms terms_of(const gate_up_args &from)
 
     switch (from.activation) {
     case ACTIVATION_GELU:
-        return {{to_power * 1.59501575f, to_power * 0.0740113034f, to_power * -0.000703035284f}, 36.0f, 0.0f, INFINITY};
+        return {{to_power * 1.59501575f, to_power * 0.0740113034f, to_power * -0.000703035284f}, 0.0f, INFINITY};
     case ACTIVATION_GELU_TANH:
-        return {{to_power * tanh_slope, to_power * tanh_slope * 0.044715f, 0.0f}, 36.0f, 0.0f, INFINITY};
+        return {{to_power * tanh_slope, to_power * tanh_slope * 0.044715f, 0.0f}, 0.0f, INFINITY};
     case ACTIVATION_SWIGLUOAI:
-        return {{to_power * from.alpha, 0.0f, 0.0f}, 36.0f, from.beta, from.limit > 0.0f ? from.limit : INFINITY};
+        return {{to_power * from.alpha, 0.0f, 0.0f}, from.beta, from.limit > 0.0f ? from.limit : INFINITY};
     default:
-        return {{to_power, 0.0f, 0.0f}, 36.0f, 0.0f, INFINITY};
+        return {{to_power, 0.0f, 0.0f}, 0.0f, INFINITY};
     }
 }
 
@@ -42,7 +43,7 @@ template <bool bare> __device__ __forceinline__ float activate(const activation_
     if (bare) return gate * reciprocal_approx(1.0f + exp2_approx(gate * by.terms[0])) * up;
     gate = min_nan(gate + bias.x, by.limit);
     up = max_nan(min_nan(up + bias.y, by.limit), -by.limit) + by.beta;
-    square = fminf(gate * gate, by.square_max);
+    square = fminf(gate * gate, kSquareMax);
     power = exp2_approx(gate * (by.terms[0] + square * (by.terms[1] + square * by.terms[2])));
     return gate * reciprocal_approx(1.0f + power) * up;
 }
