@@ -205,26 +205,6 @@ START_TEST(counts_are_clamped)
 }
 END_TEST
 
-START_TEST(tokens_past_the_valid_have_no_expert)
-{
-    int32_t tokens_valid = 2;
-    struct input input;
-    struct routed routed;
-    struct route_args args;
-
-    input_init(&input, 4, FORMAT_F32, 0);
-    routed_init(&routed);
-    args = route_args_of(&routed, input.slabs);
-    args.tokens_valid = &tokens_valid;
-    args.valid_slab = 1;
-    run(&args);
-    check(&args, input.ids, (int32_t[]){CAP, 2});
-    tokens_valid = -3;
-    run(&args);
-    check(&args, input.ids, (int32_t[]){CAP, 0});
-}
-END_TEST
-
 // A slab with fewer rows than the largest, and a capacity that a liar would overrun.
 START_TEST(nothing_past_the_capacity)
 {
@@ -348,7 +328,6 @@ static void add(TCase *tests)
     tcase_add_test(tests, a_shard_owns_a_range);
     tcase_add_test(tests, maps_of_any_value);
     tcase_add_loop_test(tests, counts_are_clamped, 0, 4);
-    tcase_add_test(tests, tokens_past_the_valid_have_no_expert);
     tcase_add_test(tests, nothing_past_the_capacity);
     tcase_add_test(tests, duplicates_are_two_pairs_and_weights_are_optional);
     tcase_add_test(tests, contiguous_by_prefix);

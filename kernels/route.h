@@ -15,8 +15,6 @@ enum route_by {
 
 struct route_args {
     const struct row_slab *slabs; // [slabs_count], host array
-    const int32_t *tokens_valid;  // device, NULL: all; of slab `valid_slab` rows from *tokens_valid
-                                  // on have no expert
     const int32_t *expert_map;    // device [map_count]: what an id stands for; NULL: itself. Minus
                                   // expert_first: the expert
     const int32_t *expert_counts; // device, ROUTE_BY_PREFIX and _COUNTS
@@ -42,8 +40,6 @@ struct route_args {
     int32_t rows_per_expert; // ROUTE_BY_COUNTS
     int32_t top_k;           // 1 for the layouts by expert
     int32_t by;              // enum route_by
-    int32_t valid_slab;
-    int32_t reserved;
 };
 
 int32_t route_cpu(const struct route_args *args, void *stream);

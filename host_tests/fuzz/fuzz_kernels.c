@@ -116,7 +116,6 @@ static void take_routed(struct fuzz_input *input, const struct sizes *s, struct 
         };
     routed->args = (struct route_args){
         .slabs = routed->slabs,
-        .tokens_valid = fuzz_u8(input) < 128 ? NULL : take_indices(input, 1, s->rows),
         .map_count = fuzz_u8(input) & 7,
         .expert_offset = fuzz_place(((size_t)s->experts + 1) * 4, 0),
         .pair_row = fuzz_place((size_t)routed->positions * 4, 0),

@@ -261,12 +261,12 @@ struct routed {
 };
 
 struct slabs {
-    twin ids, weights, counts, rows, map, expert_counts, valid;
+    twin ids, weights, counts, rows, map, expert_counts;
     row_slab views[2][SLABS_MAX];
 
     explicit slabs(const sample &s)
         : ids(s.positions * s.id_bytes), weights(s.positions * 4), counts(SLABS_MAX * 4),
-          rows((size_t)s.slabs * s.cap * (s.hidden + 8) * 2), map(s.map_count * 4), expert_counts((s.experts + 1) * 4), valid(4)
+          rows((size_t)s.slabs * s.cap * (s.hidden + 8) * 2), map(s.map_count * 4), expert_counts((s.experts + 1) * 4)
     {
     }
 };
@@ -290,8 +290,7 @@ static void fill_slabs(const sample &s, slabs &from)
                                                                                : wrong[draw(5)]; // a peer may write anything
         if (draw(2)) sum += (int32_t)draw(2 + 2 * s.cap / s.experts);
     }
-    *(int32_t *)from.valid.cpu.data() = (int32_t)draw(s.cap + 3) - 1;
-    for (twin *t : {&from.ids, &from.weights, &from.counts, &from.rows, &from.map, &from.expert_counts, &from.valid})
+    for (twin *t : {&from.ids, &from.weights, &from.counts, &from.rows, &from.map, &from.expert_counts})
         t->send();
 }
 
@@ -318,12 +317,11 @@ static void view_slabs(const sample &s, slabs &from, bool counted)
         }
 }
 
-static route_args route_of(const sample &s, slabs &from, routed &to, bool device, bool padded)
+static route_args route_of(const sample &s, slabs &from, routed &to, bool device)
 {
     route_args args = {};
 
     args.slabs = from.views[device];
-    args.tokens_valid = padded ? from.valid.on<int32_t>(device) : NULL;
     args.expert_map = s.map_count > 0 ? from.map.on<int32_t>(device) : NULL;
     args.expert_counts = from.expert_counts.on<int32_t>(device);
     args.expert_offset = to.offset.on<int32_t>(device);
@@ -430,7 +428,7 @@ static int try_combine(const sample &s, slabs &from, routed &routes, bool counte
 static int try_route()
 {
     sample s = draw_sample();
-    bool counted = draw(2), padded = s.by == ROUTE_BY_IDS && draw(2);
+    bool counted = draw(2);
     slabs from(s);
     routed to(s);
     int same;
@@ -438,7 +436,7 @@ static int try_route()
     fill_slabs(s, from);
     view_slabs(s, from, counted && s.by == ROUTE_BY_IDS);
     for (int device = 0; device < 2; device++) {
-        route_args args = route_of(s, from, to, device, padded);
+        route_args args = route_of(s, from, to, device);
 
         CHECK(device ? kernels_cuda.route(&args, NULL) : kernels_cpu.route(&args, stream_of_cpu()));
     }
@@ -489,7 +487,7 @@ static void overwrite_inputs(const sample &s, slabs &from, routed &to, bool coun
 static int try_route_many()
 {
     sample s = draw_many();
-    bool counted = draw(3), padded = draw(3) == 0, small = draw(10) == 0;
+    bool counted = draw(3), small = draw(10) == 0;
     bool overwritten = s.id_bytes == 4 && s.slabs <= s.experts && draw(4);
     twin scratch(small ? 4000 : 132 * (s.experts + 66) * 4 + (s.positions + 132 * 1024) * 4);
     slabs from(s);
@@ -500,11 +498,10 @@ static int try_route_many()
     fill_slabs(s, from);
     view_many(s, from, counted);
     if (overwritten) overwrite_inputs(s, from, to, counted);
-    int valid_slab = (int)draw(s.slabs), pairs_max = draw(4) ? (int)s.positions : (int)draw((uint32_t)s.positions);
+    int pairs_max = draw(4) ? (int)s.positions : (int)draw((uint32_t)s.positions);
     for (int device = 0; device < 2; device++) {
-        route_args args = route_of(s, from, to, device, padded);
+        route_args args = route_of(s, from, to, device);
 
-        args.valid_slab = valid_slab;
         args.pairs_max = pairs_max;
         args.scratch = scratch.on<void>(device);
         args.scratch_bytes = (int64_t)scratch.cpu.size();
@@ -516,8 +513,8 @@ static int try_route_many()
            to.pair_weight.same("route.pair_weight") & to.row_pair.same("route.row_pair") & to.progress.same("route.progress");
     if (!overwritten) same &= to.pair_row.same("route.pair_row past its end");
     if (!same)
-        printf("many: slabs %d cap %d top-k %d experts %d first %d map %d id bytes %d counted %d padded %d overwritten %d\n",
-               s.slabs, s.cap, s.top_k, s.experts, s.expert_first, s.map_count, s.id_bytes, counted, padded, overwritten);
+        printf("many: slabs %d cap %d top-k %d experts %d first %d map %d id bytes %d counted %d overwritten %d\n",
+               s.slabs, s.cap, s.top_k, s.experts, s.expert_first, s.map_count, s.id_bytes, counted, overwritten);
     return same;
 }
 
@@ -560,7 +557,7 @@ static int try_route_torn()
     from.counts.send();
     to.row_pair.send();
     from.views[1][0].count = to.row_pair.on<int32_t>(true) + s.positions - 1;
-    args = route_of(s, from, to, true, false);
+    args = route_of(s, from, to, true);
     args.scratch = scratch.on<void>(true);
     args.scratch_bytes = (int64_t)scratch.cpu.size();
     CHECK(kernels_cuda.route(&args, NULL));

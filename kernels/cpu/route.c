@@ -13,11 +13,7 @@
 // Rows of a slab that may have an expert.
 static int64_t rows_valid(const struct route_args *args, int32_t slab)
 {
-    int64_t rows = count_read(args->slabs[slab].count, args->slabs[slab].cap);
-
-    if (args->tokens_valid != NULL && slab == args->valid_slab)
-        rows = min64(rows, count_read(args->tokens_valid, args->slabs[slab].cap));
-    return min64(rows, args->rows_cap);
+    return min64(count_read(args->slabs[slab].count, args->slabs[slab].cap), args->rows_cap);
 }
 
 static void place(const struct route_args *args, int64_t position, int64_t expert)

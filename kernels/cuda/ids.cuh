@@ -35,7 +35,7 @@ __device__ __forceinline__ int32_t id_mapped(const int32_t *map, int64_t map_cou
 // Ids of one slab, as route reads them.
 struct slab_ids {
     const unsigned char *ids; // [rows, top_k]
-    const int32_t *rows_valid[2]; // each NULL: all
+    const int32_t *rows_valid; // NULL: all
     const int32_t *expert_map;
     int64_t row_stride_bytes, map_count, expert_first;
     int32_t id_bytes, rows, top_k;
@@ -46,7 +46,7 @@ static inline slab_ids ids_of(const route_args &from)
     const row_slab &slab = from.slabs[0];
 
     return {static_cast<const unsigned char *>(slab.ids),
-            {slab.count, from.valid_slab == 0 ? from.tokens_valid : nullptr},
+            slab.count,
             from.expert_map,
             slab.id_stride_bytes,
             from.map_count,
@@ -61,9 +61,7 @@ template <read_past past = READ_CACHED> __device__ __forceinline__ int32_t rows_
 {
     int32_t rows = from.rows;
 
-#pragma unroll
-    for (int32_t i = 0; i < 2; i++)
-        if (from.rows_valid[i] != nullptr) rows = min(rows, max(number_read<past>(from.rows_valid[i]), 0));
+    if (from.rows_valid != nullptr) rows = min(rows, max(number_read<past>(from.rows_valid), 0));
     return rows;
 }
 

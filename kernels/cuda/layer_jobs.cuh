@@ -92,6 +92,7 @@ struct layer_args_device {
     layer_product up, down;
     activation_terms activation;
     slab_ids ids;
+    unsigned long long *load;            // NULL: not counted
     const unsigned char *router_weights; // NULL: 1
     int64_t router_weight_stride_bytes;
     const unsigned char *x;
@@ -101,7 +102,6 @@ struct layer_args_device {
     unsigned char *y;
     int64_t y_stride_bytes;
     const int32_t *y_count;   // rows that have a result, the others stay; NULL: all tokens
-    unsigned long long *load; // NULL: not counted
     layer_turns *turns;
     int32_t router_weight_format, y_format, x_is_bf16;
     int32_t experts, tokens, top_k;

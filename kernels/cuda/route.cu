@@ -218,7 +218,6 @@ args args_of(const route_args *from)
 
         to.slabs[i] = {s.ids, s.weights, s.count, s.id_stride_bytes, s.weight_stride_bytes, s.cap, s.id_bytes, s.weight_format};
     }
-    to.tokens_valid = from->tokens_valid;
     to.expert_map = from->expert_map;
     to.expert_counts = from->expert_counts;
     to.expert_offset = from->expert_offset;
@@ -235,7 +234,6 @@ args args_of(const route_args *from)
     to.rows_per_expert = from->rows_per_expert;
     to.top_k = from->top_k;
     to.by = from->by;
-    to.valid_slab = from->valid_slab;
     return to;
 }
 

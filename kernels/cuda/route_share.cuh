@@ -41,13 +41,13 @@ struct scratch {
 struct args {
     slab slabs[KERNEL_RANKS_MAX];
     scratch left;
-    const int32_t *tokens_valid, *expert_map, *expert_counts;
+    const int32_t *expert_map, *expert_counts;
     int32_t *expert_offset, *pair_row, *row_pair;
     float *pair_weight;
     uint32_t *progress;
     int64_t pairs_max, map_count, expert_first, share_max;
     uint32_t share_min;
-    int32_t experts, slabs_count, rows_cap, rows_per_expert, top_k, by, valid_slab;
+    int32_t experts, slabs_count, rows_cap, rows_per_expert, top_k, by;
     int32_t kept; // positions that a block keeps in shared memory
 };
 
@@ -57,7 +57,6 @@ __device__ int32_t rows_valid(const args &a, int32_t index)
     const slab &s = a.slabs[index];
     int32_t rows = s.count == nullptr ? s.cap : min(max(*s.count, 0), s.cap);
 
-    if (a.tokens_valid != nullptr && index == a.valid_slab) rows = min(rows, max(*a.tokens_valid, 0));
     return min(rows, a.rows_cap);
 }
 
