@@ -78,6 +78,17 @@ quiet cmake --build "$work/cmake"
 expect_version "$work/cmake/linked"
 expect_version "$work/cmake/loaded"
 
+# Engines are projects of C++ alone, too; their compiler is another than the one of this build.
+if command -v c++ >/dev/null; then
+    quiet cmake -S host_tests/package -B "$work/cxx" -G Ninja -DMOXIE_LANGUAGE=CXX -DCMAKE_PREFIX_PATH="$prefix"
+    quiet cmake --build "$work/cxx"
+    expect_version "$work/cxx/loaded"
+    quiet cmake -S host_tests/package -B "$work/cxx_tree" -G Ninja -DMOXIE_LANGUAGE=CXX -DCMAKE_C_COMPILER="$cc" \
+        -DMOXIE_TREE="$PWD" -DMOXIE_CUDA=OFF
+    objects=(CMakeFiles/loaded.dir/loaded.cc.o CMakeFiles/loaded.dir/moxie/loader.cc.o)
+    quiet cmake --build "$work/cxx_tree" --target "${objects[@]}"
+fi
+
 # The library itself is that of the build above: only what sees the targets is compiled.
 quiet cmake -S host_tests/package -B "$work/tree" -G Ninja -DCMAKE_C_COMPILER="$cc" -DMOXIE_TREE="$PWD" -DMOXIE_CUDA=OFF
 quiet cmake --build "$work/tree" --target CMakeFiles/linked.dir/linked.c.o CMakeFiles/loaded.dir/loaded.c.o
