@@ -68,13 +68,32 @@ static void configure(const struct run *run, struct layer_rank *rank)
     }
 }
 
-// Rounds read ids anew: a y over them is refused before anything is sent, and the step goes on.
-static void expect_apart(struct layer_rank *rank, moxie_batch batch)
+static void begin(struct layer_rank *rank, const moxie_step *step)
 {
-    batch.y.data = batch.ids.data;
-    ck_assert_int_eq(forward_run(rank->dispatcher, rank->runner, &batch, &rank->mock.error),
+    const int32_t answer = dispatcher_begin_forward(rank->dispatcher, step, &rank->mock.error);
+
+    ck_assert_msg(answer == MOXIE_OK, "%s", rank->mock.text);
+}
+
+static void expect_refused(struct layer_rank *rank, const moxie_batch *batch, const char *text)
+{
+    ck_assert_int_eq(forward_run(rank->dispatcher, rank->runner, batch, &rank->mock.error),
                      MOXIE_E_INVALID);
-    ck_assert_ptr_nonnull(strstr(rank->mock.text, "batch.y overlaps batch.ids, which later"));
+    ck_assert_ptr_nonnull(strstr(rank->mock.text, text));
+}
+
+// Rounds read ids and tokens_valid anew: a y over them is refused before anything is sent, and the
+// step goes on.
+static void expect_apart(struct layer_rank *rank, const moxie_step *step, moxie_batch batch)
+{
+    moxie_step valid = *step;
+
+    valid.tokens_valid = batch.y.data;
+    begin(rank, &valid);
+    expect_refused(rank, &batch, "batch.y overlaps step.tokens_valid, which later");
+    begin(rank, step);
+    batch.y.data = batch.ids.data;
+    expect_refused(rank, &batch, "batch.y overlaps batch.ids, which later");
 }
 
 static void step(const struct run *run, struct layer_rank *rank, int32_t index)
@@ -88,9 +107,8 @@ static void step(const struct run *run, struct layer_rank *rank, int32_t index)
 
     layer_batch_of(&run->layer, run->firsts[index], run->parts[index],
                    run->y + run->firsts[index] * run->layer.hidden, &batch);
-    answer = dispatcher_begin_forward(rank->dispatcher, &step, &rank->mock.error);
-    ck_assert_msg(answer == MOXIE_OK, "%s", rank->mock.text);
-    if (run->rounds > 1 && step.tokens > 0) expect_apart(rank, batch.batch);
+    begin(rank, &step);
+    if (run->rounds > 1 && step.tokens > 0) expect_apart(rank, &step, batch.batch);
     answer = forward_run(rank->dispatcher, rank->runner, &batch.batch, &rank->mock.error);
     ck_assert_msg(answer == MOXIE_OK, "%s", rank->mock.text);
 }

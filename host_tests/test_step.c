@@ -534,19 +534,23 @@ START_TEST(results_of_rounds_are_apart)
 {
     struct sample s;
     struct tensors t;
+    const struct step_shape shape = {.tokens_valid = &(const int32_t){1}};
 
     sample_init(&s, 0, 0);
     tensors_init(&t);
-    ACCEPTED(&s.said, step_check_rounds(&t.batch, &s.said.error));
+    ACCEPTED(&s.said, step_check_rounds(&shape, &t.batch, &s.said.error));
     t.batch.y.data = (char *)t.batch.ids.data + 4;
-    SAID(&s.said, MOXIE_E_INVALID, step_check_rounds(&t.batch, &s.said.error),
+    SAID(&s.said, MOXIE_E_INVALID, step_check_rounds(&shape, &t.batch, &s.said.error),
          "batch.y overlaps batch.ids");
     t.batch.y.data = t.batch.weights.data;
-    SAID(&s.said, MOXIE_E_INVALID, step_check_rounds(&t.batch, &s.said.error),
+    SAID(&s.said, MOXIE_E_INVALID, step_check_rounds(&shape, &t.batch, &s.said.error),
          "batch.y overlaps batch.weights");
     t.batch.y.data = t.batch.expert_map.data;
-    SAID(&s.said, MOXIE_E_INVALID, step_check_rounds(&t.batch, &s.said.error),
+    SAID(&s.said, MOXIE_E_INVALID, step_check_rounds(&shape, &t.batch, &s.said.error),
          "batch.y overlaps batch.expert_map");
+    t.batch.y.data = (void *)(uintptr_t)shape.tokens_valid;
+    SAID(&s.said, MOXIE_E_INVALID, step_check_rounds(&shape, &t.batch, &s.said.error),
+         "batch.y overlaps step.tokens_valid");
     sample_fini(&s);
 }
 END_TEST

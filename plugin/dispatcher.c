@@ -422,7 +422,7 @@ int32_t dispatcher_forward_begin(moxie_dispatcher *dispatcher, const moxie_batch
 
     TRY(check_batch(dispatcher, batch, SLOT_BEGUN, error));
     count = rounds_of(dispatcher, &dispatcher->slots[batch->slot]);
-    if (count > 1) TRY(step_check_rounds(batch, error));
+    if (count > 1) TRY(step_check_rounds(&dispatcher->slots[batch->slot].shape, batch, error));
     *rounds = count;
     stats->forwards++;
     stats->rounds += (uint64_t)*rounds;

@@ -151,19 +151,26 @@ out:
     return st;
 }
 
-int32_t step_check_rounds(const moxie_batch *batch, moxie_error *error)
+int32_t step_check_rounds(const struct step_shape *shape, const moxie_batch *batch,
+                          moxie_error *error)
 {
+    int64_t one = 1;
+    // Read alone; DLPack has no const.
+    const moxie_tensor valid =
+        tensor_make((void *)(uintptr_t)shape->tokens_valid, 1, &one, NULL, TENSOR_INT32);
     const struct {
         const char *name;
         const moxie_tensor *tensor;
-    } inputs[] = {
-        {"ids", &batch->ids}, {"weights", &batch->weights}, {"expert_map", &batch->expert_map}};
+    } inputs[] = {{"batch.ids", &batch->ids},
+                  {"batch.weights", &batch->weights},
+                  {"batch.expert_map", &batch->expert_map},
+                  {"step.tokens_valid", &valid}};
 
     for (size_t i = 0; i < sizeof inputs / sizeof inputs[0]; i++)
         if (tensor_overlap(&batch->y, inputs[i].tensor))
             return fail_with(
                 error, MOXIE_E_INVALID,
-                "batch.y overlaps batch.%s, which later rounds read; give it memory of its own",
+                "batch.y overlaps %s, which later rounds read; give it memory of its own",
                 inputs[i].name);
     return MOXIE_OK;
 }

@@ -29,7 +29,8 @@ int32_t step_check_batch(const moxie_instance *instance, int local, int64_t toke
 
 // Of a forward in rounds: y, which the first of them writes, lies over nothing that later ones
 // read.
-int32_t step_check_rounds(const moxie_batch *batch, moxie_error *error);
+int32_t step_check_rounds(const struct step_shape *shape, const moxie_batch *batch,
+                          moxie_error *error);
 
 // Where the rows of a layer lie: its halves come with one batch each.
 struct step_rows {
