@@ -1,9 +1,10 @@
 // The door before the plugin: runners of one instance that several threads create and destroy at
-// once, as loaders of weights do.
+// once, as loaders of weights do, and an instance opened on a thread that may not.
 
 #include "host_tests/layer.h"
 #include "host_tests/suite.h"
 
+#include <string.h>
 #include <unistd.h>
 
 #define THREADS 4
@@ -44,10 +45,11 @@ static int32_t threads_left(int32_t wanted)
     return names_in("/proc/self/task");
 }
 
+static const moxie_request request = {
+    .struct_size = sizeof request, .abi_min = MOXIE_ABI_VERSION, .abi_max = MOXIE_ABI_VERSION};
+
 START_TEST(loaders_take_turns)
 {
-    const moxie_request request = {
-        .struct_size = sizeof request, .abi_min = MOXIE_ABI_VERSION, .abi_max = MOXIE_ABI_VERSION};
     struct loader loaders[THREADS];
     pthread_t threads[THREADS];
     pthread_barrier_t start;
@@ -90,9 +92,29 @@ START_TEST(loaders_take_turns)
 }
 END_TEST
 
+START_TEST(open_reads_nothing_on_a_wrong_thread)
+{
+    const moxie_api *api;
+    struct mock_host mock;
+    moxie_instance *instance;
+
+    mock_host_init(&mock);
+    mock_host_check_threads(&mock, 0);
+    ck_assert_int_eq(moxie_get_api_v1(&request, &api, &mock.error), MOXIE_OK);
+    ck_assert_int_eq(api->open(&mock.host, &instance, &mock.error), MOXIE_E_INVALID);
+    ck_assert_ptr_null(instance);
+    ck_assert_ptr_nonnull(strstr(mock.text, "thread_check"));
+    ck_assert(mock_logged(&mock, "HOST_MISBEHAVING thread: "));
+    ck_assert(mock_logged(&mock, "tagged [init]\n"));
+    ck_assert_uint_eq(mock.reads + mock.runners_count, 0);
+    mock_host_fini(&mock);
+}
+END_TEST
+
 static void add(TCase *tests)
 {
     tcase_add_test(tests, loaders_take_turns);
+    tcase_add_test(tests, open_reads_nothing_on_a_wrong_thread);
 }
 
 SUITE_MAIN("create_threads", 60, add)

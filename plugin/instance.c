@@ -150,6 +150,16 @@ static void log_verdict(const moxie_instance *instance)
              config_str(&instance->config, KEY_DISPATCHER), instance->explained);
 }
 
+static int32_t check_thread(const moxie_host *host, int32_t tag, moxie_error *error)
+{
+    if (host->thread_check == NULL || host->thread_check(host->ctx, tag) != 0) return MOXIE_OK;
+    log_line(host, MOXIE_LOG_HOST_MISBEHAVING, "thread",
+             "the host's thread_check refused its own thread for a slot tagged %s",
+             tag == MOXIE_THREAD_INIT ? "[init]" : "[serial]");
+    return fail_with(error, MOXIE_E_INVALID,
+                     "called on a thread that the host's thread_check refuses");
+}
+
 static void free_instance(moxie_instance *instance)
 {
     report_fini(&instance->report);
@@ -164,6 +174,7 @@ int32_t instance_open(const moxie_host *host, const struct registry *registry, m
     int32_t st = MOXIE_OK;
 
     *out = NULL;
+    TRY(check_thread(host, MOXIE_THREAD_INIT, error));
     instance = calloc(1, sizeof *instance);
     if (instance == NULL) TRY(fail_with(error, MOXIE_E_MEMORY, "open: no memory for the instance"));
     instance->host = *host;
@@ -210,14 +221,7 @@ int instance_is_live(const moxie_instance *instance)
 
 int32_t instance_check_thread(const moxie_instance *instance, int32_t tag, moxie_error *error)
 {
-    const moxie_host *host = &instance->host;
-
-    if (host->thread_check == NULL || host->thread_check(host->ctx, tag) != 0) return MOXIE_OK;
-    log_line(host, MOXIE_LOG_HOST_MISBEHAVING, "thread",
-             "the host's thread_check refused its own thread for a slot tagged %s",
-             tag == MOXIE_THREAD_INIT ? "[init]" : "[serial]");
-    return fail_with(error, MOXIE_E_INVALID,
-                     "called on a thread that the host's thread_check refuses");
+    return check_thread(&instance->host, tag, error);
 }
 
 void instance_begin_create(moxie_instance *instance)
