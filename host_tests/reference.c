@@ -120,8 +120,10 @@ static void make_matrix(struct problem *problem, struct weight_view *view, int i
     memory[0] = make_values(view);
     if (view->format > FORMAT_F16)
         memory[1] = make_scales(view, index == 1 ? 1 : halves, index == 1 ? view->block_offset : 0);
-    memory[2] = (unsigned char *)make_numbers(EXPERTS * 2, 0.1f);
+    // Gate, up and one that is nobody's.
+    memory[2] = (unsigned char *)make_numbers(EXPERTS * 3, 0.1f);
     view->globals = (const float *)(void *)memory[2];
+    view->global_expert_stride_bytes = 3 * sizeof(float);
     memory[3] = poisoned((size_t)(EXPERTS * view->n) * 2);
     for (int64_t i = 0; i < EXPERTS * view->n; i++)
         put_number(FORMAT_BF16, memory[3] + 2 * i, random_unit(&seed));
@@ -159,7 +161,8 @@ static double scale_at(const struct weight_view *view, int64_t e, int64_t row, i
         return ldexp(1.0, of_row[k / 32] - 127);
     case FORMAT_NVFP4:
         return (double)e4m3_decode(of_row[k / 16]) *
-               (double)view->globals[e * view->global_stride + up * (view->global_stride - 1)];
+               (double)view->globals[e * view->global_expert_stride_bytes / (int64_t)sizeof(float) +
+                                     up * (view->global_stride - 1)];
     default:
         return 1.0;
     }

@@ -215,6 +215,23 @@ START_TEST(strides_are_kept)
 }
 END_TEST
 
+START_TEST(global_scales_may_be_strided)
+{
+    int64_t strides[2] = {3, 1}; // beside w2's, or one pair for all experts
+    struct sample s;
+
+    sample_init(&s, MOXIE_FORMAT_NVFP4, MOXIE_ORDER_GATE_UP, MOXIE_ROWS_OUT);
+    s.matrices[0].global_scales.strides = strides;
+    SAID(&s.said, MOXIE_E_UNSUPPORTED, read_weights(&s), "weights.w1.global_scales", "compact");
+    put(&s, 0, GLOBALS, 2, (int64_t[3]){EXPERTS, 2}, 1u << MOXIE_FORMAT_F32);
+    for (s.matrices[0].global_scales.strides = strides; strides[0] >= 0; strides[0] -= 3) {
+        ACCEPTED(&s.said, read_weights(&s));
+        ck_assert_int_eq(s.out.w1.global_expert_stride_bytes, 4 * strides[0]);
+    }
+    sample_fini(&s);
+}
+END_TEST
+
 START_TEST(gate_and_up_may_have_a_scale_each)
 {
     static const int64_t both[3] = {EXPERTS, 2};
@@ -419,23 +436,6 @@ START_TEST(scales_nobody_reads_are_refused)
 }
 END_TEST
 
-START_TEST(global_scales_are_compact)
-{
-    int64_t strides[2] = {2, 1};
-    struct sample s;
-
-    sample_init(&s, MOXIE_FORMAT_NVFP4, MOXIE_ORDER_GATE_UP, MOXIE_ROWS_OUT);
-    s.matrices[0].global_scales.strides = strides;
-    SAID(&s.said, MOXIE_E_UNSUPPORTED, read_weights(&s), "weights.w1.global_scales", "compact");
-    put(&s, 0, GLOBALS, 2, (int64_t[3]){EXPERTS, 2}, 1u << MOXIE_FORMAT_F32);
-    s.matrices[0].global_scales.strides = strides;
-    ACCEPTED(&s.said, read_weights(&s));
-    strides[0] = 3;
-    SAID(&s.said, MOXIE_E_UNSUPPORTED, read_weights(&s), "weights.w1.global_scales", "compact");
-    sample_fini(&s);
-}
-END_TEST
-
 // ---- 4-bit blocks ------------------------------------------------------------------------------
 
 // Writes the scale of a block, and its last value as a nibble.
@@ -580,6 +580,7 @@ static void add(TCase *tests)
 {
     tcase_add_loop_test(tests, every_order_and_orientation, 0, FORMATS);
     tcase_add_test(tests, strides_are_kept);
+    tcase_add_test(tests, global_scales_may_be_strided);
     tcase_add_test(tests, gate_and_up_may_have_a_scale_each);
     tcase_add_test(tests, a_shard_begins_inside_a_block);
     tcase_add_loop_test(tests, extents_off_by_one_are_refused, 0, FORMATS);
@@ -588,7 +589,6 @@ static void add(TCase *tests)
     tcase_add_test(tests, orders_follow_the_activation);
     tcase_add_test(tests, orientations_are_two);
     tcase_add_test(tests, scales_nobody_reads_are_refused);
-    tcase_add_test(tests, global_scales_are_compact);
     tcase_add_test(tests, e8m0_scales_stay_finite);
     tcase_add_test(tests, low_nibbles_count_too);
     tcase_add_test(tests, nvfp4_scales_are_numbers);

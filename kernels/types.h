@@ -82,13 +82,12 @@ struct out_slab {
 struct weight_view {
     const void *values;
     const void *scales; // f32 (fp8_*), f32/bf16/f16 (int4), e8m0 bytes (mxfp4), e4m3 bytes (nvfp4)
-    const float
-        *globals;     // nvfp4: f32 [experts * global_stride]; gate then up when global_stride is 2
-    const void *bias; // [experts, n] of bias_format, in the order of the rows; NULL: none
-    int64_t n, k;     // n counts gate and up
+    const float *globals; // nvfp4: f32 [experts, global_stride]; gate then up where that is 2
+    const void *bias;     // [experts, n] of bias_format, in the order of the rows; NULL: none
+    int64_t n, k;         // n counts gate and up
     int64_t expert_stride_bytes, row_stride_bytes; // of values
     int64_t scale_expert_stride_bytes, scale_row_stride_bytes;
-    int64_t bias_expert_stride_bytes;
+    int64_t global_expert_stride_bytes, bias_expert_stride_bytes;
     int32_t format;        // enum format
     int32_t order;         // enum row_order
     int32_t rows_in;       // 0: values [experts, n, k], 1: values [experts, k, n]

@@ -185,9 +185,8 @@ static int32_t read_globals(const struct reading *r, struct weight_view *view, m
         goto out;
     }
     TRY(tensor_check(globals, &want, error));
-    if (tensor_stride_bytes(globals, 0) != (int64_t)sizeof(float) * want.ndim && r->experts > 1)
-        TRY(fail_with(error, MOXIE_E_UNSUPPORTED, "%s: strided; want it compact", r->globals));
     view->globals = (const float *)(const void *)tensor_data(globals);
+    view->global_expert_stride_bytes = tensor_stride_bytes(globals, 0);
     view->global_stride = want.ndim;
 out:
     return st;

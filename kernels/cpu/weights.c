@@ -188,8 +188,10 @@ static float factor_of(const struct panel *panel, int64_t row)
     if (view->format == FORMAT_FP8_CHANNEL)
         return number_load(FORMAT_F32, expert_scales(panel), row);
     if (view->format == FORMAT_NVFP4)
-        return number_load(FORMAT_F32, view->globals,
-                           panel->expert * view->global_stride + panel->half.global);
+        return number_load(FORMAT_F32,
+                           (const unsigned char *)view->globals +
+                               panel->expert * view->global_expert_stride_bytes,
+                           panel->half.global);
     return 1.0f;
 }
 
