@@ -249,6 +249,16 @@ START_TEST(rows_of_an_explicit_cap)
     assert_refused(&mock, MOXIE_E_UNSUPPORTED, "max_dispatch_tokens_per_rank",
                    " and dispatch_rounds_max to 2");
     ck_assert_int_eq(assert_advice_works(&mock, "max_dispatch_tokens_per_rank"), 1);
+    // Neither a cap nor a bound that is too large hides the other.
+    mock_set_i64(&mock, "max_dispatch_tokens_per_rank", (int64_t)1 << 50);
+    mock_set_i64(&mock, "dispatch_rounds_max", 1 << 12);
+    for (int32_t shift = 31; shift <= 62; shift += 31) {
+        mock_set_i64(&mock, "warmup_tokens_max", (int64_t)1 << shift);
+        assert_refused(&mock, MOXIE_E_UNSUPPORTED, "max_dispatch_tokens_per_rank",
+                       "set max_dispatch_tokens_per_rank to 268435455");
+        assert_refused(&mock, shift == 31 ? MOXIE_E_UNSUPPORTED : MOXIE_E_CONFIG,
+                       "warmup_tokens_max", "set warmup_tokens_max to ");
+    }
     mock_host_fini(&mock);
 }
 END_TEST

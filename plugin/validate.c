@@ -269,15 +269,16 @@ static void check_dispatch_cap(const struct config *config, const struct bounds 
         ceil_div(bounds->dispatch_required, rounds), ceil_div(bounds->dispatch_required, cap));
 }
 
-// Rows of an all-to-all round with an explicit cap: the cap is the key to lower.
-static void refuse_cap(const struct config *config, const struct bounds *bounds,
+// Rows of an all-to-all round with an explicit cap: the cap is the key to lower, and the rounds the
+// one to raise where a forward that can be counted needs more of them then.
+static void refuse_cap(const struct config *config, const struct bounds *bounds, int countable,
                        struct report *report)
 {
     int64_t most = INT32_MAX / config_i64(config, KEY_TOP_K) / config_i64(config, KEY_EP_SIZE);
     int64_t rounds = ceil_div(bounds->dispatch_required, most);
     char more[96] = "";
 
-    if (rounds > config_i64(config, KEY_DISPATCH_ROUNDS_MAX))
+    if (countable && rounds > config_i64(config, KEY_DISPATCH_ROUNDS_MAX))
         (void)snprintf(more, sizeof more, " and dispatch_rounds_max to %" PRId64, rounds);
     report_reason(
         report, MOXIE_E_UNSUPPORTED, KEY_MAX_DISPATCH_TOKENS_PER_RANK,
@@ -312,20 +313,22 @@ static void check_rows(const struct config *config, const struct bounds *bounds,
     int64_t most = INT32_MAX / config_i64(config, KEY_TOP_K);
     int64_t rows = plan_rows_max(config, bounds);
     int pushes = validate_dispatcher(config) == DISPATCHER_ALLTOALL;
+    int capped = pushes && config_i64(config, KEY_MAX_DISPATCH_TOKENS_PER_RANK) > 0;
     int64_t host_rows = bounds->forward_tokens;
 
     if (config_i64(config, KEY_CAPTURE_ROUTED_EXPERTS) == 1 && bounds->capture_rows > host_rows)
         host_rows = bounds->capture_rows;
+    // A cap says how many by itself, whatever the forward brings.
+    if (rows > most && capped)
+        refuse_cap(config, bounds, bounds->allgather_rows >= 0 && host_rows <= most, report);
     if (bounds->allgather_rows < 0) return; // said already
     if (host_rows > most)
         refuse_rows(config, bounds, host_rows, 0, report);
-    else if (rows > most && pushes && config_i64(config, KEY_MAX_DISPATCH_TOKENS_PER_RANK) > 0)
-        refuse_cap(config, bounds, report);
-    else if (rows > most && pushes)
+    else if (rows > most && pushes && !capped)
         refuse_rows(config, bounds, rows,
                     ceil_div(bounds->dispatch_required, most / config_i64(config, KEY_EP_SIZE)),
                     report);
-    else if (rows > most)
+    else if (rows > most && !pushes)
         refuse_rows(config, bounds, rows, 0, report);
 }
 
