@@ -344,6 +344,18 @@ START_TEST(overflow_is_a_reason)
         verdict_free(&verdict);
         mock_host_fini(&mock);
     }
+    // All at once, and each key once: a window's rows are the columns of pair_out's again.
+    init_ranks(&mock, 4);
+    mock_set_i64(&mock, "warmup_tokens_max", 1 << 27);
+    for (int32_t i = 0; i < 2; i++)
+        mock_set_i64(&mock, keys[i], INT32_MAX);
+    assert_refused(&mock, MOXIE_E_CAPACITY, keys[0], "mid: ");
+    assert_refused(&mock, MOXIE_E_CAPACITY, keys[1], "pair_out: ");
+    verdict_make(&verdict, &mock);
+    ck_assert_uint_eq(verdict.report.reasons_count, 2);
+    ck_assert_uint_eq(verdict.plan.buffers_count, 0);
+    verdict_free(&verdict);
+    mock_host_fini(&mock);
     mock_host_init(&mock);
     mock_set_i64(&mock, "warmup_tokens_max", 1 << 29);
     mock_set_i64(&mock, "num_layers", INT32_MAX);

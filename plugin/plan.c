@@ -266,6 +266,27 @@ static int on_cpu(const struct planner *planner)
     return config_word(planner->config, KEY_DEVICE) == DEVICE_WORD_CPU;
 }
 
+// Whether a buffer before has named this key. A plan begins without reasons.
+static int is_named(const struct report *report, enum config_key key)
+{
+    for (uint64_t i = 0; i < report->reasons_count; i++)
+        if (strcmp(report->reasons[i].key, config_name(key)) == 0) return 1;
+    return 0;
+}
+
+// Says that a buffer's size passes 2^62, of each key once.
+static void refuse_size(const struct planner *planner, const struct request *request)
+{
+    int64_t most = ((int64_t)1 << 52) / request->rows / request->pieces / 4;
+
+    if (is_named(planner->report, request->columns_key)) return;
+    report_reason(planner->report, MOXIE_E_CAPACITY, request->columns_key,
+                  "%s: %" PRId64 " x %" PRId64 " rows of %" PRId64
+                  " bytes pass 2^62: set %s to %" PRId64 " or less",
+                  request->name, request->pieces, request->rows, request->row_bytes,
+                  config_name(request->columns_key), most > INT32_MAX ? INT32_MAX : most);
+}
+
 // Enters a buffer whose pieces have `piece` bytes; 0 and a reason when its size passes 2^62.
 static int piece_add(const struct planner *planner, const struct request *request, int64_t piece)
 {
@@ -275,18 +296,13 @@ static int piece_add(const struct planner *planner, const struct request *reques
     int64_t page = on_cpu(planner) ? TRANSPORT_PAGE_BYTES : DEVICE_PAGE_BYTES;
     int64_t granule = symmetric ? page : 1;
     uint64_t *total = total_of(plan, request->kind);
-    int64_t bytes, mapped, sum, most;
+    int64_t bytes, mapped, sum;
 
     assert(plan->buffers_count < BUFFER_COUNT);
     if (!size_align(piece, request->pieces > 1 ? ALIGN_BYTES : 1, &piece) ||
         !size_mul(piece, request->pieces, &bytes) || !size_align(piece, granule, &mapped) ||
         !size_mul(mapped, request->pieces, &mapped) || !size_add((int64_t)*total, mapped, &sum)) {
-        most = ((int64_t)1 << 52) / request->rows / request->pieces / 4;
-        report_reason(planner->report, MOXIE_E_CAPACITY, request->columns_key,
-                      "%s: %" PRId64 " x %" PRId64 " rows of %" PRId64
-                      " bytes pass 2^62: set %s to %" PRId64 " or less",
-                      request->name, request->pieces, request->rows, request->row_bytes,
-                      config_name(request->columns_key), most > INT32_MAX ? INT32_MAX : most);
+        refuse_size(planner, request);
         return 0;
     }
     plan->buffers[plan->buffers_count] = (moxie_buffer){
@@ -369,11 +385,12 @@ static int runner_buffers(const struct planner *planner)
          "tiles of each of cpu_threads threads", limits->threads, 1, (int64_t)CPU_SCRATCH_BYTES,
          KEY_CPU_THREADS},
     };
+    int fits = 1;
 
     for (size_t i = 0; i < sizeof requests / sizeof requests[0] - !on_cpu(planner); i++) {
-        if (requests[i].row_bytes > 0 && !buffer_add(planner, &requests[i])) return 0;
+        if (requests[i].row_bytes > 0) fits &= buffer_add(planner, &requests[i]);
     }
-    return 1;
+    return fits;
 }
 
 // What a push dispatcher keeps on its own device, per slot.
@@ -394,6 +411,7 @@ static int exchange_buffers(const struct planner *planner)
          .why = "router weights of this rank's own tokens, f32",
          .row_bytes = limits->weight_bytes},
     };
+    int fits = 1;
 
     for (size_t i = 0; i < sizeof requests / sizeof requests[0]; i++) {
         struct request request = requests[i];
@@ -402,9 +420,9 @@ static int exchange_buffers(const struct planner *planner)
         request.pieces = limits->slots;
         request.rows = limits->tokens_max;
         request.columns_key = KEY_EP_SIZE;
-        if (!buffer_add(planner, &request)) return 0;
+        fits &= buffer_add(planner, &request);
     }
-    return 1;
+    return fits;
 }
 
 static int window_buffer(const struct planner *planner)
@@ -466,9 +484,14 @@ static int report_buffer(const struct planner *planner)
 
 static int dispatcher_buffers(const struct planner *planner)
 {
+    int fits;
+
     if (planner->plan->limits.dispatcher == DISPATCHER_LOCAL) return 1;
-    return exchange_buffers(planner) && window_buffer(planner) && staging_buffer(planner) &&
-           report_buffer(planner);
+    fits = exchange_buffers(planner);
+    fits &= window_buffer(planner);
+    fits &= staging_buffer(planner);
+    fits &= report_buffer(planner);
+    return fits;
 }
 
 static int capture_buffer(const struct planner *planner)
@@ -511,14 +534,18 @@ void plan_make(struct plan *plan, const struct config *config, const struct boun
     const struct backend *dispatcher = dispatcher_of(config);
     struct planner planner = {plan, config, bounds, report};
     int64_t rows = plan_rows_max(config, bounds);
+    int fits;
 
     memset(plan, 0, sizeof *plan);
     if (report->reasons_count > 0 || dispatcher == NULL) return;
     if (rows < 1 || rows > INT32_MAX / config_i64(config, KEY_TOP_K)) return;
     limits_fill(&plan->limits, config, bounds, (enum dispatcher_kind)dispatcher->id);
-    if (runner_buffers(&planner) && dispatcher_buffers(&planner) && capture_buffer(&planner) &&
-        load_buffer(&planner))
-        return;
+    // All of them, whichever does not fit: every reason is told at once.
+    fits = runner_buffers(&planner);
+    fits &= dispatcher_buffers(&planner);
+    fits &= capture_buffer(&planner);
+    fits &= load_buffer(&planner);
+    if (fits) return;
     plan->buffers_count = 0;
     plan->device_bytes = plan->symmetric_bytes = plan->pinned_bytes = plan->host_bytes = 0;
     memset(plan->slot_bytes, 0, sizeof plan->slot_bytes);
