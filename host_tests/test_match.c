@@ -116,6 +116,12 @@ START_TEST(pushing_needs_ep_ranks)
     ck_assert_int_eq(assert_advice_works(&mock, "dispatcher"), 2);
     mock_set_i64(&mock, "tp_size", 128); // more than EP may have
     ck_assert_int_eq(assert_advice_works(&mock, "dispatcher"), 1);
+    // Where ep_size has to change, 1 takes a dispatcher and a rank that go with it.
+    mock_set_i64(&mock, "tp_size", 4);
+    mock_set_i64(&mock, "ep_size", 2);
+    mock_set_i64(&mock, "ep_rank", 1);
+    assert_refused(&mock, MOXIE_E_CONFIG, "ep_size", "to 1 and ep_rank to 0 and dispatcher to");
+    ck_assert_int_eq(assert_advice_works(&mock, "ep_size"), 2);
     mock_host_fini(&mock);
 }
 END_TEST

@@ -166,8 +166,9 @@ END_TEST
 
 START_TEST(ep_size_is_1_or_tp_size)
 {
-    static const char *const keys[4] = {"tp_size", "ep_size"};
+    static const char *const keys[4] = {"tp_size", "ep_size", "ep_rank"};
     static const int64_t values[4] = {8, 3};
+    static const int64_t rank[4] = {8, 3, 2};
     static const int64_t one[4] = {1, 3};
     static const int64_t many[4] = {128, 3};
 
@@ -177,6 +178,10 @@ START_TEST(ep_size_is_1_or_tp_size)
                  "ep_size 3 is neither 1 nor tp_size 1: set ep_size to 1, or tp_size to 3", 2);
     refused_with(keys, many, "ep_size", "ep_size 3 is neither 1 nor tp_size 128: set ep_size to 1",
                  1);
+    refused_with(keys, rank, "ep_size",
+                 "ep_size 3 is neither 1 nor tp_size 8: set ep_size to 1 and ep_rank to 0, or "
+                 "ep_size to 8",
+                 2);
 }
 END_TEST
 

@@ -87,14 +87,26 @@ int validate_has_wire(const struct config *config)
 
 // ---- Ranks and counts --------------------------------------------------------------------------
 
+// What else has to change when ep_size becomes 1: " and KEY to VALUE" for each.
+static void with_one_rank(const struct config *config, char *buffer, size_t capacity)
+{
+    int local = config->values[KEY_DISPATCHER].resolved || config_i64(config, KEY_TP_SIZE) == 1 ||
+                validate_dispatcher(config) <= DISPATCHER_LOCAL;
+
+    (void)snprintf(buffer, capacity, "%s%s",
+                   config_i64(config, KEY_EP_RANK) > 0 ? " and ep_rank to 0" : "",
+                   local ? "" : " and dispatcher to local");
+}
+
 static void check_ranks(const struct config *config, struct report *report)
 {
     int64_t tp_size = config_i64(config, KEY_TP_SIZE);
     int64_t ep_size = config_i64(config, KEY_EP_SIZE);
     int64_t ep_rank = config_i64(config, KEY_EP_RANK);
     int known = config_ok(config, KEY_EP_SIZE) && config_ok(config, KEY_TP_SIZE);
-    char other[64] = "";
+    char one[64], other[64] = "";
 
+    with_one_rank(config, one, sizeof one);
     if (tp_size == 1)
         (void)snprintf(other, sizeof other, ", or tp_size to %" PRId64, ep_size);
     else if (tp_size <= MOXIE_RANKS_MAX)
@@ -102,8 +114,8 @@ static void check_ranks(const struct config *config, struct report *report)
     if (known && ep_size != 1 && ep_size != tp_size)
         report_reason(report, MOXIE_E_CONFIG, KEY_EP_SIZE,
                       "ep_size %" PRId64 " is neither 1 nor tp_size %" PRId64
-                      ": set ep_size to 1%s",
-                      ep_size, tp_size, other);
+                      ": set ep_size to 1%s%s",
+                      ep_size, tp_size, one, other);
     if (config_ok(config, KEY_EP_SIZE) && ep_rank >= ep_size)
         report_reason(report, MOXIE_E_CONFIG, KEY_EP_RANK,
                       "ep_rank %" PRId64 " is not below ep_size %" PRId64
