@@ -6,13 +6,16 @@
 
 #include "host_tests/crew.h"
 #include "host_tests/suite.h"
+#include "plugin/backends.h"
 #include "plugin/forward.h"
 #include "plugin/instance.h"
 #include "plugin/runner.h"
+#include "plugin/tensor.h"
 
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
 
 // ---- an idle rank ------------------------------------------------------------------------------
@@ -118,6 +121,57 @@ START_TEST(shapes_hold_for_one_call)
                         .ranks = 1 + 2 * _i,
                         .dispatcher = _i == 0 ? "local" : "alltoall",
                         .scenario = stack_scenario};
+
+    crew_run(&crew);
+    ck_assert_double_le(golden_error(crew.y, &crew.layer.want), 2e-6);
+    crew_fini(&crew);
+}
+END_TEST
+
+// ---- alignment ---------------------------------------------------------------------------------
+
+// x begins an element past the alignment, and so does every row after it.
+static void apart_scenario(struct crew_member *member)
+{
+    moxie_dispatcher *dispatcher = member->rank.dispatcher;
+    moxie_error *error = &member->rank.mock.error;
+    moxie_batch batch = member->batch.batch;
+    const int64_t element = batch.x.dtype.bits / 8, hidden = batch.x.shape[1];
+    int64_t strides[2] = {128 / element + hidden + 1, 1};
+    const moxie_call call = {.struct_size = sizeof call};
+    const moxie_rows *in, *out;
+    unsigned char *rows = aligned_alloc(128, 128 * (size_t)((member->tokens + 1) * strides[0]));
+
+    ck_assert_ptr_nonnull(rows);
+    for (int64_t token = 0; token < member->tokens; token++)
+        memcpy(rows + element * (1 + token * strides[0]),
+               (unsigned char *)batch.x.data + batch.x.byte_offset +
+                   (size_t)(element * token * hidden),
+               (size_t)(element * hidden));
+    batch.x.data = rows + element;
+    batch.x.byte_offset = 0;
+    batch.x.strides = strides;
+    crew_begin(member);
+    crew_expect(member, dispatcher_dispatch_send(dispatcher, &batch, error), MOXIE_OK, NULL);
+    crew_expect(member, dispatcher_dispatch_recv(dispatcher, &batch, &in, &out, error), MOXIE_OK,
+                NULL);
+    for (uint32_t i = 0; i < in->slabs_count; i++)
+        ck_assert_uint_eq(((uintptr_t)tensor_data(&in->slabs[i].rows) |
+                           (uintptr_t)tensor_stride_bytes(&in->slabs[i].rows, 0)) %
+                              traits_push.row_align_bytes,
+                          0);
+    crew_expect(member, runner_run(member->rank.runner, &call, in, out, error), MOXIE_OK, NULL);
+    crew_expect(member, dispatcher_combine_send(dispatcher, &batch, error), MOXIE_OK, NULL);
+    crew_expect(member, dispatcher_combine_recv(dispatcher, &batch, error), MOXIE_OK, NULL);
+    free(rows);
+}
+
+START_TEST(rows_are_aligned_as_the_traits_say)
+{
+    struct crew crew = {.layer_name = "qwen3_moe_a",
+                        .ranks = 2,
+                        .dispatcher = _i == 0 ? "alltoall" : "allgather",
+                        .scenario = apart_scenario};
 
     crew_run(&crew);
     ck_assert_double_le(golden_error(crew.y, &crew.layer.want), 2e-6);
@@ -304,6 +358,7 @@ static void add(TCase *tests)
     tcase_add_loop_test(tests, an_idle_rank_says_nothing_of_its_tensors, 0, 2);
     tcase_add_test(tests, local_without_tokens_says_nothing_either);
     tcase_add_loop_test(tests, shapes_hold_for_one_call, 0, 2);
+    tcase_add_loop_test(tests, rows_are_aligned_as_the_traits_say, 0, 2);
     tcase_add_test(tests, two_dispatchers_take_a_slot_by_turns);
     tcase_add_test(tests, a_create_that_fails_leaves_the_count_of_bytes);
     tcase_add_test(tests, another_thread_polls_while_failures_come_and_go);

@@ -75,6 +75,8 @@ const moxie_traits traits_local_cuda = {
     .row_align_bytes = 16,
 };
 
+// A peer's rows lie in a window, 128 bytes apart or a multiple of that. A rank's own stay where the
+// host has them, so every row is aligned no better than the batch's x must be.
 const moxie_traits traits_push = {
     .struct_size = sizeof(moxie_traits),
     .layouts = MOXIE_LAYOUT_BIT(MOXIE_LAYOUT_RANK_MAJOR),
@@ -85,7 +87,7 @@ const moxie_traits traits_push = {
     .output_is_reduced = 1,
     .formats = WIRE_BITS,
     .graph = MOXIE_GRAPH_EAGER_ONLY,
-    .row_align_bytes = 128,
+    .row_align_bytes = 1,
 };
 
 const moxie_traits traits_push_cuda = {
@@ -98,7 +100,7 @@ const moxie_traits traits_push_cuda = {
     .output_is_reduced = 1,
     .formats = WIRE_BITS_GPU,
     .graph = MOXIE_GRAPH_CAPTURABLE,
-    .row_align_bytes = 128,
+    .row_align_bytes = 16,
 };
 
 const struct backend backends[] = {
