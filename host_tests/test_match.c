@@ -29,6 +29,34 @@ START_TEST(unknown_names)
 }
 END_TEST
 
+// What else is wrong is told by what `auto` would be.
+START_TEST(unknown_names_hide_nothing)
+{
+    struct mock_host mock;
+    struct verdict verdict;
+
+    mock_host_init(&mock);
+    mock_set_str(&mock, "device", "sm_90");
+    mock_set_str(&mock, "runner", "moxie_cpu");
+    mock_set_str(&mock, "dispatcher", "ours");
+    mock_set_str(&mock, "weight_format", "nvfp4");
+    mock_set_str(&mock, "input_format", "f32");
+    assert_refused(&mock, MOXIE_E_UNSUPPORTED, "runner", "which has moxie_cuda");
+    assert_refused(&mock, MOXIE_E_UNSUPPORTED, "dispatcher", "'ours' is not registered");
+    assert_refused(&mock, MOXIE_E_UNSUPPORTED, "weight_format", "moxie_cuda has no kernel");
+    assert_refused(&mock, MOXIE_E_UNSUPPORTED, "input_format", "moxie_cuda has no kernel");
+    // Of a device that is no word nobody knows the names.
+    mock_set_str(&mock, "device", "sm90");
+    mock_set_str(&mock, "runner", "moxie_cuda");
+    mock_unset(&mock, "dispatcher");
+    verdict_make(&verdict, &mock);
+    ck_assert_ptr_nonnull(verdict_reason(&verdict, "device"));
+    ck_assert_ptr_null(verdict_reason(&verdict, "runner"));
+    verdict_free(&verdict);
+    mock_host_fini(&mock);
+}
+END_TEST
+
 // Accepted with or without a GPU, and in a build without its kernels: the tables are plain C.
 START_TEST(a_gpu_is_judged_from_its_tables)
 {
@@ -230,6 +258,7 @@ END_TEST
 static void add(TCase *tests)
 {
     tcase_add_test(tests, unknown_names);
+    tcase_add_test(tests, unknown_names_hide_nothing);
     tcase_add_test(tests, a_gpu_is_judged_from_its_tables);
     tcase_add_test(tests, a_gpu_has_limits_of_its_own);
     tcase_add_test(tests, every_physical_expert_counts);

@@ -242,10 +242,16 @@ static void check_runner(const struct config *config, const struct backend *runn
 void validate_backends(const struct config *config, const struct backend *runner,
                        const struct backend *dispatcher, struct report *report)
 {
-    if (runner == NULL && config_ok(config, KEY_RUNNER))
+    // Names are a device's: one that is no word takes none.
+    const int named = config_ok(config, KEY_DEVICE);
+
+    if (runner == NULL && named && config_ok(config, KEY_RUNNER))
         refuse_name(config, KEY_RUNNER, BACKEND_RUNNER, report);
-    if (dispatcher == NULL && config_ok(config, KEY_DISPATCHER))
+    if (dispatcher == NULL && named && config_ok(config, KEY_DISPATCHER))
         refuse_name(config, KEY_DISPATCHER, BACKEND_DISPATCHER, report);
+    // All else is judged by what the advice puts in a wrong name's place.
+    if (runner == NULL) runner = validate_auto(config, BACKEND_RUNNER);
+    if (dispatcher == NULL) dispatcher = validate_auto(config, BACKEND_DISPATCHER);
     if (runner != NULL) {
         check_word(config, runner, KEY_WEIGHT_FORMAT, runner->weight_formats, report);
         check_word(config, runner, KEY_ACTIVATION_FORMAT, runner->activation_formats, report);

@@ -32,12 +32,20 @@ static const struct backend *backend_first(enum backend_kind kind, int32_t id, c
     return NULL;
 }
 
-void validate_resolve(struct config *config)
+const struct backend *validate_auto(const struct config *config, enum backend_kind kind)
 {
     const char *device = config_str(config, KEY_DEVICE);
-    int32_t kind = config_i64(config, KEY_EP_SIZE) == 1 ? DISPATCHER_LOCAL : DISPATCHER_ALLTOALL;
-    const struct backend *runner = backend_first(BACKEND_RUNNER, -1, device);
-    const struct backend *dispatcher = backend_first(BACKEND_DISPATCHER, kind, device);
+
+    if (kind == BACKEND_RUNNER) return backend_first(kind, -1, device);
+    return backend_first(
+        kind, config_i64(config, KEY_EP_SIZE) == 1 ? DISPATCHER_LOCAL : DISPATCHER_ALLTOALL,
+        device);
+}
+
+void validate_resolve(struct config *config)
+{
+    const struct backend *runner = validate_auto(config, BACKEND_RUNNER);
+    const struct backend *dispatcher = validate_auto(config, BACKEND_DISPATCHER);
     int one_format = runner != NULL && runner->one_format;
     char operands[CONFIG_TEXT_BYTES];
 

@@ -3,6 +3,7 @@
 #ifndef MOXIE_PLUGIN_VALIDATE_H
 #define MOXIE_PLUGIN_VALIDATE_H
 
+#include "plugin/backends.h"
 #include "plugin/bounds.h"
 #include "plugin/plan.h"
 
@@ -18,8 +19,11 @@ void validate_explain(const struct config *config, enum config_key key, char *bu
 void validate_config(const struct config *config, const struct bounds *bounds,
                      struct report *report);
 
+// What `auto` would be, of the device; NULL when it has none.
+const struct backend *validate_auto(const struct config *config, enum backend_kind kind);
+
 // Judges whether this runner and this dispatcher meet, and have kernels for what is asked of them.
-struct backend;
+// NULL is a name that nobody has.
 void validate_backends(const struct config *config, const struct backend *runner,
                        const struct backend *dispatcher, struct report *report);
 
