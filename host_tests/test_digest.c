@@ -282,6 +282,7 @@ struct forger {
     int32_t word;   // of rank 1's head: which is replaced
     uint32_t value; // by what
     const char *build;
+    const char *hidden_size; // what rank 1 says of that key
     uint64_t calls;
     uint64_t bytes[2];
     int32_t fewer; // only this many places are filled
@@ -296,6 +297,8 @@ static int32_t forge(void *ctx, const void *send, void *recv, uint64_t bytes)
         unsigned char *at = (unsigned char *)recv + (uint64_t)rank * bytes;
 
         memcpy(at, send, bytes);
+        if (forger->calls > 0 && rank == 1 && forger->hidden_size != NULL)
+            memcpy(at, forger->hidden_size, CONFIG_TEXT_BYTES);
         if (forger->calls > 0) continue;
         memcpy(at + 12, &rank, sizeof rank);
         if (rank == 1 && forger->word >= 0)
@@ -322,6 +325,23 @@ static int32_t compare_forged(struct forger *forger, struct said *said)
     mock_host_fini(&mock);
     return answer;
 }
+
+// Errors are for people and terminals.
+START_TEST(what_a_peer_says_is_cleaned)
+{
+    static const char build[48] = "their\033[2J", key[CONFIG_TEXT_BYTES] = "6\n4\xff";
+    char endless[CONFIG_TEXT_BYTES];
+    struct forger forgers[] = {{.word = -1, .build = build},
+                               {.word = -1, .hidden_size = key},
+                               {.word = -1, .hidden_size = memset(endless, '7', sizeof endless)}};
+    static const char *const texts[] = {
+        "runs build their?[2J, this", "hidden_size is 6?4? on rank 1", "777 on rank 1 and 64 here"};
+    struct said said;
+
+    for (size_t i = 0; i < 3; i++)
+        SAID(&said, MOXIE_E_COLLECTIVE_MISMATCH, compare_forged(&forgers[i], &said), texts[i]);
+}
+END_TEST
 
 START_TEST(heads_have_a_size_for_ever)
 {
@@ -407,6 +427,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, numbers_of_ranks_differ);
     tcase_add_test(tests, swapped_places_are_told);
     tcase_add_test(tests, a_rank_that_stays_away_hangs_nobody);
+    tcase_add_test(tests, what_a_peer_says_is_cleaned);
     tcase_add_test(tests, heads_have_a_size_for_ever);
     tcase_add_test(tests, other_builds_are_refused_before_their_keys_are_read);
     tcase_add_test(tests, a_rank_without_memory_ends_it_for_all);

@@ -45,10 +45,12 @@ static struct head describe(const struct bootstrap *bootstrap, int32_t status, i
     return head;
 }
 
-static int32_t compare_head(const struct head *mine, const struct head *other, int32_t rank,
+static int32_t compare_head(const struct head *mine, struct head *other, int32_t rank,
                             moxie_error *error)
 {
     const int32_t code = MOXIE_E_COLLECTIVE_MISMATCH;
+    const int same_build = memcmp(other->source_id, mine->source_id, sizeof mine->source_id) == 0 &&
+                           other->values_bytes == mine->values_bytes;
 
     if (other->abi == 0)
         return fail_rank(error, code, rank,
@@ -59,10 +61,10 @@ static int32_t compare_head(const struct head *mine, const struct head *other, i
         return fail_rank(
             error, code, rank, "rank %d speaks ABI %u.%u, this rank %u.%u; load the same library",
             rank, other->abi >> 16, other->abi & 0xffff, mine->abi >> 16, mine->abi & 0xffff);
-    if (memcmp(other->source_id, mine->source_id, sizeof mine->source_id) != 0 ||
-        other->values_bytes != mine->values_bytes)
+    text_clean(other->source_id, sizeof other->source_id);
+    if (!same_build)
         return fail_rank(error, code, rank,
-                         "rank %d runs build %.47s, this rank %.47s; load the same library", rank,
+                         "rank %d runs build %s, this rank %s; load the same library", rank,
                          other->source_id, mine->source_id);
     if (other->rank != rank || other->ranks != mine->ranks)
         return fail_rank(
@@ -73,15 +75,16 @@ static int32_t compare_head(const struct head *mine, const struct head *other, i
     return MOXIE_OK;
 }
 
-static int32_t compare_values(const struct values *mine, const struct values *other, int32_t rank,
+static int32_t compare_values(const struct values *mine, struct values *other, int32_t rank,
                               moxie_error *error)
 {
     for (int32_t key = 0; key < KEY_COUNT; key++) {
-        if (memcmp(other->text[key], mine->text[key], CONFIG_TEXT_BYTES) != 0)
-            return fail_rank(error, MOXIE_E_COLLECTIVE_MISMATCH, rank,
-                             "%s is %.63s on rank %d and %.63s here; set it alike on every rank",
-                             config_name((enum config_key)key), other->text[key], rank,
-                             mine->text[key]);
+        if (memcmp(other->text[key], mine->text[key], CONFIG_TEXT_BYTES) == 0) continue;
+        text_clean(other->text[key], CONFIG_TEXT_BYTES);
+        return fail_rank(error, MOXIE_E_COLLECTIVE_MISMATCH, rank,
+                         "%s is %s on rank %d and %s here; set it alike on every rank",
+                         config_name((enum config_key)key), other->text[key], rank,
+                         mine->text[key]);
     }
     return MOXIE_OK;
 }

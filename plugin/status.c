@@ -47,3 +47,10 @@ const char *status_name(int32_t code)
     if (code < 0 || (size_t)code >= sizeof names / sizeof names[0]) return "UNKNOWN";
     return names[code];
 }
+
+void text_clean(char *text, size_t bytes)
+{
+    text[bytes - 1] = '\0';
+    for (char *c = text; *c != '\0'; c++)
+        if (*c < ' ' || *c > '~') *c = '?';
+}

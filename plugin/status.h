@@ -25,6 +25,9 @@ int32_t fail_rank(moxie_error *error, int32_t code, int32_t rank, const char *fo
 // "CAPACITY" for MOXIE_E_CAPACITY; "UNKNOWN" for a number that is no code.
 const char *status_name(int32_t code);
 
+// What another rank wrote is shown to people: it ends within `bytes`, and is printable ASCII.
+void text_clean(char *text, size_t bytes);
+
 // Overflow-checked arithmetic on non-negative sizes. On overflow (past SIZE_LIMIT) return 0 and
 // leave *out alone.
 #define SIZE_LIMIT ((int64_t)1 << 62)

@@ -27,14 +27,6 @@ void meeting_init(struct meeting *meeting, const struct bootstrap *bootstrap,
     meeting->local.text_bytes = MEETING_TEXT_BYTES;
 }
 
-// A peer's text is shown to people: it ends, and has no control characters.
-static void clean_text(char text[MEETING_TEXT_BYTES])
-{
-    text[MEETING_TEXT_BYTES - 1] = '\0';
-    for (char *c = text; *c != '\0'; c++)
-        if (*c < ' ' || *c > '~') *c = '?';
-}
-
 // The verdict on rank r's message; the same on every rank, since all read the same messages.
 static int32_t judge(struct meeting *meeting, enum meeting_stage stage, int32_t r,
                      moxie_error *error)
@@ -58,7 +50,7 @@ static int32_t judge(struct meeting *meeting, enum meeting_stage stage, int32_t 
         return fail_rank(error, MOXIE_E_COLLECTIVE_MISMATCH, r,
                          "rank %d failed with code %d, which is none", r, message->status);
     if (blame < 0 || blame >= meeting->bootstrap->ranks) blame = r;
-    clean_text(message->text);
+    text_clean(message->text, sizeof message->text);
     return fail_rank(error, message->status, blame, "rank %d: %s", r, message->text);
 }
 
