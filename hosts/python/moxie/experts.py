@@ -118,6 +118,8 @@ class Experts:
             self.instance.check(self.moves.create, self.instance.handle,
                                 ctypes.byref(self.dispatcher))
         except BaseException:
+            if self.dispatcher:  # a signal's, behind a create that succeeded
+                self.moves.destroy(self.dispatcher)
             self.instance.close()
             raise
         self._make_batch(device)
@@ -179,8 +181,13 @@ class Experts:
                                  "num_layers to the layers that share this instance")
             weights = Weights(w1=ctypes.pointer(w1), w2=ctypes.pointer(w2))
             handle = ctypes.c_void_p()
-            self.instance.check(self.runs.create, self.instance.handle, self.free[0],
-                                ctypes.byref(weights), ctypes.byref(handle))
+            try:
+                self.instance.check(self.runs.create, self.instance.handle, self.free[0],
+                                    ctypes.byref(weights), ctypes.byref(handle))
+            except BaseException:
+                if handle:
+                    self.runs.destroy(handle)
+                raise
             return Layer(self, self.free.pop(0), weights, handle)
 
     def weights_updated(self, layer):

@@ -117,7 +117,11 @@ class Instance:
         self.callbacks = {slot: types[slot](call) for slot, call in callbacks.items()}
         self.host = Host(abi_version=ABI_VERSION, name=name.encode(), **self.callbacks)
         self.handle = ctypes.c_void_p()
-        check(self.api.open, ctypes.byref(self.host), ctypes.byref(self.handle))
+        try:
+            check(self.api.open, ctypes.byref(self.host), ctypes.byref(self.handle))
+        except BaseException:  # of a signal, behind an open that succeeded
+            self.close()
+            raise
 
     def _getter(self, *types):
         def get(_, key, value):
@@ -212,9 +216,13 @@ class Instance:
 
     def close(self):
         """Refused while a runner or dispatcher lives."""
-        if self.handle:
-            check(self.api.close, self.handle)
-            self.handle = ctypes.c_void_p()
+        handle, self.handle = self.handle, ctypes.c_void_p()
+        try:
+            if handle:
+                check(self.api.close, handle)
+        except MoxieError:
+            self.handle = handle
+            raise
 
     def __enter__(self):
         return self
