@@ -210,6 +210,32 @@ START_TEST(ties_go_to_the_lower_id)
 }
 END_TEST
 
+// Whatever the scoring, renormalize divides its weights by their sum plus the epsilon: those of a
+// softmax over the top k sum to 1.
+START_TEST(an_epsilon_joins_the_sum_of_the_weights)
+{
+    static struct input input, plain;
+    struct router_args args = input_init(&input, FORMAT_F32);
+    struct router_args plain_args = input_init(&plain, FORMAT_F32);
+
+    args.scoring = plain_args.scoring = SCORING_SOFTMAX + _i;
+    args.renormalize = 1;
+    args.renormalize_epsilon = 0.25;
+    run(&args, 1);
+    run(&plain_args, 1);
+    for (int token = 0; token < TOKENS; token++) {
+        const float *weights = plain.weights + token * TOP_K;
+        double sum = 0.25;
+
+        for (int t = 0; t < TOP_K; t++)
+            sum += (double)weights[t];
+        for (int t = 0; t < TOP_K; t++)
+            ck_assert_double_eq_tol((double)input.weights[token * TOP_K + t],
+                                    (double)weights[t] / sum, 1e-6);
+    }
+}
+END_TEST
+
 static void put(struct input *input, int expert, float logit)
 {
     memcpy(input->logits + expert * 4, &logit, sizeof logit);
@@ -302,6 +328,7 @@ static void add(TCase *tests)
 {
     tcase_add_loop_test(tests, golden_layers, 0, (int)(sizeof families / sizeof families[0]));
     tcase_add_loop_test(tests, ties_go_to_the_lower_id, 0, 12);
+    tcase_add_loop_test(tests, an_epsilon_joins_the_sum_of_the_weights, 0, 3);
     tcase_add_loop_test(tests, a_nan_never_wins, 0, 6);
     tcase_add_loop_test(tests, infinities_are_limits, 0, 3);
     tcase_add_test(tests, groups_that_do_not_fit);

@@ -161,8 +161,11 @@ static void weigh(const struct token *token, const struct best *best, double *we
                                                             : score_of(token, logit);
         sum += weights[t];
     }
-    if (args->renormalize) sum += args->renormalize_epsilon;
-    if (!args->renormalize && args->scoring != SCORING_TOP_K_SOFTMAX) sum = 1.0;
+    // A softmax over the top k sums to 1 before it is divided: the epsilon counts in its shares.
+    if (args->scoring == SCORING_TOP_K_SOFTMAX)
+        sum += args->renormalize ? sum * args->renormalize_epsilon : 0.0;
+    else
+        sum = args->renormalize ? sum + args->renormalize_epsilon : 1.0;
     for (int32_t t = 0; t < best->count; t++)
         weights[t] = sum == 0.0 ? 0.0 : weights[t] / sum * args->scaling_factor;
 }
