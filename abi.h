@@ -107,7 +107,7 @@ typedef struct moxie_tensor {
 #define MOXIE_FORMAT_F32 1
 #define MOXIE_FORMAT_BF16 2
 #define MOXIE_FORMAT_F16 3
-#define MOXIE_FORMAT_FP8_TENSOR 4    // e4m3; scale f32 [E], or [E, 2] for the merged gate and up
+#define MOXIE_FORMAT_FP8_TENSOR 4    // e4m3; scale f32 [E], or [E, 2] for gate then up
 #define MOXIE_FORMAT_FP8_CHANNEL 5   // e4m3; scale f32 [E, N]
 #define MOXIE_FORMAT_FP8_BLOCK128 6  // e4m3; weights: f32 per 128 x 128, rows: f32 per 1 x 128
 #define MOXIE_FORMAT_INT4_G32 7      // nibble - 8; scale f32, bf16 or f16 per 32 of K
@@ -308,7 +308,7 @@ typedef struct moxie_plan {  // owned by the instance
 // gate), K = H; w2: N = H, K = I. Scales by format: fp8_tensor [E] or [E, 2]; fp8_channel [E, N];
 // fp8_block128 [E, rows, ceil(K/128)], rows = ceil(N/128), of a gated w1 ceil(I/128) for each half,
 // I counted with block_offset (w1 rows, w2 K); int4_g32, mxfp4 [E, N, K/32]; nvfp4 [E, N, K/16].
-// The last dimension is compact; the others may be strided.
+// Halves of interleaved rows: gate, up. The last dimension is compact; the others may be strided.
 typedef struct moxie_matrix {
     uint32_t struct_size;
     int32_t format, order, orientation;  // MOXIE_FORMAT_*, MOXIE_ORDER_*, MOXIE_ROWS_*
@@ -364,7 +364,7 @@ typedef struct moxie_batch {
 // Rows of one source. Of every tensor the last dimension is compact; of fp8's scales that or rows.
 typedef struct moxie_slab {
     uint32_t struct_size, reserved0;
-    moxie_tensor rows;     // [cap, H]; EXPERT_MASKED: [experts, cap, H]
+    moxie_tensor rows;     // [cap, H]; EXPERT_MASKED: [experts, cap, H] in one run, as its weights
     moxie_tensor scales;   // fp8: f32 per 128 columns; nvfp4: bytes, f32 of the row, e4m3 per 16
     moxie_tensor ids;      // [cap, k]; none in EXPERT_ layouts
     moxie_tensor weights;  // [cap, k]; in EXPERT_ layouts [cap] ([experts, cap]), or none: weight 1
@@ -556,7 +556,7 @@ typedef int32_t (*moxie_get_api_v1_fn)(const moxie_request *, const moxie_api **
 #define MOXIE_SCORING_SIGMOID 3        // sigmoid of the logits, then the top k
 
 // With more than one group, the best groups_top of `groups` equal groups of experts compete, a
-// group scoring the sum of its two best (score + correction_bias).
+// group scoring the sum of its two best (score + correction_bias). Not with TOP_K_SOFTMAX.
 typedef struct moxie_routing {
     uint32_t struct_size;
     int32_t scoring;      // MOXIE_SCORING_*
