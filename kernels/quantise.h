@@ -1,9 +1,11 @@
 // quantise: rows to fp8 (e4m3, f32 scale = amax / 448 per 1 x 128; a code is that of x * (448 /
 // amax), each of the three rounded once) or nvfp4 (e2m1, e4m3 scale per 16, f32 scale = amax /
-// (6 * 448) per row). Round to nearest even, saturating. A block without a scale, all zero or too
-// small for one (fp8: amax under 2^-100), has scale 0 and values 0; one that holds an infinity or a
-// NaN decodes to NaNs, and so does a whole nvfp4 row. Rows that are fp8 already are copied. Without
-// rows it is launched all the same: gate_up's launch counts on it.
+// (6 * 448) per row; a group's scale is that of (amax of the group / 6) / the row's, a code that of
+// x / (both scales' product), all in f32, each operation rounded once). Round to nearest even,
+// saturating. A block without a scale, all zero or too small for one (fp8: amax under 2^-100), has
+// scale 0 and values 0; one that holds an infinity or a NaN decodes to NaNs, and so does a whole
+// nvfp4 row. Rows that are fp8 already are copied. Without rows it is launched all the same:
+// gate_up's launch counts on it.
 
 #ifndef MOXIE_KERNELS_QUANTISE_H
 #define MOXIE_KERNELS_QUANTISE_H
