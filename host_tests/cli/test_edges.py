@@ -162,6 +162,14 @@ class Router(Case):
             trouble = self.run_model(True, 2, hidden_act=value)
             self.assertIn("hidden_act " + json.dumps(value), trouble)
 
+    def test_long_values_are_cut(self):
+        """What is wrong with them stands behind."""
+        value = "x" * 5000
+        for keys, given, words in (({"hidden_act": value}, True, "no kernel"), ({"scoring_func": value}, False, "softmax or"),
+                                   ({"model_type": "another", "swiglu_limit": value}, True, "for gpt_oss")):
+            with self.subTest(keys=list(keys)):
+                self.assertRegex(self.run_model(given, 2, **keys), '"x{79}[ ,].*' + words)
+
     def test_gates_of_other_families(self):
         """Their weights are silu's, and what limits them is in their code."""
         for key, value in (("swiglu_limit", 10.0), ("swiglu_limits", [7]), ("swiglu_alpha", 1.5)):

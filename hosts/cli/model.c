@@ -10,6 +10,7 @@
 #include <string.h>
 
 #define MODEL_SIZE_MAX ((int64_t)1 << 40)
+#define VALUE_BYTES    81 // of a value in a message
 
 // What a family does that its config.json does not say.
 struct family {
@@ -164,10 +165,14 @@ static int config_count(const json_t *config, const char *key, int64_t *out, str
     return EXIT_OK;
 }
 
-// What a key says, as JSON, for a message. owner: caller
-static char *value_text(const json_t *value)
+// What a key says, as JSON, for a message: as much of it as `text` holds.
+static const char *value_text(const json_t *value, char text[VALUE_BYTES])
 {
-    return json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY | JSON_ENSURE_ASCII);
+    char *whole = json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY | JSON_ENSURE_ASCII);
+
+    (void)snprintf(text, VALUE_BYTES, "%s", whole != NULL ? whole : "");
+    free(whole);
+    return text;
 }
 
 // Which gate a limit or a scale belongs to, and whether a bias is added to up, is in a model's
@@ -175,19 +180,16 @@ static char *value_text(const json_t *value)
 static int config_gate(const struct model *model, const json_t *config, struct fault *fault)
 {
     static const char *const keys[] = {"swiglu_limit", "swiglu_limits", "swiglu_alpha"};
-    char *seen = NULL;
+    char seen[VALUE_BYTES];
 
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
         const json_t *value = json_object_get(config, keys[i]);
 
         if (value == NULL || json_is_null(value)) continue;
-        seen = value_text(value);
-        (void)fault_set(fault, EXIT_REFUSED,
-                        "config.json: %s is %.80s, and what the family (model_type) \"%s\" makes "
-                        "of it is not known; for gpt_oss it is",
-                        keys[i], seen != NULL ? seen : "", model->family);
-        free(seen);
-        return EXIT_REFUSED;
+        return fault_set(fault, EXIT_REFUSED,
+                         "config.json: %s is %s, and what the family (model_type) \"%s\" makes "
+                         "of it is not known; for gpt_oss it is",
+                         keys[i], value_text(value, seen), model->family);
     }
     return EXIT_OK;
 }
@@ -196,7 +198,7 @@ static int config_activation(struct model *model, const json_t *config, struct f
 {
     const json_t *value = json_object_get(config, "hidden_act");
     const char *name = json_string_value(value);
-    char *seen = NULL;
+    char seen[VALUE_BYTES];
     int st = EXIT_OK;
 
     if (model->activation != NULL) {
@@ -208,13 +210,10 @@ static int config_activation(struct model *model, const json_t *config, struct f
     if (value == NULL || json_is_null(value)) name = "silu";
     model->activation = name != NULL ? activation_word(name) : NULL;
     if (model->activation != NULL) return EXIT_OK;
-    seen = value_text(value);
-    (void)fault_set(fault, EXIT_REFUSED,
-                    "config.json: hidden_act %s has no kernel; silu, gelu, gelu_pytorch_tanh and "
-                    "relu2 have",
-                    seen != NULL ? seen : "");
-    free(seen);
-    return EXIT_REFUSED;
+    return fault_set(fault, EXIT_REFUSED,
+                     "config.json: hidden_act %s has no kernel; silu, gelu, gelu_pytorch_tanh and "
+                     "relu2 have",
+                     value_text(value, seen));
 }
 
 // The value of a key that the router depends on, unless it is absent or `known` is 1. Experts whose
@@ -223,14 +222,12 @@ static void doubt(struct model *model, const json_t *config, const char *key, in
                   const char *values)
 {
     const json_t *value = json_object_get(config, key);
-    char *seen = NULL;
+    char seen[VALUE_BYTES];
 
     if (value == NULL || json_is_null(value) || known || model->unrouted[0] != '\0') return;
-    seen = value_text(value);
     (void)snprintf(model->unrouted, sizeof model->unrouted,
-                   "config.json: %s is %.80s, and for the family %s only %s is known", key,
-                   seen != NULL ? seen : "", model->family, values);
-    free(seen);
+                   "config.json: %s is %s, and for the family %s only %s is known", key,
+                   value_text(value, seen), model->family, values);
 }
 
 static int config_router(struct model *model, const json_t *config, struct fault *fault)
