@@ -7,6 +7,7 @@
 #include "host_tests/cli/files.h"
 #include "host_tests/suite.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #define MODELS MOXIE_GOLDEN_DIR "/models/"
@@ -248,6 +249,58 @@ START_TEST(bad_configs_are_refused)
 }
 END_TEST
 
+// What the families' configuration classes in transformers 5.23 have for keys that are absent; of
+// kimi_k2, which has a copy of it, DeepSeek's.
+static const struct absent {
+    const char *family, *keys;
+    int64_t groups, groups_top;
+    double scaling;
+    int renormalize;
+} absent[] = {
+    {"qwen2_moe", "", 0, 0, 1, 0},
+    {"qwen3_moe", "", 0, 0, 1, 0},
+    {"qwen3_next", "", 0, 0, 1, 1},
+    {"mixtral", "", 0, 0, 1, 1},
+    {"deepseek_v2", "", 0, 0, 1, 0},
+    {"deepseek_v3", "", 8, 4, 2.5, 1},
+    {"kimi_k2", "", 8, 4, 2.5, 1},
+    {"glm4_moe", "", 0, 0, 1, 1},
+    {"gpt_oss", "", 0, 0, 1, 0},
+    {"llama4_text", "", 0, 0, 1, 0},
+    {"deepseek_v3", ",\"n_group\":16,\"routed_scaling_factor\":1", 16, 4, 1, 1},
+    {"deepseek_v3", ",\"topk_group\":2,\"norm_topk_prob\":false", 8, 2, 2.5, 0},
+    {"deepseek_v3",
+     ",\"n_group\":null,\"topk_group\":null,\"routed_scaling_factor\":null,"
+     "\"norm_topk_prob\":null",
+     0, 0, 1, 0},
+    {"mixtral", ",\"norm_topk_prob\":null", 0, 0, 1, 1},
+};
+
+START_TEST(absent_keys_are_what_the_family_has)
+{
+    const struct absent *wanted = &absent[_i];
+    struct checkpoint checkpoint;
+    struct model model;
+    struct fault fault;
+    char config[512];
+
+    (void)snprintf(config, sizeof config,
+                   "{\"model_type\":\"%s\",\"num_experts\":32,\"hidden_size\":64,"
+                   "\"moe_intermediate_size\":32,\"num_experts_per_tok\":4%s}",
+                   wanted->family, wanted->keys);
+    write_text("config.json", config);
+    (void)file_write_safetensors("model.safetensors", shard_header, 4);
+    must_open(&checkpoint, file_folder());
+    ck_assert_int_eq(model_from_config(&model, &checkpoint, &fault), EXIT_OK);
+    ck_assert_str_eq(model.unrouted, "");
+    ck_assert_int_eq(model.groups, wanted->groups);
+    ck_assert_int_eq(model.groups_top, wanted->groups_top);
+    ck_assert_double_eq(model.scaling, wanted->scaling);
+    ck_assert_int_eq(model.renormalize, wanted->renormalize);
+    checkpoint_close(&checkpoint);
+}
+END_TEST
+
 START_TEST(a_language_model_may_be_one_level_down)
 {
     struct checkpoint checkpoint;
@@ -280,6 +333,7 @@ static void add_tests(TCase *tests)
     tcase_add_loop_test(tests, a_rank_loads_its_own_experts, 0, COUNT(published));
     tcase_add_test(tests, a_layer_that_is_not_there_is_a_fault);
     tcase_add_loop_test(tests, bad_configs_are_refused, 0, COUNT(bad_configs));
+    tcase_add_loop_test(tests, absent_keys_are_what_the_family_has, 0, COUNT(absent));
     tcase_add_test(tests, a_language_model_may_be_one_level_down);
 }
 

@@ -162,6 +162,15 @@ class Routing(Case):
                     prefix + "router.weight": tensors["router_weight"], prefix + "router.bias": tensors["router_bias"]}
         self.checkpoint("gpt_oss_a.safetensors", {"model_type": "gpt_oss", "swiglu_limit": 7.0}, rename)
 
+    def test_deepseek_v3_without_what_is_default(self):
+        """8 groups of which 4, and a scale of 2.5."""
+        def rename(tensors):
+            prefix = "model.layers.5.mlp."
+            return {**{prefix + "experts." + name: tensors[name] for name in ("gate_up_proj", "down_proj")},
+                    prefix + "gate.weight": tensors["router_weight"],
+                    prefix + "gate.e_score_correction_bias": tensors["e_score_correction_bias"]}
+        self.checkpoint("deepseek_v3_a.safetensors", {"model_type": "deepseek_v3"}, rename)
+
     def test_llama4_names(self):
         def rename(tensors):
             prefix = "language_model.model.layers.5.feed_forward."

@@ -144,6 +144,7 @@ class Router(Case):
                             ({"model_type": "deepseek_v2", "topk_method": "group_limited_greedy"},
                              ("topk_method", "group_limited_greedy", "greedy")),
                             ({"model_type": "deepseek_v2", "n_group": 2, "topk_group": 1}, ("n_group", "is 2", "1 with")),
+                            ({"model_type": "deepseek_v3", "scoring_func": "softmax"}, ("n_group", "is 8", "1 with")),
                             ({"model_type": "deepseek_v2", "norm_topk_prob": True}, ("norm_topk_prob", "is true", "only false")),
                             ({"model_type": "mixtral", "norm_topk_prob": False}, ("norm_topk_prob", "is false", "only true"))):
             with self.subTest(keys=keys):

@@ -20,6 +20,8 @@ struct family {
     int32_t renormalize; // where norm_topk_prob does not say
     const char *norm;    // all that it may say; NULL: either
     double epsilon;
+    int32_t groups, groups_top; // where n_group and topk_group do not say; 0: none
+    double scaling;             // where routed_scaling_factor does not say; 0: none
     int32_t weight_on_input;
     int32_t fused_rows_in, fused_interleaved;
     const char *activation; // NULL: hidden_act says
@@ -37,12 +39,18 @@ static const struct family families[] = {
      .scoring = MOXIE_SCORING_SIGMOID,
      .method = "noaux_tc",
      .renormalize = 1,
-     .epsilon = 1e-20},
+     .epsilon = 1e-20,
+     .groups = 8,
+     .groups_top = 4,
+     .scaling = 2.5},
     {.name = "kimi_k2",
      .scoring = MOXIE_SCORING_SIGMOID,
      .method = "noaux_tc",
      .renormalize = 1,
-     .epsilon = 1e-20},
+     .epsilon = 1e-20,
+     .groups = 8,
+     .groups_top = 4,
+     .scaling = 2.5},
     {.name = "glm4_moe", .scoring = MOXIE_SCORING_SIGMOID, .renormalize = 1, .epsilon = 1e-20},
     {.name = "gpt_oss",
      .scoring = MOXIE_SCORING_TOP_K_SOFTMAX,
@@ -216,18 +224,42 @@ static int config_activation(struct model *model, const json_t *config, struct f
                      value_text(value, seen));
 }
 
-// The value of a key that the router depends on, unless it is absent or `known` is 1. Experts whose
-// ids and weights are given run nevertheless.
-static void doubt(struct model *model, const json_t *config, const char *key, int known,
-                  const char *values)
+// What the router depends on and is not known. Experts whose ids and weights are given run
+// nevertheless.
+static void doubt(struct model *model, const char *key, const char *seen, const char *values)
+{
+    if (model->unrouted[0] != '\0') return;
+    (void)snprintf(model->unrouted, sizeof model->unrouted,
+                   "config.json: %s is %s, and for the family %s only %s is known", key, seen,
+                   model->family, values);
+}
+
+// The same of a key's value, unless it is absent or `known` is 1.
+static void doubt_value(struct model *model, const json_t *config, const char *key, int known,
+                        const char *values)
 {
     const json_t *value = json_object_get(config, key);
     char seen[VALUE_BYTES];
 
-    if (value == NULL || json_is_null(value) || known || model->unrouted[0] != '\0') return;
-    (void)snprintf(model->unrouted, sizeof model->unrouted,
-                   "config.json: %s is %s, and for the family %s only %s is known", key,
-                   value_text(value, seen), model->family, values);
+    if (value == NULL || json_is_null(value) || known) return;
+    doubt(model, key, value_text(value, seen), values);
+}
+
+// What the family's own configuration has for absent keys; null is a value, and says none.
+static int config_groups(struct model *model, const json_t *config, struct fault *fault)
+{
+    const struct family *family = family_find(model->family);
+    int st = EXIT_OK;
+
+    if (json_object_get(config, "n_group") == NULL) model->groups = family->groups;
+    if (json_object_get(config, "topk_group") == NULL) model->groups_top = family->groups_top;
+    if (json_object_get(config, "routed_scaling_factor") == NULL && family->scaling > 0)
+        model->scaling = family->scaling;
+    TRY(config_count(config, "n_group", &model->groups, fault));
+    TRY(config_count(config, "topk_group", &model->groups_top, fault));
+    TRY(config_number(config, "routed_scaling_factor", &model->scaling, fault));
+out:
+    return st;
 }
 
 static int config_router(struct model *model, const json_t *config, struct fault *fault)
@@ -239,27 +271,27 @@ static int config_router(struct model *model, const json_t *config, struct fault
     const char *norms = family_find(model->family)->norm;
     int softmax = scoring != NULL && strcmp(scoring, "softmax") == 0;
     int sigmoid = scoring != NULL && strcmp(scoring, "sigmoid") == 0;
-    int st = EXIT_OK;
+    char groups[VALUE_BYTES];
+    int st = config_groups(model, config, fault);
 
-    TRY(config_count(config, "n_group", &model->groups, fault));
-    TRY(config_count(config, "topk_group", &model->groups_top, fault));
-    TRY(config_number(config, "routed_scaling_factor", &model->scaling, fault));
-    if (model->scoring == 0) goto out;
-    if (json_is_boolean(norm)) model->renormalize = json_is_true(norm);
+    if (st != EXIT_OK || model->scoring == 0) return st;
+    // Of null a family's code makes false, where it reads it.
+    if (norm != NULL && norms == NULL) model->renormalize = json_is_true(norm);
     if (softmax) model->scoring = MOXIE_SCORING_SOFTMAX;
     if (sigmoid) model->scoring = MOXIE_SCORING_SIGMOID;
-    doubt(model, config, "scoring_func", softmax || sigmoid, "softmax or sigmoid");
-    doubt(model, config, "topk_method",
-          method != NULL && known != NULL && strcmp(method, known) == 0,
-          known != NULL ? known : "none");
+    doubt_value(model, config, "scoring_func", softmax || sigmoid, "softmax or sigmoid");
+    doubt_value(model, config, "topk_method",
+                method != NULL && known != NULL && strcmp(method, known) == 0,
+                known != NULL ? known : "none");
     // Groups are chosen by their two best; models that score by softmax choose them by their best.
-    doubt(model, config, "n_group", model->groups <= 1 || model->scoring != MOXIE_SCORING_SOFTMAX,
-          "1 with softmax");
-    doubt(model, config, "norm_topk_prob",
-          json_is_boolean(norm) &&
-              (norms == NULL || strcmp(norms, json_is_true(norm) ? "true" : "false") == 0),
-          norms != NULL ? norms : "true or false");
-out:
+    if (model->groups > 1 && model->scoring == MOXIE_SCORING_SOFTMAX) {
+        (void)snprintf(groups, sizeof groups, "%lld", (long long)model->groups);
+        doubt(model, "n_group", groups, "1 with softmax");
+    }
+    doubt_value(model, config, "norm_topk_prob",
+                json_is_boolean(norm) &&
+                    (norms == NULL || strcmp(norms, json_is_true(norm) ? "true" : "false") == 0),
+                norms != NULL ? norms : "true or false");
     return st;
 }
 
