@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # install.sh BUILD CC VERSION: what `cmake --install` leaves is complete, can be moved, and serves hosts that link the
-# library or load it, found by pkg-config or by find_package. A project with the tree inside has the same targets, and
-# nothing else of it.
+# library or load it, found by pkg-config or by find_package, in a folder whose name has a space. A project with the tree
+# inside has the same targets, and nothing else of it.
 set -euo pipefail
 
 build=$1
@@ -17,8 +17,8 @@ quiet() {
 }
 
 quiet cmake --install "$build" --prefix "$work/first"
-mv "$work/first" "$work/prefix"
-prefix=$work/prefix
+prefix="$work/the prefix"
+mv "$work/first" "$prefix"
 
 wanted=(lib/libmoxie.so include/moxie/abi.h include/moxie/loader.h share/moxie/loader.c lib/pkgconfig/moxie.pc
     lib/cmake/moxie/moxieConfig.cmake lib/cmake/moxie/moxieConfigVersion.cmake share/doc/moxie/LICENSE
@@ -38,11 +38,15 @@ expect_version() {
 }
 
 export PKG_CONFIG_PATH=$prefix/lib/pkgconfig
-read -ra cflags < <(pkg-config --cflags moxie)
-read -ra libs < <(pkg-config --libs moxie)
-include=$(pkg-config --variable=includedir moxie)
-loader=$(pkg-config --variable=loader moxie)
-plugin=$(pkg-config --variable=plugin moxie)
+# variable NAME: pkgconf escapes spaces in it, pkg-config does not.
+variable() {
+    pkg-config --variable="$1" moxie | sed 's/\\\(.\)/\1/g'
+}
+cflags=() libs=()
+eval "cflags=($(pkg-config --cflags moxie)) libs=($(pkg-config --libs moxie))"
+include=$(variable includedir)
+loader=$(variable loader)
+plugin=$(variable plugin)
 [ "$(pkg-config --modversion moxie)" = "$version" ] || { echo "moxie.pc: not version $version"; exit 1; }
 "$cc" "${cflags[@]}" host_tests/package/linked.c "${libs[@]}" -o "$work/pc/linked"
 expect_version "$work/pc/linked"
