@@ -864,6 +864,36 @@ class Refusals(Case):
         self.refused(toy(Options()).to("meta"), elsewhere, abi.E_UNSUPPORTED,
                      "on meta.*cpu and cuda")
 
+    def test_weights_on_two_devices(self):
+        for name, where in (("down_proj", "Toy: .* on meta; .*cpu and cuda: .*device_map"),
+                            ("down_proj_bias", "Toy: .* on meta")):
+            module = toy(Options(), has_bias=True)
+            setattr(module, name, torch.nn.Parameter(getattr(module, name).to("meta"),
+                                                     requires_grad=False))
+            self.refused(module, toy_input(), abi.E_UNSUPPORTED, where)
+        module, unlike = toy(Options()), torch.empty(1, device="meta")
+        with mock.patch.dict(modules.KINDS, meta=modules.KINDS["cpu"]):
+            with self.assertRaisesRegex(MoxieError, f"it: .* on {DEVICE}.* and meta; .*one device"):
+                modules.check_place("it", modules.parts_of(module)._replace(w2=unlike))
+
+    @unittest.skipUnless(importlib.util.find_spec("accelerate"), "accelerate is missing")
+    def test_offloaded_weights_are_prepared_by_no_one(self):
+        """Their forwards bring them, and prepare says which they are."""
+        import accelerate
+
+        model, ids = model_of("mixtral", torch.bfloat16), prompt()
+        wanted = logits(model, "moxie", ids)
+        adapter.release(model)
+        name = "model.layers.1.mlp.experts"
+        accelerate.cpu_offload(model.get_submodule(name), execution_device=DEVICE)
+        with self.assertRaisesRegex(MoxieError, rf"^{name} \(MixtralExperts\): the weights are on "
+                                    "meta; .*cpu and cuda: .*device_map.*leave prepare") as caught:
+            adapter.prepare(model)
+        self.assertEqual(caught.exception.code, abi.E_UNSUPPORTED)
+        self.assertTrue(torch.equal(logits(model, "moxie", ids), wanted))
+        with self.assertRaisesRegex(MoxieError, "^MixtralExperts: the weights are on meta"):
+            adapter.prepare(model.get_submodule(name))
+
     def test_library_that_is_not_there(self):
         adapter.configure(plugin="/nowhere/libmoxie.so")
         self.refused(toy(Options()), toy_input(), abi.E_UNAVAILABLE, "configure.plugin")

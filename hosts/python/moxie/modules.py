@@ -56,11 +56,15 @@ KINDS = {
 }
 
 
-def kind_of(device):
-    """The Kind of a torch.device; MoxieError where Moxie runs on none such."""
+def kind_of(device, name="experts"):
+    """The Kind of a torch.device; MoxieError, by the name of the experts that are there, where
+    Moxie runs on none such."""
     if device.type not in KINDS:
-        raise refusal(abi.E_UNSUPPORTED, f"the experts are on {device}; Moxie runs on "
-                      f"{' and '.join(KINDS)}")
+        change = ("keep them on one of these in the device_map, or, where they are offloaded, leave "
+                  "prepare() out: each forward brings them" if device.type == "meta" else
+                  "move the model with .to('cpu'), or use experts_implementation='grouped_mm'")
+        raise refusal(abi.E_UNSUPPORTED, f"{name}: the weights are on {device}; Moxie runs on "
+                      f"{' and '.join(KINDS)}: {change}")
     return KINDS[device.type]
 
 
@@ -131,9 +135,21 @@ def tensors_of(parts):
     return [each for each in (parts.w1, parts.w2, *parts.biases, *parts.scales) if each is not None]
 
 
+def check_place(name, parts):
+    """Refuses, by a MoxieError of that name, weights that are nowhere, or apart from each other."""
+    devices = list(dict.fromkeys(each.device for each in tensors_of(parts)))
+    for device in devices:
+        kind_of(device, name)
+    if len(devices) > 1:
+        raise refusal(abi.E_UNSUPPORTED, f"{name}: the weights are on "
+                      f"{' and '.join(map(str, devices))}; Moxie takes those of one device: give "
+                      "the module one in the device_map")
+
+
 def check_module(module, parts):
     """Refuses, by a MoxieError, what a description of the weights cannot say."""
     name = type(module).__name__
+    check_place(name, parts)
     if getattr(module, "has_post_expert_norm", False):  # younger than the interface
         raise refusal(abi.E_UNSUPPORTED, f"{name}: normalises the output of each expert, which "
                       "Moxie does not; keep experts_implementation='grouped_mm' for this model")

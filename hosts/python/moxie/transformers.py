@@ -35,8 +35,8 @@ from moxie import abi, gates
 from moxie.experts import Experts, Rows
 from moxie.host import load
 from moxie.modules import (
-    FLOATS, INTEGERS, NUMBERS, Allocator, check_module, kind_of, layers_of, matrix_of, parts_of,
-    readable_scales, refusal, shaped_scales, sizes_of, tensors_of, weight_format_of)
+    FLOATS, INTEGERS, NUMBERS, Allocator, check_module, check_place, kind_of, layers_of, matrix_of,
+    parts_of, readable_scales, refusal, shaped_scales, sizes_of, tensors_of, weight_format_of)
 
 TOKENS_MAX = 4096  # of one call: enough for the weights to be read once per many rows
 
@@ -287,11 +287,15 @@ def _ready(module, parts, *given, model=None):
     return prepared
 
 
-def _experts_modules(model):
-    """The modules of a model that choose their implementation by the interface."""
-    return [each for each in model.modules()
+def _named_experts(model):
+    """[(name, module)] of those in a model that choose their implementation by the interface."""
+    return [(name, each) for name, each in model.named_modules()
             if {"has_gate", "is_transposed", "config"} <= each.__dict__.keys()
             and hasattr(each, "_apply_gate")]
+
+
+def _experts_modules(model):
+    return [module for _, module in _named_experts(model)]
 
 
 # What configurations call the experts of a token.
@@ -319,11 +323,13 @@ def prepare(model, top_k=None):
     """Makes every layer of a model ready, so that the first forward can already be captured.
 
     Otherwise each is made at its first forward. What is ready stays as it is, so that graphs that
-    were captured do too. Returns how many layers there are.
+    were captured do too. Weights that a device_map offloads lie nowhere until a forward brings
+    them: they are refused, by the module's name in the model. Returns how many layers there are.
     """
-    modules = _experts_modules(model)
-    for module in modules:
+    modules = _named_experts(model)
+    for name, module in modules:
         parts = parts_of(module)
+        check_place(f"{name} ({type(module).__name__})" if name else type(module).__name__, parts)
         check_module(module, parts)
         _ready(module, parts, _number_of(model, parts.w1), parts.w1.device,
                top_k if top_k is not None else _top_k_of(module.config),
@@ -365,9 +371,7 @@ def describe(model):
     """{name: what it runs on} of the modules whose implementation can be chosen: a runner of Moxie
     and its device, "moxie, not prepared yet", or another implementation's name. Where it is empty,
     or a module is missing, transformers does not let anyone choose."""
-    experts = set(_experts_modules(model))
-    return {name: _describe_module(module) for name, module in model.named_modules()
-            if module in experts}
+    return {name: _describe_module(module) for name, module in _named_experts(model)}
 
 
 def _describe_module(module):
@@ -464,7 +468,7 @@ def _forward(module, x, ids, weights):
                       "model.set_experts_implementation('grouped_mm')")
     _check_input(module, x, ids, weights, parts.w1)
     x, ids, weights = _compact(x), _compact(ids), _compact(weights)
-    kind = kind_of(x.device)
+    kind = kind_of(x.device, type(module).__name__)
     prepared = _ready(module, parts, NUMBERS[x.dtype], x.device, ids.shape[1])
     _check_hidden(module, x, prepared)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
