@@ -15,7 +15,7 @@ from unittest import mock
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "hosts" / "python"))
 
-from moxie import abi, load, matrix, tensor  # noqa: E402
+from moxie import abi, host, load, matrix, tensor  # noqa: E402
 
 CONFIG = {
     "hidden_size": 2,
@@ -103,12 +103,29 @@ class Refusals(unittest.TestCase):
         self.assertIn("python 9", caught.exception.text)
         self.assertFalse(api)
 
+    def refused(self, path, code, pattern):
+        """By load, in a text that has the path, what was seen, and what to change."""
+        with self.assertRaisesRegex(abi.MoxieError, f"(?s)^{re.escape(path)}[: ].*{pattern}.*: "
+                                    "pass the path of a libmoxie.so, .*MOXIE_PLUGIN") as caught:
+            load(path)
+        self.assertEqual(caught.exception.code, code)
+        return caught.exception
+
     def test_no_library(self):
-        for path in ("/nowhere/libmoxie.so", "/nowhere/\0.so"):
-            with self.assertRaisesRegex(abi.MoxieError, "/nowhere/.* cannot be loaded .*: pass the "
-                                        "path .*MOXIE_PLUGIN") as caught:
-                load(path)
-            self.assertEqual(caught.exception.code, abi.E_UNAVAILABLE)
+        for path, seen, kind in (("/nowhere/libmoxie.so", "No such file", OSError),
+                                 (__file__, "invalid ELF header", OSError),
+                                 (str(ROOT), "cannot read file data", OSError),
+                                 ("/nowhere/\0.so", "embedded null", ValueError)):
+            with self.subTest(path):
+                error = self.refused(path, abi.E_UNAVAILABLE, r"cannot be loaded \(.*" + seen)
+                self.assertIsInstance(error.__cause__, kind)
+
+    def test_library_of_another_version(self):
+        path = os.environ["MOXIE_PLUGIN"]
+        with mock.patch.object(host, "ABI_VERSION", 9 << 16):
+            self.refused(path, abi.E_VERSION, r"no common ABI.*moxie for Python.*9\.0.*speaks 0\.")
+        with mock.patch.object(host, "layout_mismatches", lambda _: ["moxie_step.phase: 8, 4"] * 3):
+            self.refused(path, abi.E_VERSION, "3 fields lie elsewhere .* first moxie_step.phase")
 
     def test_path_of_the_environment(self):
         path = os.environ["MOXIE_PLUGIN"]
@@ -129,15 +146,12 @@ class Refusals(unittest.TestCase):
                                  (abi.E_CONFIG, 3, "no such key", ("top_q",), str(error)))
 
     def test_empty_path(self):
-        with self.assertRaisesRegex(abi.MoxieError, '"" names no library') as caught:
+        with self.assertRaisesRegex(abi.MoxieError, '"" names no library: pass the path') as caught:
             load("")
         self.assertEqual(caught.exception.code, abi.E_INVALID)
 
     def test_no_plugin(self):
-        with self.assertRaisesRegex(abi.MoxieError, "libc.so.6 has no symbol .*no Moxie plugin") as (
-                caught):
-            load("libc.so.6")
-        self.assertEqual(caught.exception.code, abi.E_UNSUPPORTED)
+        self.refused("libc.so.6", abi.E_UNSUPPORTED, "no symbol moxie_get_api_v1, .*no Moxie plugin")
 
     def test_null_host(self):
         library = load(os.environ["MOXIE_PLUGIN"])

@@ -895,8 +895,11 @@ class Refusals(Case):
             adapter.prepare(model.get_submodule(name))
 
     def test_library_that_is_not_there(self):
-        adapter.configure(plugin="/nowhere/libmoxie.so")
-        self.refused(toy(Options()), toy_input(), abi.E_UNAVAILABLE, "configure.plugin")
+        for path, code, seen in (("/nowhere/libmoxie.so", abi.E_UNAVAILABLE, "cannot be loaded"),
+                                 ("libc.so.6", abi.E_UNSUPPORTED, "no Moxie plugin")):
+            adapter.configure(plugin=path)
+            self.refused(toy(Options()), toy_input(), code,
+                         rf"^{path} .*{seen}.*: name .*configure\(plugin=\.\.\.\) or .*MOXIE_PLUGIN")
 
     def test_every_reason_of_the_library(self):
         with mock.patch.dict(adapter._settings, timeout_ms=0, activation_format="f64"):

@@ -16,33 +16,40 @@ from moxie.abi import (
 LOG_NAMES = ("debug", "info", "warning", "error", "host misbehaving", "plugin misbehaving")
 
 
-class Library:
-    """A loaded libmoxie."""
+ADVICE = "pass the path of a libmoxie.so, or set the variable MOXIE_PLUGIN to it"
 
-    def __init__(self, path, host_build):
+
+class Library:
+    """A loaded libmoxie, as load() gives it."""
+
+    def __init__(self, path, host_build, advice=ADVICE):
         if not path:
             # dlopen gives the program itself for it.
-            raise MoxieError(E_INVALID, -1, '"" names no library: give the path of a libmoxie.so')
+            raise MoxieError(E_INVALID, -1, f'"" names no library: {advice}')
         self.path = path
         try:
             self.dll = ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
         except (OSError, ValueError) as error:  # the second of a path with a zero in it
-            raise MoxieError(E_UNAVAILABLE, -1, f"{path} cannot be loaded ({error}): pass the path "
-                             "of a libmoxie.so, or set the variable MOXIE_PLUGIN to it") from error
+            raise MoxieError(E_UNAVAILABLE, -1,
+                             f"{path} cannot be loaded ({error}): {advice}") from error
         entry = getattr(self.dll, "moxie_get_api_v1", None)
         if entry is None:
-            raise MoxieError(E_UNSUPPORTED, -1, f"{path} has no symbol moxie_get_api_v1: it is no "
-                             "Moxie plugin; check the path")
+            raise MoxieError(E_UNSUPPORTED, -1, f"{path} has no symbol moxie_get_api_v1, so it is "
+                             f"no Moxie plugin: {advice}")
         entry.argtypes = [type_of("*request"), type_of("**api"), type_of("*error")]
         entry.restype = ctypes.c_int32
         api = type_of("*api")()
         request = Request(abi_min=ABI_VERSION, abi_max=ABI_VERSION, host_build=host_build.encode())
-        check(entry, ctypes.byref(request), ctypes.byref(api))
+        try:
+            check(entry, ctypes.byref(request), ctypes.byref(api))
+        except MoxieError as error:
+            raise MoxieError(error.code, -1, f"{path}: {error.text}: {advice}") from error
         self.api = api.contents
         mismatches = layout_mismatches(self.layout())
         if mismatches:
-            raise MoxieError(E_VERSION, -1,
-                             f"{path}: {len(mismatches)} fields differ, first {mismatches[0]}")
+            raise MoxieError(E_VERSION, -1, f"{path}: {len(mismatches)} fields lie elsewhere than "
+                             f"in moxie for Python {VERSION}, first {mismatches[0]}; both have to "
+                             f"be of one source: {advice}")
 
     @property
     def source_id(self):
@@ -73,15 +80,23 @@ class Library:
         return Instance(self, config, name, allocator)
 
 
-def load(path=None, host_build=f"moxie for Python {VERSION}"):
-    """Loads a libmoxie, agrees on the ABI and checks the mirror; raises MoxieError.
+def load(path=None, host_build=f"moxie for Python {VERSION}", advice=ADVICE):
+    """Loads a libmoxie, agrees on the ABI and checks the mirror.
 
     path: a str or a path-like; None is that of MOXIE_PLUGIN in the environment, or else libmoxie.so
-    where the loader looks.
+    where the loader looks. advice: how whoever reads a refusal names another one.
+
+    A file that does not serve is a MoxieError, whose text has the path, and whose code says why:
+
+        E_INVALID      the path is empty
+        E_UNAVAILABLE  the loader refuses it: there is no such file, it is no library, or something
+                       that it needs is missing; the cause is what ctypes raised
+        E_UNSUPPORTED  it lacks the symbol of a Moxie plugin
+        E_VERSION      it speaks another ABI, or was compiled from another abi.h
     """
     if path is None:
         path = os.environ.get("MOXIE_PLUGIN") or "libmoxie.so"
-    return Library(os.fspath(path), host_build)
+    return Library(os.fspath(path), host_build, advice)
 
 
 def _is_text(value):

@@ -116,16 +116,12 @@ def configure(plugin=..., forward_tokens_max=..., **keys):
 
 
 def _library():
+    """The library that is configured, loaded once; MoxieError as of moxie.load."""
     path = _settings["plugin"] or os.environ.get("MOXIE_PLUGIN") or "libmoxie.so"
     if path not in _libraries:
-        try:
-            _libraries[path] = load(path, f"moxie.transformers {abi.VERSION}")
-        except abi.MoxieError as error:
-            if error.__cause__ is None:  # it was loaded, and is none
-                raise
-            raise refusal(abi.E_UNAVAILABLE, f"{path} cannot be loaded ({error.__cause__}): name a "
-                          "library with moxie.transformers.configure(plugin=...) or the variable "
-                          "MOXIE_PLUGIN") from error
+        _libraries[path] = load(
+            path, f"moxie.transformers {abi.VERSION}", "name a libmoxie.so with "
+            "moxie.transformers.configure(plugin=...) or the variable MOXIE_PLUGIN")
     return _libraries[path]
 
 
