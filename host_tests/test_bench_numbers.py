@@ -273,6 +273,13 @@ class Reports(unittest.TestCase):
         report.judge(found)
         self.assertIn("fp8_product_flops_per_s moved by 7.1%", found["rejected"])
 
+    def test_versions_of_peers(self):
+        found = self.judged()
+        found["systems"][0]["version"], found["systems"][1]["version"] = "abc", "2.6.1"
+        first = report.table(found).splitlines()[0]
+        self.assertIn("torch 2, peer 2.6.1, moxie 0.1.0 (abc)", first)
+        self.assertNotIn("other", first)
+
     def test_bars_are_for_uniform_routing(self):
         found = run_of(times=1.5)
         found["cells"][0]["routings"][0]["routing"] = "zipf"

@@ -120,7 +120,9 @@ def _head(found):
     library = next((system["version"] for system in found.get("systems", ())
                     if system["name"] == "moxie" and system.get("version")), None)
     device, number = machine.get("gpu") or machine.get("cpu"), found["settings"]["format"]
-    lines = [f"{device}, {number}, torch {versions['torch']}, "
+    peers = "".join(f"{system['name']} {system['version']}, " for system in found["systems"]
+                    if system["name"] != SUBJECT and system.get("version"))
+    lines = [f"{device}, {number}, torch {versions['torch']}, {peers}"
              f"moxie {versions['moxie']} ({library or versions.get('commit')}), {found['date']}", "",
              f"    {found['command']}", ""] + cells.floors_of_another(machine.get("gpu"))
     if not found["complete"]:

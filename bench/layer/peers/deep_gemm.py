@@ -58,6 +58,7 @@ class _DeepGemm(System):
         if name is None:
             return f"this deep_gemm has no {' nor '.join(names)}"
         self.multiply = getattr(self.module, name)
+        self.version = getattr(self.module, "__version__", None)
         return None
 
     def prepare(self, case):

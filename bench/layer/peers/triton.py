@@ -28,6 +28,9 @@ def from_file(path):
 def from_vllm():
     """vLLM takes scales within a description of the format, and by themselves before there was
     one."""
+    # If it finds DeepGEMM, as --deep-gemm makes it do, it otherwise rounds the scales of rows to
+    # powers of two, though it multiplies with Triton.
+    os.environ.setdefault("VLLM_USE_DEEP_GEMM", "0")
     folder = "vllm.model_executor.layers.fused_moe"
     fused = importlib.import_module(folder).fused_experts
     if "use_fp8_w8a8" in inspect.signature(fused).parameters:
@@ -116,6 +119,7 @@ class Triton(System):
             try:
                 self.fused_experts = ENGINES[engine]()
                 self.name = f"{type(self).name}_{engine}"
+                self.version = getattr(sys.modules[engine], "__version__", None)
                 return None
             except Exception as error:  # whatever an engine raises where it does not fit
                 reasons.append(f"{engine}: {type(error).__name__}: {error}")
