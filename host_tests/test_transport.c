@@ -144,6 +144,7 @@ START_TEST(rows_are_there_when_their_flag_is)
     ck_assert_uint_eq(atomic_load(&trace_names->count), (uint32_t)ranks);
     ck_assert_int_eq(names_left(), 0);
     ck_assert_int_eq(windows_mapped(), 0);
+    ck_assert_int_eq(counts_mapped(), 0);
     ck_assert_int_eq(files_open(), files);
     ranks_fini(all);
 }
@@ -221,6 +222,70 @@ START_TEST(a_forked_child_takes_nothing_away)
     push(pair.transport[1], pair.window[1], &all[1], 1, WORD_DISPATCH);
     close_one(pair.transport[1], pair.window[1]);
     ck_assert_int_eq(windows_mapped(), 0);
+    ck_assert_int_eq(counts_mapped(), 0);
+    ranks_fini(all);
+}
+END_TEST
+
+// Two threads of one process, and a peer that writes anything into the heads of their windows.
+struct scribble {
+    uint32_t word;
+    _Atomic int32_t closed, done;
+};
+
+static void scribble(struct window *window, struct scribble *over)
+{
+    const int64_t end_ns = clock_ns() + 30 * SECOND_NS;
+
+    while (!atomic_load(&over->done) && clock_ns() < end_ns)
+        for (int32_t r = 0; r < 2; r++) {
+            volatile uint32_t *head = (volatile uint32_t *)(void *)window->peer[r];
+
+            for (size_t i = 0; i < TRANSPORT_LINE_BYTES / sizeof *head; i++)
+                head[i] = over->word;
+        }
+}
+
+// Rank 0 closes, and rank 1 goes on with both windows.
+static void close_under_scribble(struct rank *rank)
+{
+    struct scribble *over = rank->arg;
+    struct transport *transport;
+    struct window *window;
+
+    open_one(rank, window_bytes(rank->bootstrap.ranks), &transport, &window);
+    (void)hub_barrier(rank);
+    if (rank->bootstrap.rank == 2) {
+        scribble(window, over);
+        close_one(transport, window);
+        return;
+    }
+    for (uint64_t epoch = 1; epoch <= 200; epoch++)
+        push(transport, window, rank, epoch, WORD_DISPATCH);
+    if (rank->bootstrap.rank == 1) {
+        while (!atomic_load(&over->closed))
+            clock_pause();
+        ck_assert_int_eq(windows_mapped(), 3);
+        push(transport, window, rank, 201, WORD_DISPATCH);
+        shm->wait(transport, window, shm->ticket(transport, window), clock_ns() + SECOND_NS / 100);
+    }
+    close_one(transport, window);
+    if (atomic_fetch_add(&over->closed, 1) == 0) return;
+    ck_assert_int_eq(windows_mapped(), 0);
+    ck_assert_int_eq(counts_mapped(), 0);
+    atomic_store(&over->done, 1);
+}
+
+START_TEST(a_peer_takes_no_memory_from_threads)
+{
+    static const uint32_t words[] = {0, 1, 2, 3, UINT32_MAX};
+    struct scribble *over = shared_memory(sizeof *over);
+    struct rank all[HUB_RANKS_MAX];
+
+    traces_start();
+    over->word = words[_i];
+    ranks_init(all, 3, close_under_scribble, over);
+    ck_assert_int_eq(ranks_as_processes(all, 3, 2), 0);
     ranks_fini(all);
 }
 END_TEST
@@ -422,6 +487,7 @@ static void add(TCase *tests)
                         sizeof teams / sizeof teams[0]);
     tcase_add_test(tests, threads_share_one_address_until_the_last_closes);
     tcase_add_test(tests, a_forked_child_takes_nothing_away);
+    tcase_add_loop_test(tests, a_peer_takes_no_memory_from_threads, 0, 5);
     tcase_add_test(tests, windows_are_whole_and_zero);
     tcase_add_loop_test(tests, no_wakeup_is_lost, 0, 2);
     tcase_add_loop_test(tests, a_wait_ends_at_its_deadline, 0, 2);

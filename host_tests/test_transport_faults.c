@@ -36,6 +36,7 @@ static void nothing_is_left(int32_t files)
 {
     ck_assert_int_eq(names_left(), 0);
     ck_assert_int_eq(windows_mapped(), 0);
+    ck_assert_int_eq(counts_mapped(), 0);
     ck_assert_int_eq(files_open(), files);
 }
 
@@ -234,7 +235,7 @@ START_TEST(ranks_that_do_not_see_the_memory_say_so)
     trial->flip = 1;
     ranks_init(all, RANKS, take_part, trial);
     all[2].tamper = flip;
-    ranks_as_threads(all, RANKS);
+    ck_assert_int_eq(ranks_as_processes(all, RANKS, 1), 0);
     trial_alike(trial, MOXIE_E_UNAVAILABLE, 2);
     ck_assert_ptr_nonnull(strstr(trial->outcomes[2].text, "--ipc=host"));
     nothing_is_left(files);
@@ -272,6 +273,37 @@ START_TEST(a_process_that_poses_as_a_thread_is_found_out)
     trial_alike(trial, MOXIE_E_COLLECTIVE_MISMATCH, 1);
     ck_assert_ptr_nonnull(strstr(trial->outcomes[2].text, "not here"));
     ck_assert_int_eq(names_left(), 0);
+    ranks_fini(all);
+}
+END_TEST
+
+// The number of the file that threads are counted in, at 112: of no file, of another, of one that
+// cannot be read.
+static void name_another_file(struct rank *rank, unsigned char *sent)
+{
+    const struct trial *trial = rank->arg;
+    const int64_t fd = trial->offset;
+
+    if (rank->calls - 1 == 2) memcpy(sent + 112, &fd, sizeof fd);
+}
+
+START_TEST(threads_look_at_any_file_unharmed)
+{
+    struct trial *trial = trial_create(WINDOW);
+    int pair[2];
+    const int files[] = {-1, 1 << 20, open("/proc/self/exe", O_RDONLY | O_CLOEXEC),
+                         open("/dev/null", O_RDWR | O_CLOEXEC), pipe(pair) == 0 ? pair[0] : -1};
+    int32_t before = files_open();
+    struct rank all[HUB_RANKS_MAX];
+
+    traces_start();
+    trial->offset = files[_i];
+    ranks_init(all, RANKS, take_part, trial);
+    all[1].tamper = name_another_file;
+    ranks_as_threads(all, RANKS);
+    trial_alike(trial, MOXIE_E_COLLECTIVE_MISMATCH, 1);
+    ck_assert_ptr_nonnull(strstr(trial->outcomes[2].text, "not here"));
+    nothing_is_left(before);
     ranks_fini(all);
 }
 END_TEST
@@ -337,6 +369,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, ranks_of_another_host_are_named);
     tcase_add_test(tests, ranks_that_do_not_see_the_memory_say_so);
     tcase_add_test(tests, a_process_that_poses_as_a_thread_is_found_out);
+    tcase_add_loop_test(tests, threads_look_at_any_file_unharmed, 0, 5);
     tcase_add_test(tests, a_rank_killed_while_opening_leaves_no_name);
     tcase_add_test(tests, a_bootstrap_must_make_sense);
 }

@@ -32,8 +32,10 @@ int __real_fstat(int fd, struct stat *file);
 int __wrap_fstat(int fd, struct stat *file);
 int __real_stat(const char *path, struct stat *file);
 int __wrap_stat(const char *path, struct stat *file);
-int __real_pipe2(int fds[2], int flags);
-int __wrap_pipe2(int fds[2], int flags);
+int __real_memfd_create(const char *name, unsigned flags);
+int __wrap_memfd_create(const char *name, unsigned flags);
+int __real_fcntl(int fd, int command, ...);
+int __wrap_fcntl(int fd, int command, ...);
 ssize_t __real_getrandom(void *buffer, size_t bytes, unsigned flags);
 ssize_t __wrap_getrandom(void *buffer, size_t bytes, unsigned flags);
 void *__real_calloc(size_t count, size_t bytes);
@@ -83,9 +85,20 @@ int __wrap_stat(const char *path, struct stat *file)
     return call_fails() ? -1 : __real_stat(path, file);
 }
 
-int __wrap_pipe2(int fds[2], int flags)
+// As kernels before 6.3 do it, too.
+int __wrap_memfd_create(const char *name, unsigned flags)
 {
-    return call_fails() ? -1 : __real_pipe2(fds, flags);
+    if (call_fails()) return -1;
+    if (flags == MFD_CLOEXEC) return __real_memfd_create(name, flags);
+    errno = EINVAL;
+    return -1;
+}
+
+// For the one command that is used here.
+int __wrap_fcntl(int fd, int command, ...)
+{
+    ck_assert_int_eq(command, F_DUPFD_CLOEXEC);
+    return call_fails() ? -1 : __real_fcntl(fd, command, 0);
 }
 
 ssize_t __wrap_getrandom(void *buffer, size_t bytes, unsigned flags)
@@ -114,18 +127,29 @@ static int32_t names_left(void)
     return left;
 }
 
-// Windows in this process's address space.
-static int32_t windows_mapped(void)
+// What this process's address space has of a name.
+static int32_t mapped(const char *name)
 {
     FILE *maps = fopen("/proc/self/maps", "r");
     char line[512];
-    int32_t windows = 0;
+    int32_t pieces = 0;
 
     ck_assert_ptr_nonnull(maps);
     while (fgets(line, sizeof line, maps) != NULL)
-        windows += strstr(line, "/moxie-") != NULL;
+        pieces += strstr(line, name) != NULL;
     (void)fclose(maps);
-    return windows;
+    return pieces;
+}
+
+static int32_t windows_mapped(void)
+{
+    return mapped("/moxie-");
+}
+
+// By windows that threads share.
+static int32_t counts_mapped(void)
+{
+    return mapped("/memfd:moxie-");
 }
 
 #endif

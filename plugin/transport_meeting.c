@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define STAGE_MAGIC 0x4d580200u // raised with every change of struct meeting_message
+#define STAGE_MAGIC 0x4d580300u // raised with every change of struct meeting_message
 
 void meeting_init(struct meeting *meeting, const struct bootstrap *bootstrap,
                   const struct meeting_identity *identity, uint64_t windows)

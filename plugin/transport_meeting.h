@@ -34,7 +34,7 @@ struct meeting_message {
     struct meeting_identity identity;
     uint64_t bytes; // from STAGE_OFFER on
     unsigned char token[MEETING_TOKEN_BYTES];
-    uint64_t address; // from STAGE_MADE on: the sender's, for ranks of its process
+    int64_t tenancy_fd; // from STAGE_MADE on: the sender's, for ranks of its process
     unsigned char id[MEETING_ID_BYTES]; // of what rank 0 made for all of them to join
     char text[MEETING_TEXT_BYTES];      // why status is what it is
 };

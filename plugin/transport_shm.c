@@ -4,10 +4,11 @@
 // unlinks all of them: a rank killed on the way leaves nothing behind while one of its peers lives.
 // Afterwards the memory has no name at all.
 //
-// Ranks of one process share one address of the memory. A rank attaches through a mapping of its
-// own of the first page, opened by name, where it counts itself in unless the count is already
-// zero: an owner that gave up between two rounds can therefore never pull the memory away under it.
-// The last of them to close unmaps.
+// Ranks of one process share one address of the memory, and the last of them to close unmaps. They
+// are counted in a file without a name (struct tenancy), since a peer process can write anything
+// into a window. A rank attaches through a mapping of its own of that file, where it counts itself
+// in unless the count is already zero: an owner that gave up between two rounds can therefore never
+// pull the memory away under it.
 
 #include "plugin/transport.h"
 
@@ -26,13 +27,11 @@
 
 #define SHARED 0
 
-// The head of every window.
+// The head of every window. Whoever maps it may write anything here.
 struct bell_line {
     _Atomic uint32_t bell;    // one more for every signal to this window; a futex word
     _Atomic uint32_t waiters; // its owner is about to sleep, or asleep
-    _Atomic uint32_t holders; // ranks of its owner's process that use its address
-    unsigned char token[MEETING_TOKEN_BYTES]; // which window this is
-    unsigned char pad[TRANSPORT_LINE_BYTES - 12 - MEETING_TOKEN_BYTES];
+    unsigned char pad[TRANSPORT_LINE_BYTES - 8];
 };
 
 struct word_line {
@@ -43,6 +42,20 @@ struct word_line {
 _Static_assert(sizeof(struct bell_line) == TRANSPORT_LINE_BYTES &&
                    sizeof(struct word_line) == TRANSPORT_LINE_BYTES,
                "TRANSPORT_CONTROL_BYTES counts lines");
+
+// Who uses a window's address in its owner's process: in memory that no other process has.
+struct tenancy {
+    _Atomic uint32_t holders;                 // ranks; the last unmaps both
+    unsigned char token[MEETING_TOKEN_BYTES]; // which window this is of
+    unsigned char *base;                      // the window
+    struct tenancy *self;                     // this
+};
+
+struct shm_window {
+    struct window window;
+    struct tenancy *tenancy[MOXIE_RANKS_MAX]; // of rank r's memory; NULL: the mapping is ours alone
+    int tenancy_fd;                           // of the own one, while peers may ask for it, or -1
+};
 
 struct transport {
     struct bootstrap bootstrap;
@@ -86,91 +99,104 @@ out:
     return st;
 }
 
+// ---- Ranks of one process ----------------------------------------------------------------------
+
+// Of the own window, held by this rank.
+static int32_t tenancy_make(const struct meeting *meeting, struct shm_window *own,
+                            moxie_error *error)
+{
+    struct tenancy *tenancy;
+    int32_t st = MOXIE_OK;
+    void *memory;
+
+    TRY(process_memory_make(sizeof *tenancy, &own->tenancy_fd, &memory, error));
+    tenancy = memory;
+    atomic_store(&tenancy->holders, 1);
+    memcpy(tenancy->token, meeting->mine.token, MEETING_TOKEN_BYTES);
+    tenancy->base = own->window.base;
+    tenancy->self = tenancy;
+    own->tenancy[meeting->mine.rank] = tenancy;
+out:
+    return st;
+}
+
+// Counts this rank in, through a mapping of its own.
+static int32_t tenancy_hold(struct tenancy *tenancy, int32_t r, moxie_error *error)
+{
+    uint32_t holders = atomic_load(&tenancy->holders);
+
+    do
+        if (holders == 0)
+            return fail_rank(error, MOXIE_E_PEER, r,
+                             "rank %d gave its window up while it was being opened", r);
+    while (!atomic_compare_exchange_weak(&tenancy->holders, &holders, holders + 1));
+    return MOXIE_OK;
+}
+
+// A rank of this process, unless it says so falsely.
+static int32_t map_mate(const struct meeting *meeting, int32_t r, struct shm_window *own,
+                        moxie_error *error)
+{
+    struct tenancy *tenancy = NULL;
+    int32_t st = MOXIE_OK;
+    void *memory;
+
+    TRY(process_memory_open((int)meeting->all[r].tenancy_fd, sizeof *tenancy, &memory, error));
+    tenancy = memory;
+    if (tenancy == NULL || memcmp(tenancy->token, meeting->tokens[r], MEETING_TOKEN_BYTES) != 0)
+        TRY(fail_rank(
+            error, MOXIE_E_COLLECTIVE_MISMATCH, r,
+            "rank %d says it is a thread of this process, but its window is not here (any "
+            "more)",
+            r));
+    TRY(tenancy_hold(tenancy, r, error));
+    own->tenancy[r] = tenancy->self;
+    own->window.peer[r] = tenancy->base;
+out:
+    if (tenancy != NULL) (void)munmap(tenancy, sizeof *tenancy);
+    return st;
+}
+
+static void tenancy_leave(struct tenancy *tenancy, uint64_t window_bytes)
+{
+    if (atomic_fetch_sub_explicit(&tenancy->holders, 1, memory_order_acq_rel) != 1) return;
+    (void)munmap(tenancy->base, window_bytes);
+    (void)munmap(tenancy, sizeof *tenancy);
+}
+
 // ---- Everybody's memory ------------------------------------------------------------------------
 
-static int32_t make_own(struct meeting *meeting, struct window *window, moxie_error *error)
+static int32_t make_own(const struct transport *transport, struct meeting *meeting,
+                        struct shm_window *own, moxie_error *error)
 {
+    struct window *window = &own->window;
     int32_t st = MOXIE_OK;
     void *base;
 
     TRY(shared_memory_make(meeting->mine.token, window->bytes_mapped, &base, error));
     window->base = base;
     window->peer[meeting->mine.rank] = base;
-    memcpy(((struct bell_line *)base)->token, meeting->mine.token, MEETING_TOKEN_BYTES);
-    atomic_store(&((struct bell_line *)base)->holders, 1);
-    meeting->mine.address = (uint64_t)(uintptr_t)base;
-out:
-    return st;
-}
-
-// Counts this rank in, through the page that it has mapped itself.
-static int32_t hold(struct bell_line *line, int32_t r, moxie_error *error)
-{
-    uint32_t holders = atomic_load(&line->holders);
-
-    do
-        if (holders == 0 || holders >= MOXIE_RANKS_MAX)
-            return fail_rank(error, MOXIE_E_PEER, r,
-                             "rank %d gave its window up while it was being opened", r);
-    while (!atomic_compare_exchange_weak(&line->holders, &holders, holders + 1));
-    return MOXIE_OK;
-}
-
-// Sees to it that rank r's window is at `address` in this process. The kernel does the reading: an
-// address that a confused peer made up is an error of write() instead of a fault.
-static int32_t check_address(uint64_t address, const unsigned char token[MEETING_TOKEN_BYTES],
-                             int32_t r, moxie_error *error)
-{
-    struct bell_line line = {.pad = {0}};
-    int pipe_fds[2];
-    int here;
-
-    if (pipe2(pipe_fds, O_CLOEXEC | O_NONBLOCK) != 0)
-        return fail_with(error, MOXIE_E_MEMORY, "no pipe to check an address with (%s); %s",
-                         strerror(errno), transport_remedy(errno, "try again"));
-    here = syscall(SYS_write, pipe_fds[1], address, sizeof line) == (long)sizeof line &&
-           read(pipe_fds[0], &line, sizeof line) == (ssize_t)sizeof line &&
-           memcmp(line.token, token, MEETING_TOKEN_BYTES) == 0;
-    (void)close(pipe_fds[0]);
-    (void)close(pipe_fds[1]);
-    if (here) return MOXIE_OK;
-    return fail_rank(error, MOXIE_E_COLLECTIVE_MISMATCH, r,
-                     "rank %d says it is a thread of this process, but its window is not here", r);
-}
-
-// A rank of this process: its first page is mapped for as long as it takes to count in.
-static int32_t map_mate(const struct meeting *meeting, int32_t r, struct window *window,
-                        moxie_error *error)
-{
-    uint64_t page_bytes = (uint64_t)sysconf(_SC_PAGESIZE);
-    int32_t st = MOXIE_OK;
-    void *page;
-
-    TRY(shared_memory_open(meeting->tokens[r], window->bytes_mapped, page_bytes, r, &page, error));
-    st = check_address(meeting->all[r].address, meeting->tokens[r], r, error);
-    if (st == MOXIE_OK) st = hold(page, r, error);
-    (void)munmap(page, page_bytes);
-    TRY(st);
-    window->peer[r] = (unsigned char *)(uintptr_t)meeting->all[r].address;
+    if (transport->mates > 1) TRY(tenancy_make(meeting, own, error));
+    meeting->mine.tenancy_fd = own->tenancy_fd;
 out:
     return st;
 }
 
 static int32_t map_peers(const struct transport *transport, const struct meeting *meeting,
-                         struct window *window, moxie_error *error)
+                         struct shm_window *own, moxie_error *error)
 {
-    uint64_t bytes = window->bytes_mapped;
+    uint64_t bytes = own->window.bytes_mapped;
     int32_t st = MOXIE_OK;
     void *memory;
 
     for (int32_t r = 0; r < transport->bootstrap.ranks; r++) {
         if (r == transport->bootstrap.rank) continue;
         if (transport->mate[r]) {
-            TRY(map_mate(meeting, r, window, error));
+            TRY(map_mate(meeting, r, own, error));
             continue;
         }
-        TRY(shared_memory_open(meeting->tokens[r], bytes, bytes, r, &memory, error));
-        window->peer[r] = memory;
+        TRY(shared_memory_open(meeting->tokens[r], bytes, r, &memory, error));
+        own->window.peer[r] = memory;
     }
 out:
     return st;
@@ -178,37 +204,32 @@ out:
 
 // ---- Windows -----------------------------------------------------------------------------------
 
-// Between processes every mapping is its rank's own. Within one the last holder unmaps.
-static void let_go(unsigned char *memory, uint64_t bytes, int held)
-{
-    struct bell_line *line = (struct bell_line *)(void *)memory;
-
-    if (!held || atomic_fetch_sub_explicit(&line->holders, 1, memory_order_acq_rel) == 1)
-        (void)munmap(memory, bytes);
-}
-
 // The child of a fork() is not counted. What its parent's threads share stays mapped in it: another
 // of its copies of their handles may still use the address.
-static void window_close(struct transport *transport, struct window *window)
+static void close_window(const struct transport *transport, struct shm_window *own)
 {
     int counted = transport->identity.pid == getpid();
 
-    if (window == NULL) return;
-    for (int32_t r = 0; r < transport->bootstrap.ranks; r++) {
-        int held = transport->mate[r] && transport->mates > 1;
+    if (own == NULL) return;
+    for (int32_t r = 0; r < transport->bootstrap.ranks; r++)
+        if (own->window.peer[r] != NULL && own->tenancy[r] == NULL)
+            (void)munmap(own->window.peer[r], own->window.bytes_mapped);
+        else if (own->tenancy[r] != NULL && counted)
+            tenancy_leave(own->tenancy[r], own->window.bytes_mapped);
+    free(own);
+}
 
-        if (window->peer[r] != NULL && (counted || !held))
-            let_go(window->peer[r], window->bytes_mapped, held);
-    }
-    free(window);
+static void window_close(struct transport *transport, struct window *window)
+{
+    if (window != NULL) close_window(transport, window->impl);
 }
 
 // The size, the header and the name: all that can be refused before any memory is made.
 static int32_t prepare(const struct transport *transport, uint64_t bytes, struct meeting *meeting,
-                       struct window **out)
+                       struct shm_window **out)
 {
     moxie_error *error = &meeting->local;
-    struct window *window = NULL;
+    struct shm_window *own = NULL;
     uint64_t bytes_mapped;
     int32_t st = MOXIE_OK;
 
@@ -216,11 +237,13 @@ static int32_t prepare(const struct transport *transport, uint64_t bytes, struct
     TRY(transport_window_bytes(bytes, transport->bootstrap.ranks, &bytes_mapped, error));
     TRY(shared_memory_check(bytes_mapped, transport->bootstrap.ranks, error));
     TRY(meeting_token(meeting->mine.token, error));
-    window = calloc(1, sizeof *window);
-    if (window == NULL) TRY(fail_with(error, MOXIE_E_MEMORY, "a window's header: out of memory"));
-    window->bytes = bytes;
-    window->bytes_mapped = bytes_mapped;
-    *out = window;
+    own = calloc(1, sizeof *own);
+    if (own == NULL) TRY(fail_with(error, MOXIE_E_MEMORY, "a window's header: out of memory"));
+    own->window.bytes = bytes;
+    own->window.bytes_mapped = bytes_mapped;
+    own->window.impl = own;
+    own->tenancy_fd = -1;
+    *out = own;
 out:
     return st;
 }
@@ -229,25 +252,27 @@ static int32_t window_open(struct transport *transport, uint64_t bytes, struct w
                            moxie_error *error)
 {
     struct meeting meeting;
-    struct window *window = NULL;
+    struct shm_window *own = NULL;
     int32_t st = MOXIE_OK;
     int named = 0;
 
     *out = NULL;
     transport->windows++;
     meeting_init(&meeting, &transport->bootstrap, &transport->identity, transport->windows);
-    TRY(meeting_meet(&meeting, STAGE_OFFER, prepare(transport, bytes, &meeting, &window), error));
+    TRY(meeting_meet(&meeting, STAGE_OFFER, prepare(transport, bytes, &meeting, &own), error));
     TRY(meeting_take_offers(&meeting, error));
     named = 1;
-    TRY(meeting_meet(&meeting, STAGE_MADE, make_own(&meeting, window, &meeting.local), error));
-    TRY(meeting_meet(&meeting, STAGE_MAPPED, map_peers(transport, &meeting, window, &meeting.local),
+    TRY(meeting_meet(&meeting, STAGE_MADE, make_own(transport, &meeting, own, &meeting.local),
                      error));
-    *out = window;
-    window = NULL;
+    TRY(meeting_meet(&meeting, STAGE_MAPPED, map_peers(transport, &meeting, own, &meeting.local),
+                     error));
+    *out = &own->window;
 out:
     for (int32_t r = 0; named && r < transport->bootstrap.ranks; r++)
         shared_memory_unlink(meeting.tokens[r]);
-    window_close(transport, window);
+    if (own != NULL && own->tenancy_fd >= 0) (void)close(own->tenancy_fd);
+    if (own != NULL) own->tenancy_fd = -1;
+    if (*out == NULL) close_window(transport, own);
     return st;
 }
 

@@ -18,6 +18,10 @@
 #define NAME_BYTES    48                // "/moxie-", 32 hexadecimal digits, NUL
 #define RESERVE_BYTES ((off_t)64 << 20) // allocated in one system call
 
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 8U // since Linux 6.3, where vm.memfd_noexec may demand it
+#endif
+
 static void name_of(const unsigned char token[MEETING_TOKEN_BYTES], char name[NAME_BYTES])
 {
     static const char digits[] = "0123456789abcdef";
@@ -196,7 +200,7 @@ out:
 }
 
 int32_t shared_memory_open(const unsigned char token[MEETING_TOKEN_BYTES], uint64_t bytes,
-                           uint64_t map_bytes, int32_t owner, void **out, moxie_error *error)
+                           int32_t owner, void **out, moxie_error *error)
 {
     char name[NAME_BYTES];
     struct stat file;
@@ -214,7 +218,7 @@ int32_t shared_memory_open(const unsigned char token[MEETING_TOKEN_BYTES], uint6
         TRY(fail_rank(error, MOXIE_E_COLLECTIVE_MISMATCH, owner,
                       "the window of rank %d is not of the agreed %" PRIu64 " bytes", owner,
                       bytes));
-    TRY(map(fd, map_bytes, out, error));
+    TRY(map(fd, bytes, out, error));
 out:
     if (fd >= 0) (void)close(fd);
     return st;
@@ -226,4 +230,45 @@ void shared_memory_unlink(const unsigned char token[MEETING_TOKEN_BYTES])
 
     name_of(token, name);
     (void)shm_unlink(name);
+}
+
+int32_t process_memory_make(uint64_t bytes, int *fd, void **out, moxie_error *error)
+{
+    int made = memfd_create("moxie-threads", MFD_CLOEXEC | MFD_NOEXEC_SEAL);
+    int32_t st = MOXIE_OK;
+    int os_error;
+
+    *fd = -1;
+    if (made < 0 && errno == EINVAL) made = memfd_create("moxie-threads", MFD_CLOEXEC);
+    os_error = made < 0 ? errno : reserve_piece(made, 0, (off_t)bytes);
+    if (os_error != 0)
+        TRY(fail_with(error, open_code(os_error),
+                      "no memory for the threads of a process (memfd_create: %s); %s",
+                      strerror(os_error),
+                      transport_remedy(os_error, "allow it, or run the ranks as processes")));
+    TRY(map(made, bytes, out, error));
+    *fd = made;
+    made = -1;
+out:
+    if (made >= 0) (void)close(made);
+    return st;
+}
+
+// What is looked at is a descriptor of our own: the maker may close the other at any time.
+int32_t process_memory_open(int fd, uint64_t bytes, void **out, moxie_error *error)
+{
+    int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    struct stat file;
+    int32_t st = MOXIE_OK;
+
+    *out = NULL;
+    if (own < 0 && errno == EBADF) return MOXIE_OK;
+    if (own < 0 || fstat(own, &file) != 0)
+        TRY(fail_with(error, MOXIE_E_MEMORY,
+                      "no file descriptor to look at a thread's window with (%s); %s",
+                      strerror(errno), transport_remedy(errno, "try again")));
+    if (S_ISREG(file.st_mode) && (uint64_t)file.st_size == bytes) TRY(map(own, bytes, out, error));
+out:
+    if (own >= 0) (void)close(own);
+    return st;
 }

@@ -1,5 +1,5 @@
 // Pieces of POSIX shared memory: made under a random name, opened by peers, unlinked by whoever
-// knows it.
+// knows it. And pieces that no other process shares.
 
 #ifndef MOXIE_PLUGIN_TRANSPORT_SHM_MEMORY_H
 #define MOXIE_PLUGIN_TRANSPORT_SHM_MEMORY_H
@@ -17,11 +17,19 @@ int32_t shared_memory_check(uint64_t bytes, int32_t pieces, moxie_error *error);
 int32_t shared_memory_make(const unsigned char token[MEETING_TOKEN_BYTES], uint64_t bytes,
                            void **out, moxie_error *error);
 
-// Maps the first `map_bytes` of rank `owner`'s memory, which must have `bytes`.
+// Maps rank `owner`'s memory, which must have `bytes`.
 int32_t shared_memory_open(const unsigned char token[MEETING_TOKEN_BYTES], uint64_t bytes,
-                           uint64_t map_bytes, int32_t owner, void **out, moxie_error *error);
+                           int32_t owner, void **out, moxie_error *error);
 
 // Takes the name away, if it is there; mappings stay.
 void shared_memory_unlink(const unsigned char token[MEETING_TOKEN_BYTES]);
+
+// Makes and maps zeroed memory without a name, in reach of this process's threads alone: they map
+// it by *fd, which the caller closes. *fd is -1 after a failure.
+int32_t process_memory_make(uint64_t bytes, int *fd, void **out, moxie_error *error);
+
+// Maps it once more, wherever its maker's mapping is. Any number will do for `fd`, and it may be
+// closed meanwhile: *out is NULL where it is of no file of that size.
+int32_t process_memory_open(int fd, uint64_t bytes, void **out, moxie_error *error);
 
 #endif
