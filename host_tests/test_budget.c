@@ -1,10 +1,12 @@
-// plugin/budget.c: a plan over budget names its largest buffers, and values that fit.
+// plugin/budget.c: a plan over budget names its largest buffers, and values that fit, whatever else
+// is wrong beside the sizes.
 
 #include "plugin/validate.h"
 
 #include "host_tests/suite.h"
 #include "host_tests/verdict.h"
 
+#include <stdio.h>
 #include <string.h>
 
 static int64_t planned(struct mock_host *mock)
@@ -139,6 +141,85 @@ START_TEST(host_memory_is_not_counted)
 }
 END_TEST
 
+// Refused values of keys that no size comes from.
+static const struct {
+    const char *key;
+    const char *word; // or NULL
+    double number;
+    int32_t is_real;
+} apart[] = {
+    {"activation", "swish", 0, 0},
+    {"activation_alpha", NULL, 2.5, 1},
+    {"activation_beta", NULL, 2.5, 1},
+    {"activation_limit", NULL, 7, 1},
+    {"routed_scaling_factor", NULL, 1e300, 1},
+    {"apply_router_weight_on_input", NULL, 1, 0},
+    {"deterministic", NULL, 2, 0},
+    {"dispatch_sms", NULL, -1, 0},
+    {"timeout_ms", NULL, 0, 0},
+};
+#define APART ((int)(sizeof apart / sizeof apart[0]))
+
+static void spoil(struct mock_host *mock, int i)
+{
+    if (apart[i].word != NULL)
+        mock_set_str(mock, apart[i].key, apart[i].word);
+    else if (apart[i].is_real)
+        mock_set_f64(mock, apart[i].key, apart[i].number);
+    else
+        mock_set_i64(mock, apart[i].key, (int64_t)apart[i].number);
+}
+
+// Each alone, and all but the first at once, beside which nobody judges an activation's parameters.
+static int is_spoilt(int turn, int i)
+{
+    return turn == i || (turn == APART && i > 0);
+}
+
+// With the numbers of the plan that there is without the other reasons.
+START_TEST(is_told_beside_reasons_without_a_size)
+{
+    struct mock_host mock;
+    struct verdict verdict;
+    char words[96];
+
+    init(&mock, 4);
+    mock_set_i64(&mock, "top_k", 2);
+    (void)snprintf(words, sizeof words, "set device_memory_budget_bytes to %lld",
+                   (long long)planned(&mock));
+    mock_set_i64(&mock, "device_memory_budget_bytes", 1);
+    for (int i = 0; i < APART; i++)
+        if (is_spoilt(_i, i)) spoil(&mock, i);
+    assert_refused(&mock, MOXIE_E_CAPACITY, "device_memory_budget_bytes", words);
+    verdict_make(&verdict, &mock);
+    for (int i = 0; i < APART; i++)
+        ck_assert_int_eq(verdict_reason(&verdict, apart[i].key) != NULL, is_spoilt(_i, i));
+    ck_assert_uint_eq(verdict.report.reasons_count, _i == APART ? APART : 2);
+    verdict_free(&verdict);
+    mock_host_fini(&mock);
+}
+END_TEST
+
+// A size that is refused, or a device whose plan hangs on the activation.
+START_TEST(is_not_told_of_a_plan_that_is_unknown)
+{
+    struct mock_host mock;
+    struct verdict verdict;
+
+    init(&mock, 4);
+    mock_set_i64(&mock, "device_memory_budget_bytes", 1);
+    if (_i == 0)
+        mock_set_i64(&mock, "num_layers", 0);
+    else
+        mock_set_str(&mock, "device", "sm_90");
+    if (_i == 2) mock_set_str(&mock, "activation", "swish");
+    verdict_make(&verdict, &mock);
+    ck_assert_int_eq(verdict_reason(&verdict, "device_memory_budget_bytes") != NULL, _i == 1);
+    verdict_free(&verdict);
+    mock_host_fini(&mock);
+}
+END_TEST
+
 static void add(TCase *tests)
 {
     tcase_add_test(tests, names_key_and_largest);
@@ -146,6 +227,8 @@ static void add(TCase *tests)
     tcase_add_test(tests, numbers_are_accepted_and_tight);
     tcase_add_test(tests, the_key_that_saves_most);
     tcase_add_test(tests, host_memory_is_not_counted);
+    tcase_add_loop_test(tests, is_told_beside_reasons_without_a_size, 0, APART + 1);
+    tcase_add_loop_test(tests, is_not_told_of_a_plan_that_is_unknown, 0, 3);
 }
 
 SUITE_MAIN("budget", 60, add)

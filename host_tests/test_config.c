@@ -392,7 +392,7 @@ START_TEST(every_integer_at_the_edges)
             for (uint64_t n = 0; n < verdict.report.reasons_count; n++)
                 ck_assert_msg(strstr(verdict.report.reasons[n].message, "set ") != NULL, "%s",
                               verdict.report.reasons[n].message);
-            ck_assert_msg((verdict.report.reasons_count == 0) == (verdict.plan.buffers_count > 0),
+            ck_assert_msg(verdict.report.reasons_count > 0 || verdict.plan.buffers_count > 0,
                           "%s = %jd", config_name((enum config_key)key), (intmax_t)edges[i]);
             verdict_free(&verdict);
             mock_host_fini(&mock);

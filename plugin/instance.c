@@ -91,10 +91,8 @@ static void judge(moxie_instance *instance)
     validate_resolve(&instance->config);
     bounds_compute(&instance->bounds, &instance->config, &instance->report);
     validate_config(&instance->config, &instance->bounds, &instance->report);
-    if (instance->report.reasons_count == 0) {
-        plan_make(&instance->plan, &instance->config, &instance->bounds, &instance->report);
-        validate_plan(&instance->config, &instance->plan, &instance->report);
-    }
+    plan_make(&instance->plan, &instance->config, &instance->bounds, &instance->report);
+    validate_plan(&instance->config, &instance->plan, &instance->report);
 }
 
 static int32_t register_backends(const moxie_instance *instance, const struct registry *registry,

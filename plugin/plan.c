@@ -266,7 +266,7 @@ static int on_cpu(const struct planner *planner)
     return config_word(planner->config, KEY_DEVICE) == DEVICE_WORD_CPU;
 }
 
-// Whether a buffer before has named this key. A plan begins without reasons.
+// Whether a buffer before has named this key: a plan begins without reasons against such.
 static int is_named(const struct report *report, enum config_key key)
 {
     for (uint64_t i = 0; i < report->reasons_count; i++)
@@ -528,6 +528,29 @@ static int load_buffer(const struct planner *planner)
     return !limits->expert_load || limits->experts_local == 0 || buffer_add(planner, &request);
 }
 
+// Whether all reasons so far are against keys that no size comes from, so that the plan is as it
+// will be without them.
+static int sizes_stand(const struct config *config, const struct report *report)
+{
+    static const enum config_key apart[] = {
+        KEY_ACTIVATION_ALPHA, KEY_ACTIVATION_BETA, KEY_ACTIVATION_LIMIT, KEY_ROUTED_SCALING_FACTOR,
+        KEY_APPLY_ROUTER_WEIGHT_ON_INPUT, KEY_DETERMINISTIC, KEY_DEVICE_MEMORY_BUDGET_BYTES,
+        KEY_DISPATCH_SMS, KEY_TIMEOUT_MS,
+        // The last, since on a GPU layer_mid may be larger without a gate.
+        KEY_ACTIVATION};
+    const size_t count =
+        sizeof apart / sizeof apart[0] - (config_word(config, KEY_DEVICE) != DEVICE_WORD_CPU);
+
+    for (uint64_t reason = 0; reason < report->reasons_count; reason++) {
+        size_t i = 0;
+
+        while (i < count && strcmp(report->reasons[reason].key, config_name(apart[i])) != 0)
+            i++;
+        if (i == count) return 0;
+    }
+    return 1;
+}
+
 void plan_make(struct plan *plan, const struct config *config, const struct bounds *bounds,
                struct report *report)
 {
@@ -537,7 +560,7 @@ void plan_make(struct plan *plan, const struct config *config, const struct boun
     int fits;
 
     memset(plan, 0, sizeof *plan);
-    if (report->reasons_count > 0 || dispatcher == NULL) return;
+    if (!sizes_stand(config, report) || dispatcher == NULL) return;
     if (rows < 1 || rows > INT32_MAX / config_i64(config, KEY_TOP_K)) return;
     limits_fill(&plan->limits, config, bounds, (enum dispatcher_kind)dispatcher->id);
     // All of them, whichever does not fit: every reason is told at once.

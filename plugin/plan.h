@@ -107,8 +107,8 @@ struct plan {
 // dispatcher is unknown.
 int64_t plan_rows_max(const struct config *config, const struct bounds *bounds);
 
-// Fills `plan` from an accepted snapshot; leaves it empty when the report has reasons. A size that
-// overflows becomes a reason and leaves no buffers.
+// Fills `plan` from the snapshot; leaves it empty when the report has a reason against a key that
+// sizes come from. A size that overflows becomes a reason and leaves no buffers.
 void plan_make(struct plan *plan, const struct config *config, const struct bounds *bounds,
                struct report *report);
 
