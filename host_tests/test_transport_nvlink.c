@@ -30,12 +30,32 @@ WRAP(int, socket, (int domain, int type, int protocol), (domain, type, protocol)
 WRAP(int, bind, (int fd, const struct sockaddr *to, socklen_t bytes), (fd, to, bytes), -1)
 WRAP(int, listen, (int fd, int count), (fd, count), -1)
 WRAP(int, connect, (int fd, const struct sockaddr *to, socklen_t bytes), (fd, to, bytes), -1)
-WRAP(int, accept4, (int fd, struct sockaddr *from, socklen_t *bytes, int flags),
-     (fd, from, bytes, flags), -1)
 WRAP(ssize_t, sendmsg, (int fd, const struct msghdr *message, int flags), (fd, message, flags), -1)
 WRAP(ssize_t, recvmsg, (int fd, struct msghdr *message, int flags), (fd, message, flags), -1)
 WRAP(ssize_t, getrandom, (void *buffer, size_t bytes, unsigned flags), (buffer, bytes, flags), -1)
 WRAP(void *, calloc, (size_t count, size_t bytes), (count, bytes), NULL)
+
+// Where a stranger connects whenever a connection is taken; NULL: nowhere.
+static const struct sockaddr_un *haunted;
+static socklen_t haunted_bytes;
+
+static void haunt(void)
+{
+    int stranger = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+    ck_assert_int_eq(connect(stranger, (const struct sockaddr *)haunted, haunted_bytes), 0);
+    ck_assert_int_eq(close(stranger), 0);
+}
+
+int __real_accept4(int fd, struct sockaddr *from, socklen_t *bytes, int flags);
+int __wrap_accept4(int fd, struct sockaddr *from, socklen_t *bytes, int flags);
+int __wrap_accept4(int fd, struct sockaddr *from, socklen_t *bytes, int flags)
+{
+    int connection = call_fails() ? -1 : __real_accept4(fd, from, bytes, flags);
+
+    if (connection >= 0 && haunted != NULL) haunt();
+    return connection;
+}
 
 // ---- the device --------------------------------------------------------------------------------
 
@@ -246,25 +266,58 @@ END_TEST
 
 // ---- the box -----------------------------------------------------------------------------------
 
+static const unsigned char token[MEETING_TOKEN_BYTES] = {7, 8, 9};
+
+static socklen_t address_of_box(struct sockaddr_un *address)
+{
+    const char name[] = "\0moxie-07080900000000000000000000000000";
+
+    *address = (struct sockaddr_un){.sun_family = AF_UNIX};
+    memcpy(address->sun_path, name, sizeof name - 1);
+    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + sizeof name - 1);
+}
+
+// A letter of rank 1 with `count` descriptors.
+static void post_many(int connection, size_t count)
+{
+    const struct {
+        uint32_t magic;
+        int32_t from;
+    } letter = {0x4d584d31u, 1};
+    struct iovec piece = {.iov_base = (void *)(uintptr_t)&letter, .iov_len = sizeof letter};
+    _Alignas(struct cmsghdr) char control[CMSG_SPACE(4 * sizeof(int))] = {0};
+    const struct msghdr message = {.msg_iov = &piece,
+                                   .msg_iovlen = 1,
+                                   .msg_control = control,
+                                   .msg_controllen = CMSG_SPACE(count * sizeof(int))};
+    struct cmsghdr *header = (struct cmsghdr *)(void *)control;
+
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(count * sizeof(int));
+    for (size_t i = 0; i < count; i++)
+        memcpy(CMSG_DATA(header) + i * sizeof(int), &(int){STDERR_FILENO}, sizeof(int));
+    ck_assert_int_eq(sendmsg(connection, &message, 0), (ssize_t)sizeof letter);
+}
+
 // Whoever learns the name may connect; only whole letters of ranks count, one of each.
 START_TEST(what_is_no_letter_is_passed_over)
 {
-    const unsigned char token[MEETING_TOKEN_BYTES] = {7, 8, 9};
-    const char name[] = "\0moxie-07080900000000000000000000000000";
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    socklen_t length = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + sizeof name - 1);
+    struct sockaddr_un address;
+    socklen_t length = address_of_box(&address);
     int32_t files = files_open();
-    int box, strangers[2], fds[MOXIE_RANKS_MAX], own = memfd_create("own", MFD_CLOEXEC);
+    int box, strangers[5], fds[MOXIE_RANKS_MAX], own = memfd_create("own", MFD_CLOEXEC);
     char text[TEXT_BYTES];
     moxie_error error = {.struct_size = sizeof error, .text = text, .text_bytes = sizeof text};
 
-    memcpy(address.sun_path, name, sizeof name - 1);
     ck_assert_int_eq(mail_open(token, &box, NULL), MOXIE_OK);
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 5; i++) {
         strangers[i] = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
         ck_assert_int_eq(connect(strangers[i], (struct sockaddr *)&address, length), 0);
     }
     ck_assert_int_eq(write(strangers[1], "letter", 6), 6);
+    for (int i = 2; i < 5; i++)
+        post_many(strangers[i], (size_t)i);
     ck_assert_int_eq(mail_post(token, 2, 0, own, NULL), MOXIE_OK);
     ck_assert_int_eq(mail_post(token, 2, 0, own, NULL), MOXIE_OK);  // a second one
     ck_assert_int_eq(mail_post(token, 0, 0, own, NULL), MOXIE_OK);  // from the box's own rank
@@ -277,11 +330,33 @@ START_TEST(what_is_no_letter_is_passed_over)
     ck_assert_int_eq(mail_post(token, 1, 0, own, NULL), MOXIE_OK);
     ck_assert_int_eq(mail_take(box, 0, 2, fds, &error), MOXIE_OK);
     ck_assert_int_eq(close(fds[1]), 0);
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 5; i++)
         ck_assert_int_eq(close(strangers[i]), 0);
     ck_assert_int_eq(close(box), 0);
     ck_assert_int_eq(mail_post(token, 1, 0, own, &error), MOXIE_E_UNAVAILABLE);
     ck_assert_ptr_nonnull(strstr(text, "network namespace"));
+    ck_assert_int_eq(close(own), 0);
+    ck_assert_int_eq(files_open(), files);
+}
+END_TEST
+
+// The box is never empty, and a letter at the end of it is found.
+START_TEST(who_connects_without_end_is_not_waited_for)
+{
+    struct sockaddr_un address;
+    int32_t files = files_open();
+    int box, fds[MOXIE_RANKS_MAX], own = memfd_create("own", MFD_CLOEXEC);
+
+    haunted_bytes = address_of_box(&address);
+    ck_assert_int_eq(mail_open(token, &box, NULL), MOXIE_OK);
+    haunted = &address;
+    for (int32_t i = 0; i < MOXIE_RANKS_MAX; i++)
+        haunt();
+    ck_assert_int_eq(mail_post(token, 1, 0, own, NULL), MOXIE_OK);
+    ck_assert_int_eq(mail_take(box, 0, 2, fds, NULL), MOXIE_OK);
+    haunted = NULL;
+    ck_assert_int_eq(close(fds[1]), 0);
+    ck_assert_int_eq(close(box), 0);
     ck_assert_int_eq(close(own), 0);
     ck_assert_int_eq(files_open(), files);
 }
@@ -296,6 +371,7 @@ static void add(TCase *tests)
     tcase_add_loop_test(tests, sizes_are_refused_in_words, 0, sizeof sizes / sizeof sizes[0]);
     tcase_add_test(tests, no_window_while_a_graph_is_captured);
     tcase_add_test(tests, what_is_no_letter_is_passed_over);
+    tcase_add_test(tests, who_connects_without_end_is_not_waited_for);
 }
 
 SUITE_MAIN("transport_nvlink", 120, add)

@@ -98,6 +98,24 @@ out:
     return st;
 }
 
+// The descriptor of a message; -1 when there is none. Of several, which are nobody's letter, all
+// that came are closed: there is room for more than one in what is aligned for one.
+static int take_fd(const struct msghdr *message)
+{
+    const struct cmsghdr *header = CMSG_FIRSTHDR(message);
+    int fds[sizeof(union control) / sizeof(int)];
+    size_t count;
+
+    if (header == NULL || header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS)
+        return -1;
+    count = (header->cmsg_len - CMSG_LEN(0)) / sizeof fds[0];
+    memcpy(fds, CMSG_DATA(header), count * sizeof fds[0]);
+    if (count == 1) return fds[0];
+    for (size_t i = 0; i < count; i++)
+        (void)close(fds[i]);
+    return -1;
+}
+
 // The letter of one connection: its descriptor, and who sent it; -1 when there is none, or it comes
 // from another user.
 static int read_letter(int connection, int32_t ranks, int32_t *from)
@@ -112,13 +130,9 @@ static int read_letter(int connection, int32_t ranks, int32_t *from)
     struct ucred sender;
     socklen_t length = sizeof sender;
     ssize_t bytes = recvmsg(connection, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
-    const struct cmsghdr *header = bytes < 0 ? NULL : CMSG_FIRSTHDR(&message);
-    int fd = -1;
+    int fd = bytes < 0 ? -1 : take_fd(&message);
 
-    if (header == NULL || header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS ||
-        header->cmsg_len != CMSG_LEN(sizeof fd))
-        return -1;
-    memcpy(&fd, CMSG_DATA(header), sizeof fd);
+    if (fd < 0) return -1;
     *from = letter.from;
     if (bytes == (ssize_t)sizeof letter && letter.magic == MAIL_MAGIC && letter.from >= 0 &&
         letter.from < ranks &&
@@ -129,14 +143,16 @@ static int read_letter(int connection, int32_t ranks, int32_t *from)
     return -1;
 }
 
-// Only ranks know the name, so what is no letter is passed over, not blamed.
+// Only ranks know the name, so what is no letter is passed over, not blamed. All letters are there
+// when the first is taken, and a box holds one more than it was made for: who connects again and
+// again is not waited for.
 int32_t mail_take(int box, int32_t own, int32_t ranks, int fds[MOXIE_RANKS_MAX], moxie_error *error)
 {
     int32_t from = -1;
 
     for (int32_t r = 0; r < ranks; r++)
         fds[r] = -1;
-    for (;;) {
+    for (int32_t taken = 0; taken <= MOXIE_RANKS_MAX; taken++) {
         int connection = accept4(box, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         int fd;
 
