@@ -165,8 +165,9 @@ static void check_multiple(const struct config *config, const struct backend *ru
     int64_t multiple =
         runner->row_multiple_bytes / format_bytes(config_word(config, KEY_WEIGHT_FORMAT));
 
-    // Sizes past 32 bits are refused for that.
-    if (multiple == 0 || !config_ok(config, key) || size > INT32_MAX || size % multiple == 0)
+    // Sizes past 32 bits, or the columns that it takes, are refused for that.
+    if (multiple == 0 || !config_ok(config, key) || size > INT32_MAX ||
+        (runner->columns_max > 0 && size > runner->columns_max) || size % multiple == 0)
         return;
     report_reason(report, MOXIE_E_UNSUPPORTED, key,
                   "%s on %s takes a %s that is a multiple of %" PRId64
