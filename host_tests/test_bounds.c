@@ -390,6 +390,33 @@ START_TEST(products_past_2_62)
 }
 END_TEST
 
+// Whatever two of three counts pass the limit, or come to it, one advice does.
+START_TEST(experts_past_the_limit)
+{
+    static const int64_t counts[] = {1, 8, 500000, 1 << 20, HUGE_TOKENS, INT64_MAX};
+    static const char *const keys[] = {"num_experts", "num_redundant_experts",
+                                       "num_fused_shared_experts"};
+    const int32_t kinds = (int32_t)(sizeof counts / sizeof counts[0]);
+    struct mock_host mock;
+    struct verdict verdict;
+    int32_t refused = 0;
+
+    for (int32_t n = 0; n < kinds * kinds * kinds; n++) {
+        mock_host_init(&mock);
+        for (int32_t i = 0, rest = n; i < 3; i++, rest /= kinds)
+            mock_set_i64(&mock, keys[i], counts[rest % kinds] - (i > 0));
+        verdict_make(&verdict, &mock);
+        if (verdict.report.reasons_count > 0) {
+            ck_assert_int_eq(assert_advice_works(&mock, verdict.report.reasons[0].key), 1);
+            refused++;
+        }
+        verdict_free(&verdict);
+        mock_host_fini(&mock);
+    }
+    ck_assert_int_gt(refused, 100);
+}
+END_TEST
+
 START_TEST(experts_are_split)
 {
     // 10 experts over 4 ranks: 3, 3, 2, 2.
@@ -421,6 +448,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, attention_tp_pads);
     tcase_add_test(tests, the_rest_is_still_computed);
     tcase_add_test(tests, products_past_2_62);
+    tcase_add_test(tests, experts_past_the_limit);
     tcase_add_test(tests, experts_are_split);
 }
 

@@ -274,30 +274,55 @@ static int64_t attn_tp_of(const struct config *config, struct report *report)
     return -1;
 }
 
+static const enum config_key expert_keys[3] = {KEY_NUM_EXPERTS, KEY_NUM_REDUNDANT_EXPERTS,
+                                               KEY_NUM_FUSED_SHARED_EXPERTS};
+
+// Which of the counts to lower, and to how many: the largest, beside the others. Where those leave
+// it nothing, copies and shared experts go, in the words of `more`.
+static int32_t experts_advise(const int64_t counts[3], int64_t limit, int64_t *most, char *more,
+                              uint64_t capacity)
+{
+    int64_t others = 0;
+    int32_t largest = 0;
+    uint64_t used = 0;
+
+    for (int32_t i = 1; i < 3; i++)
+        if (counts[i] > counts[largest]) largest = i;
+    for (int32_t i = 0; i < 3; i++)
+        if (i != largest) others += counts[i] < limit ? counts[i] : limit;
+    more[0] = '\0';
+    if (others >= limit) {
+        if (counts[0] >= limit) largest = 0;
+        others = largest == 0 ? 0 : counts[0];
+        for (int32_t i = 1; i < 3; i++)
+            if (i != largest && counts[i] > 0 && used < capacity)
+                used += (uint64_t)snprintf(more + used, capacity - used, " and %s to 0",
+                                           config_name(expert_keys[i]));
+    }
+    *most = limit - others;
+    return largest;
+}
+
 int64_t bounds_experts(const struct config *config, int64_t limit, const char *before,
                        const char *after, struct report *report)
 {
-    static const enum config_key keys[] = {KEY_NUM_EXPERTS, KEY_NUM_REDUNDANT_EXPERTS,
-                                           KEY_NUM_FUSED_SHARED_EXPERTS};
-    int64_t counts[3], others = 0, most;
+    int64_t counts[3], most;
     int64_t sum = -1;
-    int32_t largest = 0;
+    char more[96];
+    int32_t key;
 
     for (int32_t i = 0; i < 3; i++) {
-        counts[i] = value_of(config, keys[i]);
+        counts[i] = value_of(config, expert_keys[i]);
         if (counts[i] < 0) return -1;
-        if (counts[i] > counts[largest]) largest = i;
     }
     if (!size_add(counts[0], counts[1], &sum) || !size_add(sum, counts[2], &sum)) sum = -1;
     if (sum >= 0 && sum <= limit) return sum;
-    for (int32_t i = 0; i < 3; i++) {
-        if (i != largest) others += counts[i] < limit ? counts[i] : limit;
-    }
-    most = others < limit ? limit - others : 1;
-    report_reason(report, MOXIE_E_UNSUPPORTED, keys[largest],
+    key = experts_advise(counts, limit, &most, more, sizeof more);
+    report_reason(report, MOXIE_E_UNSUPPORTED, expert_keys[key],
                   "%s num_experts %" PRId64 " + num_redundant_experts %" PRId64
-                  " + num_fused_shared_experts %" PRId64 " %s: set %s to %" PRId64 " or less",
-                  before, counts[0], counts[1], counts[2], after, config_name(keys[largest]), most);
+                  " + num_fused_shared_experts %" PRId64 " %s: set %s to %" PRId64 " or less%s",
+                  before, counts[0], counts[1], counts[2], after, config_name(expert_keys[key]),
+                  most, more);
     return sum;
 }
 
