@@ -8,6 +8,7 @@
 #include "kernels/types.h"
 #include "plugin/backends.h"
 
+#include <stdio.h>
 #include <string.h>
 
 START_TEST(unknown_names)
@@ -44,7 +45,7 @@ START_TEST(unknown_names_hide_nothing)
     assert_refused(&mock, MOXIE_E_UNSUPPORTED, "runner", "which has moxie_cuda");
     assert_refused(&mock, MOXIE_E_UNSUPPORTED, "dispatcher", "'ours' is not registered");
     assert_refused(&mock, MOXIE_E_UNSUPPORTED, "weight_format", "moxie_cuda has no kernel");
-    assert_refused(&mock, MOXIE_E_UNSUPPORTED, "input_format", "moxie_cuda has no kernel");
+    assert_refused(&mock, MOXIE_E_UNSUPPORTED, "input_format", "weight_format is to be bf16");
     // Of a device that is no word nobody knows the names.
     mock_set_str(&mock, "device", "sm90");
     mock_set_str(&mock, "runner", "moxie_cuda");
@@ -107,6 +108,51 @@ START_TEST(a_gpu_has_limits_of_its_own)
             mock_set_i64(&mock, rows[i].key, rows[i].number);
         assert_refused(&mock, MOXIE_E_UNSUPPORTED, rows[i].key, rows[i].text);
         ck_assert_int_eq(assert_advice_works(&mock, rows[i].key), 1);
+        mock_host_fini(&mock);
+    }
+}
+END_TEST
+
+// What does not go with the weights is told once, also beside weights that it has no kernel for:
+// doing all that is said is enough.
+START_TEST(a_gpu_wants_one_format_of_a_key)
+{
+    static const struct {
+        const char *weights, *input, *activation; // NULL: not set
+        const char *fine[3];                      // what is advised of them
+    } rows[] = {
+        {"f16", "f32", "f32", {"f16", "f16", "f16"}},
+        {"bf16", "f32", NULL, {"bf16", "bf16", NULL}},
+        {"fp8_block128", "f32", "f32", {"fp8_block128", "bf16", "fp8"}},
+        {"int4_g32", "f16", NULL, {"bf16", "bf16", NULL}},
+        {"mxfp4", "f32", "f32", {"bf16", "bf16", "bf16"}},
+        {"nvfp4", NULL, "fp8", {"bf16", NULL, "bf16"}},
+    };
+    static const char *const keys[] = {"weight_format", "input_format", "activation_format"};
+
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        const char *const set[] = {rows[i].weights, rows[i].input, rows[i].activation};
+        uint64_t wrong = 0;
+        struct mock_host mock;
+        struct verdict verdict;
+        char text[64];
+
+        mock_host_init(&mock);
+        mock_set_str(&mock, "device", "sm_90");
+        for (int32_t k = 0; k < 3; k++)
+            if (set[k] != NULL) mock_set_str(&mock, keys[k], set[k]);
+        for (int32_t k = 0; k < 3; k++) {
+            if (set[k] == NULL || strcmp(set[k], rows[i].fine[k]) == 0) continue;
+            (void)snprintf(text, sizeof text, "set %s to %s", keys[k], rows[i].fine[k]);
+            assert_refused(&mock, MOXIE_E_UNSUPPORTED, keys[k], text);
+            wrong++;
+        }
+        verdict_make(&verdict, &mock);
+        ck_assert_uint_eq(verdict.report.reasons_count, wrong);
+        verdict_free(&verdict);
+        for (int32_t k = 0; k < 3; k++)
+            if (set[k] != NULL) mock_set_str(&mock, keys[k], rows[i].fine[k]);
+        assert_accepted(&mock);
         mock_host_fini(&mock);
     }
 }
@@ -264,6 +310,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, unknown_names_hide_nothing);
     tcase_add_test(tests, a_gpu_is_judged_from_its_tables);
     tcase_add_test(tests, a_gpu_has_limits_of_its_own);
+    tcase_add_test(tests, a_gpu_wants_one_format_of_a_key);
     tcase_add_test(tests, every_physical_expert_counts);
     tcase_add_test(tests, pushing_needs_ep_ranks);
     tcase_add_test(tests, formats_without_a_kernel);

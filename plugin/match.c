@@ -191,20 +191,28 @@ static void check_columns(const struct config *config, const struct backend *run
                   runner->columns_max);
 }
 
-// `wanted`: what goes with weight_format.
-static void check_one_format(const struct config *config, const struct backend *runner,
-                             enum config_key key, int32_t wanted, struct report *report)
+// Of a runner that multiplies rows of the weights' kind: 1, and a reason, when the key is of
+// another. A weight_format that it has no kernel for is taken for the one that is advised.
+static int check_one_format(const struct config *config, const struct backend *runner,
+                            enum config_key key, struct report *report)
 {
-    char word[CONFIG_TEXT_BYTES];
+    int32_t weights = config_word(config, KEY_WEIGHT_FORMAT);
+    int32_t wanted = backend_operand_format(weights);
+    int known = (BACKEND_BIT(weights) & runner->weight_formats) != 0;
+    char word[CONFIG_TEXT_BYTES], of[CONFIG_TEXT_BYTES];
 
-    if (!runner->one_format || !config_ok(config, key) || config_word(config, key) == wanted)
-        return;
+    // Rows that come in 16 bits are quantised on the way.
+    if (!runner->one_format || (key == KEY_INPUT_FORMAT && wanted == FORMAT_FP8) ||
+        !config_ok(config, key) || config_word(config, key) == wanted)
+        return 0;
     config_word_text(key, wanted, word);
+    config_word_text(KEY_WEIGHT_FORMAT, known ? weights : wanted, of);
     report_reason(report, MOXIE_E_UNSUPPORTED, key,
                   "%s on %s multiplies rows of the weights' kind, and %s is %s while "
-                  "weight_format is %s: set %s to %s",
+                  "weight_format %s %s: set %s to %s",
                   runner->name, runner->device, config_name(key), config_str(config, key),
-                  config_str(config, KEY_WEIGHT_FORMAT), config_name(key), word);
+                  known ? "is" : "is to be", of, config_name(key), word);
+    return 1;
 }
 
 // Of the physical experts that a rank owns.
@@ -225,19 +233,15 @@ static void check_experts(const struct config *config, const struct backend *run
 static void check_runner(const struct config *config, const struct backend *runner,
                          struct report *report)
 {
-    int32_t operands;
-
     check_multiple(config, runner, KEY_HIDDEN_SIZE, report);
     check_multiple(config, runner, KEY_INTERMEDIATE_SIZE, report);
     check_columns(config, runner, KEY_HIDDEN_SIZE, report);
     check_columns(config, runner, KEY_INTERMEDIATE_SIZE, report);
     check_experts(config, runner, report);
-    if ((BACKEND_BIT(config_word(config, KEY_WEIGHT_FORMAT)) & runner->weight_formats) == 0) return;
-    operands = backend_operand_format(config_word(config, KEY_WEIGHT_FORMAT));
-    // Rows that come in 16 bits are quantised on the way.
-    if (operands != FORMAT_FP8)
-        check_one_format(config, runner, KEY_INPUT_FORMAT, operands, report);
-    check_one_format(config, runner, KEY_ACTIVATION_FORMAT, operands, report);
+    check_word(config, runner, KEY_WEIGHT_FORMAT, runner->weight_formats, report);
+    check_word(config, runner, KEY_ACTIVATION, runner->activations, report);
+    if (!check_one_format(config, runner, KEY_ACTIVATION_FORMAT, report))
+        check_word(config, runner, KEY_ACTIVATION_FORMAT, runner->activation_formats, report);
 }
 
 void validate_backends(const struct config *config, const struct backend *runner,
@@ -253,17 +257,13 @@ void validate_backends(const struct config *config, const struct backend *runner
     // All else is judged by what the advice puts in a wrong name's place.
     if (runner == NULL) runner = validate_auto(config, BACKEND_RUNNER);
     if (dispatcher == NULL) dispatcher = validate_auto(config, BACKEND_DISPATCHER);
-    if (runner != NULL) {
-        check_word(config, runner, KEY_WEIGHT_FORMAT, runner->weight_formats, report);
-        check_word(config, runner, KEY_ACTIVATION_FORMAT, runner->activation_formats, report);
-        check_word(config, runner, KEY_ACTIVATION, runner->activations, report);
-    }
     if (runner != NULL) check_runner(config, runner, report);
     if (dispatcher != NULL) check_group(config, dispatcher, report);
     if (runner == NULL || dispatcher == NULL) return;
-    check_word(config,
-               (runner->input_formats & ~dispatcher->input_formats) == 0 ? runner : dispatcher,
-               KEY_INPUT_FORMAT, runner->input_formats & dispatcher->input_formats, report);
+    if (!check_one_format(config, runner, KEY_INPUT_FORMAT, report))
+        check_word(config,
+                   (runner->input_formats & ~dispatcher->input_formats) == 0 ? runner : dispatcher,
+                   KEY_INPUT_FORMAT, runner->input_formats & dispatcher->input_formats, report);
     check_word(config,
                (runner->output_formats & ~dispatcher->output_formats) == 0 ? runner : dispatcher,
                KEY_OUTPUT_FORMAT, runner->output_formats & dispatcher->output_formats, report);
