@@ -199,6 +199,11 @@ START_TEST(pushing_needs_ep_ranks)
     mock_set_i64(&mock, "ep_rank", 1);
     assert_refused(&mock, MOXIE_E_CONFIG, "ep_size", "to 1 and ep_rank to 0 and dispatcher to");
     ck_assert_int_eq(assert_advice_works(&mock, "ep_size"), 2);
+    // So does fewer than the rank is.
+    mock_set_i64(&mock, "ep_size", 8);
+    mock_set_i64(&mock, "ep_rank", 4);
+    assert_refused(&mock, MOXIE_E_CONFIG, "ep_size", "or ep_size to 4 and ep_rank to 3");
+    ck_assert_int_eq(assert_advice_works(&mock, "ep_size"), 2);
     mock_host_fini(&mock);
 }
 END_TEST

@@ -112,13 +112,16 @@ static void check_ranks(const struct config *config, struct report *report)
     int64_t ep_size = config_i64(config, KEY_EP_SIZE);
     int64_t ep_rank = config_i64(config, KEY_EP_RANK);
     int known = config_ok(config, KEY_EP_SIZE) && config_ok(config, KEY_TP_SIZE);
-    char one[64], other[64] = "";
+    char one[64], other[96] = "";
 
     with_one_rank(config, one, sizeof one);
     if (tp_size == 1)
         (void)snprintf(other, sizeof other, ", or tp_size to %" PRId64, ep_size);
-    else if (tp_size <= MOXIE_RANKS_MAX)
+    else if (tp_size <= MOXIE_RANKS_MAX && ep_rank < tp_size)
         (void)snprintf(other, sizeof other, ", or ep_size to %" PRId64, tp_size);
+    else if (tp_size <= MOXIE_RANKS_MAX)
+        (void)snprintf(other, sizeof other, ", or ep_size to %" PRId64 " and ep_rank to %" PRId64,
+                       tp_size, tp_size - 1);
     if (known && ep_size != 1 && ep_size != tp_size)
         report_reason(report, MOXIE_E_CONFIG, KEY_EP_SIZE,
                       "ep_size %" PRId64 " is neither 1 nor tp_size %" PRId64
