@@ -245,6 +245,16 @@ class Peers(Peer):
         self.assertIn(f"mxoie is none of moxie, torch_grouped_mm, torch_grouped_mm_products, {name}"
                       f", {name}_vllm, {name}_sglang, deep_gemm, deep_gemm_masked", said.getvalue())
 
+    def test_versions_of_engines(self):
+        engines = {"vllm": lambda: None}
+        found_spec = mock.patch("importlib.util.find_spec", lambda name: name == "vllm" or None)
+        vllm = types.SimpleNamespace(__version__="9.8.7")
+        with found_spec, mock.patch.dict(triton.ENGINES, engines), \
+                mock.patch.dict(sys.modules, vllm=vllm):
+            system = triton.Triton(options(), types.SimpleNamespace(kind="cuda"))
+            self.assertIsNone(system.available())
+        self.assertEqual(system.version, "9.8.7")
+
     def test_a_library_that_is_no_moxie(self):
         refused = MoxieError(abi.E_VERSION, -1, "no libmoxie")
         system = moxie.Moxie(options(plugin="libc.so.6"), device.Cpu())

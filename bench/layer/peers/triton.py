@@ -119,7 +119,7 @@ class Triton(System):
             try:
                 self.fused_experts = ENGINES[engine]()
                 self.name = f"{type(self).name}_{engine}"
-                self.version = getattr(sys.modules[engine], "__version__", None)
+                self.version = getattr(sys.modules.get(engine), "__version__", None)
                 return None
             except Exception as error:  # whatever an engine raises where it does not fit
                 reasons.append(f"{engine}: {type(error).__name__}: {error}")
