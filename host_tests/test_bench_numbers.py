@@ -346,6 +346,13 @@ class Reports(unittest.TestCase):
         found = self.judged(times=1.25)
         self.assertEqual(report.curves(found)["q30b"]["moxie"], [(16384, 0.8)])
 
+    def test_plot_tells_parts_from_layers(self):
+        with mock.patch.object(report.chart, "draw") as draw:
+            report.plot(self.judged(), "never.png")
+        charts, _, _, dotted = draw.call_args.args
+        self.assertEqual(list(charts["q30b bf16"]), ["moxie", "peer: two products"])
+        self.assertEqual(list(dotted), ["peer: two products", "other: two products"])
+
     def test_no_plot_without_matplotlib(self):
         with mock.patch("importlib.util.find_spec", return_value=None):
             self.assertIn("matplotlib", report.plot(self.judged(), "never.png"))

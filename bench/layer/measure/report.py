@@ -232,5 +232,8 @@ def plot(found, path):
     if not shapes:
         return "no cell has uniform routing"
     number = found["settings"]["format"]
-    return chart.draw({f"{shape} {number}": lines for shape, lines in shapes.items()}, "tokens",
-                      path)
+    parts = {system["name"]: f"{system['name']}: {system['what']}" for system in found["systems"]
+             if system["what"] != "whole layer"}
+    return chart.draw({f"{shape} {number}": {parts.get(name, name): line
+                                             for name, line in lines.items()}
+                       for shape, lines in shapes.items()}, "tokens", path, parts.values())
