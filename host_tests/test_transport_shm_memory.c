@@ -1,5 +1,6 @@
 // plugin/transport_shm_memory.c: what is refused before any page is touched, by what the kernel and
-// the container's limit leave. Files of the kernel are made up.
+// the container's limit leave, and memory that is not what was agreed. Files of the kernel are made
+// up.
 
 #include "plugin/transport_shm_memory.h"
 
@@ -8,6 +9,8 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #define MIB (UINT64_C(1) << 20)
 
@@ -84,9 +87,36 @@ START_TEST(no_more_than_there_is)
 }
 END_TEST
 
+// A peer may put another file in the place of its own, or cut it short.
+START_TEST(memory_of_another_size_is_refused)
+{
+    const uint64_t bytes = (uint64_t)TRANSPORT_PAGE_BYTES;
+    const uint64_t others[] = {bytes / 2, 2 * bytes};
+    unsigned char token[MEETING_TOKEN_BYTES] = {0};
+    void *made, *opened = NULL;
+    struct said said;
+
+    said_init(&said);
+    (void)snprintf((char *)token, sizeof token, "%d", (int)getpid());
+    ck_assert_int_eq(shared_memory_make(token, bytes, &made, &said.error), MOXIE_OK);
+    for (int i = 0; i < 2; i++) {
+        ck_assert_int_eq(shared_memory_open(token, others[i], 3, &opened, &said.error),
+                         MOXIE_E_COLLECTIVE_MISMATCH);
+        ck_assert_msg(strstr(said.text, "the window of rank 3 is not of the agreed") != NULL, "%s",
+                      said.text);
+        ck_assert_ptr_null(opened);
+    }
+    ck_assert_int_eq(shared_memory_open(token, bytes, 3, &opened, &said.error), MOXIE_OK);
+    shared_memory_unlink(token);
+    ck_assert_int_eq(munmap(opened, bytes), 0);
+    ck_assert_int_eq(munmap(made, bytes), 0);
+}
+END_TEST
+
 static void add(TCase *tests)
 {
     tcase_add_loop_test(tests, no_more_than_there_is, 0, MACHINES);
+    tcase_add_test(tests, memory_of_another_size_is_refused);
 }
 
 SUITE_MAIN("transport_shm_memory", 60, add)
