@@ -54,7 +54,6 @@ struct tenancy {
 struct shm_window {
     struct window window;
     struct tenancy *tenancy[MOXIE_RANKS_MAX]; // of rank r's memory; NULL: the mapping is ours alone
-    int tenancy_fd;                           // of the own one, while peers may ask for it, or -1
 };
 
 struct transport {
@@ -101,15 +100,14 @@ out:
 
 // ---- Ranks of one process ----------------------------------------------------------------------
 
-// Of the own window, held by this rank.
-static int32_t tenancy_make(const struct meeting *meeting, struct shm_window *own,
-                            moxie_error *error)
+// Of the own window, held by this rank. Mates ask for it by *fd, which is closed when they have.
+static int32_t tenancy_make(struct meeting *meeting, struct shm_window *own, int *fd)
 {
     struct tenancy *tenancy;
     int32_t st = MOXIE_OK;
     void *memory;
 
-    TRY(process_memory_make(sizeof *tenancy, &own->tenancy_fd, &memory, error));
+    TRY(process_memory_make(sizeof *tenancy, fd, &memory, &meeting->local));
     tenancy = memory;
     atomic_store(&tenancy->holders, 1);
     memcpy(tenancy->token, meeting->mine.token, MEETING_TOKEN_BYTES);
@@ -167,17 +165,17 @@ static void tenancy_leave(struct tenancy *tenancy, uint64_t window_bytes)
 // ---- Everybody's memory ------------------------------------------------------------------------
 
 static int32_t make_own(const struct transport *transport, struct meeting *meeting,
-                        struct shm_window *own, moxie_error *error)
+                        struct shm_window *own, int *tenancy_fd)
 {
     struct window *window = &own->window;
     int32_t st = MOXIE_OK;
     void *base;
 
-    TRY(shared_memory_make(meeting->mine.token, window->bytes_mapped, &base, error));
+    TRY(shared_memory_make(meeting->mine.token, window->bytes_mapped, &base, &meeting->local));
     window->base = base;
     window->peer[meeting->mine.rank] = base;
-    if (transport->mates > 1) TRY(tenancy_make(meeting, own, error));
-    meeting->mine.tenancy_fd = own->tenancy_fd;
+    if (transport->mates > 1) TRY(tenancy_make(meeting, own, tenancy_fd));
+    meeting->mine.tenancy_fd = *tenancy_fd;
 out:
     return st;
 }
@@ -206,8 +204,9 @@ out:
 
 // The child of a fork() is not counted. What its parent's threads share stays mapped in it: another
 // of its copies of their handles may still use the address.
-static void close_window(const struct transport *transport, struct shm_window *own)
+static void window_close(struct transport *transport, struct window *window)
 {
+    struct shm_window *own = window != NULL ? window->impl : NULL;
     int counted = transport->identity.pid == getpid();
 
     if (own == NULL) return;
@@ -217,11 +216,6 @@ static void close_window(const struct transport *transport, struct shm_window *o
         else if (own->tenancy[r] != NULL && counted)
             tenancy_leave(own->tenancy[r], own->window.bytes_mapped);
     free(own);
-}
-
-static void window_close(struct transport *transport, struct window *window)
-{
-    if (window != NULL) close_window(transport, window->impl);
 }
 
 // The size, the header and the name: all that can be refused before any memory is made.
@@ -242,7 +236,6 @@ static int32_t prepare(const struct transport *transport, uint64_t bytes, struct
     own->window.bytes = bytes;
     own->window.bytes_mapped = bytes_mapped;
     own->window.impl = own;
-    own->tenancy_fd = -1;
     *out = own;
 out:
     return st;
@@ -254,7 +247,7 @@ static int32_t window_open(struct transport *transport, uint64_t bytes, struct w
     struct meeting meeting;
     struct shm_window *own = NULL;
     int32_t st = MOXIE_OK;
-    int named = 0;
+    int tenancy_fd = -1, named = 0;
 
     *out = NULL;
     transport->windows++;
@@ -262,17 +255,15 @@ static int32_t window_open(struct transport *transport, uint64_t bytes, struct w
     TRY(meeting_meet(&meeting, STAGE_OFFER, prepare(transport, bytes, &meeting, &own), error));
     TRY(meeting_take_offers(&meeting, error));
     named = 1;
-    TRY(meeting_meet(&meeting, STAGE_MADE, make_own(transport, &meeting, own, &meeting.local),
-                     error));
+    TRY(meeting_meet(&meeting, STAGE_MADE, make_own(transport, &meeting, own, &tenancy_fd), error));
     TRY(meeting_meet(&meeting, STAGE_MAPPED, map_peers(transport, &meeting, own, &meeting.local),
                      error));
     *out = &own->window;
 out:
     for (int32_t r = 0; named && r < transport->bootstrap.ranks; r++)
         shared_memory_unlink(meeting.tokens[r]);
-    if (own != NULL && own->tenancy_fd >= 0) (void)close(own->tenancy_fd);
-    if (own != NULL) own->tenancy_fd = -1;
-    if (*out == NULL) close_window(transport, own);
+    if (tenancy_fd >= 0) (void)close(tenancy_fd);
+    if (own != NULL && *out == NULL) window_close(transport, &own->window);
     return st;
 }
 

@@ -135,18 +135,16 @@ static void check_ranks(const struct config *config, struct report *report)
 }
 
 // Columns that the runner takes, or the one that stands in for a name that nobody has.
-static int64_t columns_most(const struct config *config)
+static int64_t columns_most(const struct config *config, const struct backend *runner)
 {
-    const struct backend *runner = backend_find(BACKEND_RUNNER, config_str(config, KEY_RUNNER),
-                                                config_str(config, KEY_DEVICE));
-
     if (runner == NULL) runner = validate_auto(config, BACKEND_RUNNER);
     return runner != NULL && runner->columns_max > 0 ? runner->columns_max : INT32_MAX;
 }
 
-static void check_counts(const struct config *config, struct report *report)
+static void check_counts(const struct config *config, const struct backend *runner,
+                         struct report *report)
 {
-    const int64_t columns = columns_most(config);
+    const int64_t columns = columns_most(config, runner);
     const struct {
         enum config_key key;
         int64_t limit, most; // and what to advise: what a runner takes below is match.c's to judge
@@ -370,16 +368,18 @@ void validate_config(const struct config *config, const struct bounds *bounds,
                      struct report *report)
 {
     const char *device = config_str(config, KEY_DEVICE);
+    const struct backend *runner =
+        backend_find(BACKEND_RUNNER, config_str(config, KEY_RUNNER), device);
+    const struct backend *dispatcher =
+        backend_find(BACKEND_DISPATCHER, config_str(config, KEY_DISPATCHER), device);
 
     check_ranks(config, report);
-    check_counts(config, report);
+    check_counts(config, runner, report);
     check_speculative(config, report);
     check_honoured(config, report);
     check_groups(config, report);
     check_transport(config, report);
-    validate_backends(config, backend_find(BACKEND_RUNNER, config_str(config, KEY_RUNNER), device),
-                      backend_find(BACKEND_DISPATCHER, config_str(config, KEY_DISPATCHER), device),
-                      report);
+    validate_backends(config, runner, dispatcher, report);
     check_dispatch_cap(config, bounds, report);
     check_rows(config, bounds, report);
     validate_unused(config, bounds, report);
