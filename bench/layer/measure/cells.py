@@ -9,6 +9,7 @@ from typing import NamedTuple, Optional
 
 READ_BYTES_PER_S = 4.5e12  # of HBM, the best seen on an H200
 REUSE_BYTES = 180e6  # to be touched before an expert is read again: three times the L2
+WHOLE, PRODUCTS = "whole layer", "two products"  # what a system times
 STEADY_TOKENS = 4096  # cells from here on are measured after seconds of load, at a settled clock
 
 

@@ -3,8 +3,6 @@
 import importlib.util
 
 BARS = {"bar": "0.2", "stretch": "0.6"}  # greys: what is wanted, not what was measured
-
-
 COLUMNS = 4  # of charts in a row
 
 

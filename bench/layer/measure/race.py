@@ -5,7 +5,7 @@ import time
 
 from measure import cells, numbers
 from measure.case import FORWARDS
-from peers import WHOLE, Unfit
+from peers import Unfit
 
 HOST_CALLS = 200
 REASON_MAX = 300  # characters
@@ -53,7 +53,7 @@ class Contestant:
             return max(error if math.isfinite(error) else math.inf for error in errors)
 
         self.error, self.unquantised = worst(answers), None
-        if unquantised is not None and self.system.what == WHOLE:
+        if unquantised is not None and self.system.what == cells.WHOLE:
             self.unquantised = worst(unquantised)
 
     def result(self):

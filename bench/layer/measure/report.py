@@ -118,7 +118,7 @@ def _is(found, kind):
 def _head(found):
     machine, versions = found["machine"], found["versions"]
     library = next((system["version"] for system in found.get("systems", ())
-                    if system["name"] == "moxie" and system.get("version")), None)
+                    if system["name"] == SUBJECT and system.get("version")), None)
     device, number = machine.get("gpu") or machine.get("cpu"), found["settings"]["format"]
     peers = "".join(f"{system['name']} {system['version']}, " for system in found["systems"]
                     if system["name"] != SUBJECT and system.get("version"))
@@ -233,7 +233,7 @@ def plot(found, path):
         return "no cell has uniform routing"
     number = found["settings"]["format"]
     parts = {system["name"]: f"{system['name']}: {system['what']}" for system in found["systems"]
-             if system["what"] != "whole layer"}
+             if system["what"] != cells.WHOLE}
     return chart.draw({f"{shape} {number}": {parts.get(name, name): line
                                              for name, line in lines.items()}
                        for shape, lines in shapes.items()}, "tokens", path, parts.values())

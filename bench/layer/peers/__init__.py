@@ -8,8 +8,7 @@ replay wrote with what is right for this system.
 """
 
 from measure.case import FORWARDS, off_by
-
-WHOLE, PRODUCTS = "whole layer", "two products"  # what a system times
+from measure.cells import WHOLE
 
 
 class Unfit(Exception):

@@ -13,7 +13,8 @@ import torch
 
 from measure import fp8
 from measure.case import ALIGN, FORWARDS, off_by
-from peers import PRODUCTS, System, Unfit
+from measure.cells import PRODUCTS
+from peers import System, Unfit
 
 MASKED_TOKENS = 256  # every expert has room for all of them
 

@@ -3,7 +3,8 @@
 import torch
 
 from measure.case import FORWARDS, off_by
-from peers import PRODUCTS, System
+from measure.cells import PRODUCTS
+from peers import System
 
 
 def grouped(a, b, ends):
