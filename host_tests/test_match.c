@@ -87,8 +87,8 @@ START_TEST(a_gpu_has_limits_of_its_own)
         {"bf16", "hidden_size", NULL, "counts the bytes of a row in 32 bits", (1 << 28) + 8},
         {"bf16", "intermediate_size", NULL, "set intermediate_size to 268435456", INT32_MAX - 7},
         {"bf16", "hidden_size", NULL, "set hidden_size to 268435456", INT32_MAX},
-        {"bf16", "hidden_size", NULL, "set it to 268435456", (int64_t)1 << 31},
-        {"fp8_tensor", "intermediate_size", NULL, "set it to 268435456", INT64_MAX},
+        {"bf16", "hidden_size", NULL, "set hidden_size to 268435456", (int64_t)1 << 31},
+        {"fp8_tensor", "intermediate_size", NULL, "set intermediate_size to 268435456", INT64_MAX},
         {"bf16", "num_experts", NULL, "takes 1024 experts a rank", 1025},
         {"fp8_channel", "activation_format", "bf16", "is bf16 while weight_format is fp8_ch", 0},
         {"fp8_tensor", "input_format", "f32", "no kernel on sm_90 for input_format f32", 0},
@@ -108,6 +108,29 @@ START_TEST(a_gpu_has_limits_of_its_own)
             mock_set_i64(&mock, rows[i].key, rows[i].number);
         assert_refused(&mock, MOXIE_E_UNSUPPORTED, rows[i].key, rows[i].text);
         ck_assert_int_eq(assert_advice_works(&mock, rows[i].key), 1);
+        mock_host_fini(&mock);
+    }
+}
+END_TEST
+
+// A name that nobody has is judged by the runner that `auto` would be.
+START_TEST(columns_are_counted_by_the_runner)
+{
+    static const char *const keys[] = {"hidden_size", "intermediate_size"};
+    struct mock_host mock;
+
+    for (int32_t i = 0; i < 2; i++) {
+        mock_host_init(&mock);
+        mock_set_i64(&mock, keys[i], (int64_t)1 << 31);
+        assert_refused(&mock, MOXIE_E_UNSUPPORTED, keys[i],
+                       "moxie_cpu on cpu counts columns in 32 bits, and ");
+        assert_refused(&mock, MOXIE_E_UNSUPPORTED, keys[i], "_size to 2147483647 or less");
+        ck_assert_int_eq(assert_advice_works(&mock, keys[i]), 1);
+        mock_set_str(&mock, "runner", "ours");
+        assert_refused(&mock, MOXIE_E_UNSUPPORTED, keys[i], "moxie_cpu on cpu counts columns");
+        mock_set_str(&mock, "device", "sm_90");
+        assert_refused(&mock, MOXIE_E_UNSUPPORTED, keys[i],
+                       "moxie_cuda on sm_90 counts the bytes of a row in 32 bits, and ");
         mock_host_fini(&mock);
     }
 }
@@ -315,6 +338,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, unknown_names_hide_nothing);
     tcase_add_test(tests, a_gpu_is_judged_from_its_tables);
     tcase_add_test(tests, a_gpu_has_limits_of_its_own);
+    tcase_add_test(tests, columns_are_counted_by_the_runner);
     tcase_add_test(tests, a_gpu_wants_one_format_of_a_key);
     tcase_add_test(tests, every_physical_expert_counts);
     tcase_add_test(tests, pushing_needs_ep_ranks);

@@ -117,6 +117,7 @@ const struct backend backends[] = {
         .output_formats = FORMAT_BITS_16_32,
         .wire_formats = WIRE_BITS,
         .activations = ACTIVATION_BITS,
+        .columns_max = INT32_MAX,
     },
     {
         .name = "moxie_cuda",

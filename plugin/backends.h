@@ -24,7 +24,7 @@ struct backend {
     uint32_t activations;       // BACKEND_BIT(enum activation)
     int32_t row_multiple_bytes; // runners: of a row of weights, hidden_size and intermediate_size
                                 // long; 0: any
-    int32_t columns_max;        // runners: hidden_size and intermediate_size; 0: any
+    int32_t columns_max;        // runners: hidden_size and intermediate_size
     int32_t experts_max;        // runners: that one rank can own; 0: any number
     int32_t one_format; // runners: x, the weights and the GEMMs' operands are of one format; with
                         // fp8 weights the operands are fp8, and x of 16 bits is quantised

@@ -165,9 +165,9 @@ static void check_multiple(const struct config *config, const struct backend *ru
     int64_t multiple =
         runner->row_multiple_bytes / format_bytes(config_word(config, KEY_WEIGHT_FORMAT));
 
-    // Sizes past 32 bits, or the columns that it takes, are refused for that.
-    if (multiple == 0 || !config_ok(config, key) || size > INT32_MAX ||
-        (runner->columns_max > 0 && size > runner->columns_max) || size % multiple == 0)
+    // Sizes past the columns that it takes are refused for that.
+    if (multiple == 0 || !config_ok(config, key) || size > runner->columns_max ||
+        size % multiple == 0)
         return;
     report_reason(report, MOXIE_E_UNSUPPORTED, key,
                   "%s on %s takes a %s that is a multiple of %" PRId64
@@ -181,14 +181,12 @@ static void check_columns(const struct config *config, const struct backend *run
 {
     int64_t size = config_i64(config, key);
 
-    if (runner->columns_max == 0 || !config_ok(config, key) || size > INT32_MAX ||
-        size <= runner->columns_max)
-        return;
+    if (!config_ok(config, key) || size <= runner->columns_max) return;
     report_reason(report, MOXIE_E_UNSUPPORTED, key,
-                  "%s on %s counts the bytes of a row in 32 bits, and %s is %" PRId64
-                  ": set %s to %d or less",
-                  runner->name, runner->device, config_name(key), size, config_name(key),
-                  runner->columns_max);
+                  "%s on %s counts %s in 32 bits, and %s is %" PRId64 ": set %s to %d or less",
+                  runner->name, runner->device,
+                  runner->columns_max == INT32_MAX ? "columns" : "the bytes of a row",
+                  config_name(key), size, config_name(key), runner->columns_max);
 }
 
 // Of a runner that multiplies rows of the weights' kind: 1, and a reason, when the key is of

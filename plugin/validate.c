@@ -134,36 +134,24 @@ static void check_ranks(const struct config *config, struct report *report)
                       ep_rank, ep_size, ep_size - 1, ep_size == 1 ? "" : " or less");
 }
 
-// Columns that the runner takes, or the one that stands in for a name that nobody has.
-static int64_t columns_most(const struct config *config, const struct backend *runner)
+static void check_counts(const struct config *config, struct report *report)
 {
-    if (runner == NULL) runner = validate_auto(config, BACKEND_RUNNER);
-    return runner != NULL && runner->columns_max > 0 ? runner->columns_max : INT32_MAX;
-}
-
-static void check_counts(const struct config *config, const struct backend *runner,
-                         struct report *report)
-{
-    const int64_t columns = columns_most(config, runner);
-    const struct {
+    static const struct {
         enum config_key key;
-        int64_t limit, most; // and what to advise: what a runner takes below is match.c's to judge
+        int32_t most;
         const char *why;
     } rows[] = {
-        {KEY_HIDDEN_SIZE, INT32_MAX, columns, "kernels count columns in 32 bits"},
-        {KEY_INTERMEDIATE_SIZE, INT32_MAX, columns, "kernels count columns in 32 bits"},
-        {KEY_NUM_LAYERS, INT32_MAX, INT32_MAX, "layers are counted in 32 bits"},
-        {KEY_TP_SIZE, INT32_MAX, INT32_MAX, "ranks are counted in 32 bits"},
-        {KEY_DP_SIZE, INT32_MAX, INT32_MAX, "ranks are counted in 32 bits"},
-        {KEY_CPU_THREADS, THREADS_MAX, THREADS_MAX, "the pool starts at most 1024"},
+        {KEY_NUM_LAYERS, INT32_MAX, "layers are counted in 32 bits"},
+        {KEY_TP_SIZE, INT32_MAX, "ranks are counted in 32 bits"},
+        {KEY_DP_SIZE, INT32_MAX, "ranks are counted in 32 bits"},
+        {KEY_CPU_THREADS, THREADS_MAX, "the pool starts at most 1024"},
     };
 
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        if (config_i64(config, rows[i].key) <= rows[i].limit) continue;
+        if (config_i64(config, rows[i].key) <= rows[i].most) continue;
         report_reason(report, MOXIE_E_UNSUPPORTED, rows[i].key,
-                      "%s is %" PRId64 ", and %s: set it to %" PRId64 " or less",
-                      config_name(rows[i].key), config_i64(config, rows[i].key), rows[i].why,
-                      rows[i].most);
+                      "%s is %" PRId64 ", and %s: set it to %d or less", config_name(rows[i].key),
+                      config_i64(config, rows[i].key), rows[i].why, rows[i].most);
     }
 }
 
@@ -374,7 +362,7 @@ void validate_config(const struct config *config, const struct bounds *bounds,
         backend_find(BACKEND_DISPATCHER, config_str(config, KEY_DISPATCHER), device);
 
     check_ranks(config, report);
-    check_counts(config, runner, report);
+    check_counts(config, report);
     check_speculative(config, report);
     check_honoured(config, report);
     check_groups(config, report);
