@@ -15,7 +15,7 @@ static int32_t create_kind(moxie_instance *instance, enum dispatcher_kind kind,
     TRY(check_pointer(out, "out", error));
     *out = NULL;
     TRY(enter_instance(instance, MOXIE_THREAD_INIT, error));
-    instance_begin_create(instance);
+    TRY(instance_begin_create(instance, error));
     st = dispatcher_create(instance, kind, out, error);
     instance_end_create(instance);
 out:
@@ -185,7 +185,7 @@ static void slot_destroy(moxie_dispatcher *dispatcher)
     if (dispatcher == NULL || enter_dispatcher(dispatcher, MOXIE_THREAD_INIT, NULL) != MOXIE_OK)
         return;
     instance = dispatcher_instance(dispatcher);
-    instance_begin_create(instance);
+    if (instance_begin_create(instance, NULL) != MOXIE_OK) return;
     dispatcher_destroy(dispatcher);
     instance_end_create(instance);
 }

@@ -17,7 +17,7 @@ static int32_t slot_create(moxie_instance *instance, int32_t layer, const moxie_
     *out = NULL;
     TRY(enter_instance(instance, MOXIE_THREAD_INIT, error));
     TRY(decode_weights(&decoded, weights, error));
-    instance_begin_create(instance);
+    TRY(instance_begin_create(instance, error));
     st = runner_create(instance, layer, &decoded.weights, out, error);
     instance_end_create(instance);
 out:
@@ -63,7 +63,7 @@ static void slot_destroy(moxie_runner *runner)
 
     if (runner == NULL || enter_runner(runner, MOXIE_THREAD_INIT, NULL) != MOXIE_OK) return;
     instance = runner_instance(runner);
-    instance_begin_create(instance);
+    if (instance_begin_create(instance, NULL) != MOXIE_OK) return;
     runner_destroy(runner);
     instance_end_create(instance);
 }

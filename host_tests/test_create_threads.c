@@ -1,7 +1,9 @@
 // The door before the plugin: runners of one instance that several threads create and destroy at
-// once, as loaders of weights do, and an instance opened on a thread that may not.
+// once, as loaders of weights do, callbacks that call the library, and an instance opened on a
+// thread that may not.
 
 #include "host_tests/layer.h"
+#include "host_tests/said.h"
 #include "host_tests/suite.h"
 
 #include <string.h>
@@ -92,6 +94,140 @@ START_TEST(loaders_take_turns)
 }
 END_TEST
 
+// ---- a callback that comes back ----------------------------------------------------------------
+
+// A host whose allocator calls the library that asks it.
+struct visitor {
+    struct mock_host mock;
+    int32_t (*allocate)(void *ctx, const moxie_allocation *request, void **memory);
+    const moxie_api *api;
+    const moxie_runner_api *runners;
+    moxie_instance *instance;
+    moxie_runner *runner; // of layer 0, alive
+    struct layer_weights_view weights;
+    struct said said;
+    int32_t visit; // 1: the next allocation does
+    pthread_t closer;
+};
+
+static int32_t visit_at_once(void *ctx, const moxie_allocation *asked, void **memory)
+{
+    struct visitor *visitor = ctx;
+    moxie_dispatcher *dispatcher = NULL;
+    moxie_runner *runner = NULL;
+
+    if (visitor->visit) {
+        visitor->visit = 0;
+        SAID(&visitor->said, MOXIE_E_INVALID,
+             visitor->runners->create(visitor->instance, 1, &visitor->weights.weights, &runner,
+                                      &visitor->said.error),
+             "within a callback", "return from it first");
+        ck_assert_ptr_null(runner);
+        SAID(&visitor->said, MOXIE_E_INVALID,
+             mock_dispatcher(&visitor->mock, "local")
+                 ->api->create(visitor->instance, &dispatcher, &visitor->said.error),
+             "within a callback");
+        ck_assert_ptr_null(dispatcher);
+        SAID(&visitor->said, MOXIE_E_INVALID,
+             visitor->api->close(visitor->instance, &visitor->said.error), "within a callback");
+        if (visitor->runner != NULL) visitor->runners->destroy(visitor->runner);
+    }
+    return visitor->allocate(&visitor->mock, asked, memory);
+}
+
+static void *close_instance(void *ctx)
+{
+    struct visitor *visitor = ctx;
+
+    SAID(&visitor->said, MOXIE_E_INVALID,
+         visitor->api->close(visitor->instance, &visitor->said.error), "1 runners and dispatchers");
+    return NULL;
+}
+
+// Long enough for the other thread to come as far as it may.
+static int32_t visit_meanwhile(void *ctx, const moxie_allocation *asked, void **memory)
+{
+    struct visitor *visitor = ctx;
+
+    if (visitor->visit) {
+        visitor->visit = 0;
+        ck_assert_int_eq(pthread_create(&visitor->closer, NULL, close_instance, visitor), 0);
+        (void)usleep(20000);
+    }
+    return visitor->allocate(&visitor->mock, asked, memory);
+}
+
+static void visitor_open(struct visitor *visitor, const struct layer *layer,
+                         int32_t (*allocate)(void *, const moxie_allocation *, void **))
+{
+    struct mock_host *mock = &visitor->mock;
+
+    memset(visitor, 0, sizeof *visitor);
+    mock_host_init(mock);
+    layer_configure(layer, mock);
+    mock_set_i64(mock, "num_layers", 2);
+    mock_set_i64(mock, "forward_tokens_max", 8);
+    said_init(&visitor->said);
+    visitor->allocate = mock->host.allocate;
+    mock->host.allocate = allocate; // its ctx is the mock's, which the visitor begins with
+    ck_assert_int_eq(moxie_get_api_v1(&request, &visitor->api, &mock->error), MOXIE_OK);
+    ck_assert_msg(visitor->api->open(&mock->host, &visitor->instance, &mock->error) == MOXIE_OK,
+                  "%s", mock->text);
+    visitor->runners = mock_runner(mock, "moxie_cpu")->api;
+    layer_weights_of(layer, 0, layer->experts, &visitor->weights);
+}
+
+START_TEST(a_callback_that_comes_back_is_refused)
+{
+    struct visitor visitor;
+    struct mock_host *mock = &visitor.mock;
+    moxie_dispatcher *dispatcher;
+    struct layer layer;
+
+    layer_open(&layer, "mixtral_a");
+    visitor_open(&visitor, &layer, visit_at_once);
+    visitor.visit = 1;
+    ck_assert_msg(visitor.runners->create(visitor.instance, 0, &visitor.weights.weights,
+                                          &visitor.runner, &mock->error) == MOXIE_OK,
+                  "%s", mock->text);
+    ck_assert_int_eq(visitor.visit, 0);
+    ck_assert(mock_logged(mock, "HOST_MISBEHAVING thread: called from within a callback"));
+    visitor.visit = 1;
+    ck_assert_msg(
+        mock_dispatcher(mock, "local")->api->create(visitor.instance, &dispatcher, &mock->error) ==
+            MOXIE_OK,
+        "%s", mock->text);
+    // The runner outlived its destruction from there.
+    SAID(&visitor.said, MOXIE_E_INVALID, visitor.api->close(visitor.instance, &visitor.said.error),
+         "2 runners and dispatchers");
+    mock_dispatcher(mock, "local")->api->destroy(dispatcher);
+    visitor.runners->destroy(visitor.runner);
+    ck_assert_msg(visitor.api->close(visitor.instance, &mock->error) == MOXIE_OK, "%s", mock->text);
+    mock_host_fini(mock);
+    layer_close(&layer);
+}
+END_TEST
+
+START_TEST(close_waits_for_what_is_being_created)
+{
+    struct visitor visitor;
+    struct mock_host *mock = &visitor.mock;
+    struct layer layer;
+
+    layer_open(&layer, "mixtral_a");
+    visitor_open(&visitor, &layer, visit_meanwhile);
+    visitor.visit = 1;
+    ck_assert_msg(visitor.runners->create(visitor.instance, 0, &visitor.weights.weights,
+                                          &visitor.runner, &mock->error) == MOXIE_OK,
+                  "%s", mock->text);
+    ck_assert_int_eq(pthread_join(visitor.closer, NULL), 0);
+    visitor.runners->destroy(visitor.runner);
+    ck_assert_msg(visitor.api->close(visitor.instance, &mock->error) == MOXIE_OK, "%s", mock->text);
+    mock_host_fini(mock);
+    layer_close(&layer);
+}
+END_TEST
+
 START_TEST(open_reads_nothing_on_a_wrong_thread)
 {
     const moxie_api *api;
@@ -114,6 +250,8 @@ END_TEST
 static void add(TCase *tests)
 {
     tcase_add_test(tests, loaders_take_turns);
+    tcase_add_test(tests, a_callback_that_comes_back_is_refused);
+    tcase_add_test(tests, close_waits_for_what_is_being_created);
     tcase_add_test(tests, open_reads_nothing_on_a_wrong_thread);
 }
 

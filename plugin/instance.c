@@ -158,6 +158,17 @@ static int32_t check_thread(const moxie_host *host, int32_t tag, moxie_error *er
                      "called on a thread that the host's thread_check refuses");
 }
 
+// One that says so to whoever holds it already.
+static void init_creating(pthread_mutex_t *creating)
+{
+    pthread_mutexattr_t attributes;
+
+    (void)pthread_mutexattr_init(&attributes);
+    (void)pthread_mutexattr_settype(&attributes, PTHREAD_MUTEX_ERRORCHECK);
+    (void)pthread_mutex_init(creating, &attributes);
+    (void)pthread_mutexattr_destroy(&attributes);
+}
+
 static void free_instance(moxie_instance *instance)
 {
     report_fini(&instance->report);
@@ -180,7 +191,7 @@ int32_t instance_open(const moxie_host *host, const struct registry *registry, m
                    host->name != NULL ? host->name : "unnamed host");
     instance->host.name = instance->host_name;
     instance->stats.struct_size = sizeof instance->stats;
-    (void)pthread_mutex_init(&instance->creating, NULL);
+    init_creating(&instance->creating);
     judge(instance);
     instance->device = device_find(config_str(&instance->config, KEY_DEVICE));
     instance->memory = (struct memory){
@@ -198,18 +209,39 @@ out:
     return st;
 }
 
+int32_t instance_begin_create(moxie_instance *instance, moxie_error *error)
+{
+    static const char why[] = "called from within a callback of a create or destroy of the same "
+                              "instance, which waits for it; return from it first";
+
+    if (pthread_mutex_lock(&instance->creating) == 0) return MOXIE_OK;
+    log_line(&instance->host, MOXIE_LOG_HOST_MISBEHAVING, "thread", "%s", why);
+    return fail_with(error, MOXIE_E_INVALID, "%s", why);
+}
+
+void instance_end_create(moxie_instance *instance)
+{
+    (void)pthread_mutex_unlock(&instance->creating);
+}
+
 int32_t instance_close(moxie_instance *instance, moxie_error *error)
 {
+    int32_t st = MOXIE_OK;
+
+    TRY(instance_begin_create(instance, error));
     if (instance->users > 0)
-        return fail_with(
-            error, MOXIE_E_INVALID,
-            "close: %d runners and dispatchers of this instance still live; destroy them "
-            "first",
-            instance->users);
-    instance->magic = 0;
+        st = fail_with(error, MOXIE_E_INVALID,
+                       "close: %d runners and dispatchers of this instance still live; destroy "
+                       "them first",
+                       instance->users);
+    else
+        instance->magic = 0;
+    instance_end_create(instance);
+    if (st != MOXIE_OK) goto out;
     threads_destroy(instance->threads);
     free_instance(instance);
-    return MOXIE_OK;
+out:
+    return st;
 }
 
 int instance_is_live(const moxie_instance *instance)
@@ -220,16 +252,6 @@ int instance_is_live(const moxie_instance *instance)
 int32_t instance_check_thread(const moxie_instance *instance, int32_t tag, moxie_error *error)
 {
     return check_thread(&instance->host, tag, error);
-}
-
-void instance_begin_create(moxie_instance *instance)
-{
-    (void)pthread_mutex_lock(&instance->creating);
-}
-
-void instance_end_create(moxie_instance *instance)
-{
-    (void)pthread_mutex_unlock(&instance->creating);
 }
 
 // ---- what was decided --------------------------------------------------------------------------

@@ -89,10 +89,12 @@ int32_t instance_check_current(const moxie_instance *instance, moxie_error *erro
     return MOXIE_OK;
 }
 
-void instance_begin_create(moxie_instance *instance)
+int32_t instance_begin_create(moxie_instance *instance, moxie_error *error)
 {
     (void)instance;
+    (void)error;
     fake.creating++;
+    return MOXIE_OK;
 }
 
 void instance_end_create(moxie_instance *instance)
