@@ -187,7 +187,7 @@ int32_t instance_open(const moxie_host *host, const struct registry *registry, m
     instance = calloc(1, sizeof *instance);
     if (instance == NULL) TRY(fail_with(error, MOXIE_E_MEMORY, "open: no memory for the instance"));
     instance->host = *host;
-    (void)snprintf(instance->host_name, sizeof instance->host_name, "%s",
+    (void)snprintf(instance->host_name, sizeof instance->host_name, "%.*s", CONFIG_TEXT_BYTES - 1,
                    host->name != NULL ? host->name : "unnamed host");
     instance->host.name = instance->host_name;
     instance->stats.struct_size = sizeof instance->stats;
