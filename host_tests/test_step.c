@@ -156,7 +156,7 @@ START_TEST(wrong_lists_are_refused)
     SAID(&s.said, MOXIE_E_INVALID, check(&s, 0), "step.rank_tokens[1]: 3", "is 2");
     s.rank_tokens[1] = 2;
     s.rank_tokens[3] = -1;
-    SAID(&s.said, MOXIE_E_INVALID, check(&s, 0), "step.rank_tokens[3]: -1");
+    SAID(&s.said, MOXIE_E_INVALID, check(&s, 0), "step.rank_tokens[3]: -1; want 0..5");
     s.rank_tokens[3] = INT64_MIN;
     SAID(&s.said, MOXIE_E_INVALID, check(&s, 0), "step.rank_tokens[3]");
     s.rank_tokens[3] = MOST;
@@ -197,9 +197,9 @@ START_TEST(words_and_slots)
     SAID(&s.said, MOXIE_E_INVALID, check(&s, 0), "step.phase: -1");
     s.step.phase = 0;
     s.step.capture_row = -1;
-    SAID(&s.said, MOXIE_E_INVALID, check(&s, 0), "step.capture_row: -1");
+    SAID(&s.said, MOXIE_E_INVALID, check(&s, 0), "step.capture_row: -1; want 0..1099511627776");
     s.step.capture_row = INT64_MAX;
-    SAID(&s.said, MOXIE_E_INVALID, check(&s, 0), "step.capture_row: 9223372036854775807");
+    SAID(&s.said, MOXIE_E_INVALID, check(&s, 0), "step.capture_row: 9223372036854775807; want");
     sample_fini(&s);
 }
 END_TEST

@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -183,7 +184,7 @@ END_TEST
 START_TEST(a_thread_that_cannot_start_ends_the_others)
 {
     int32_t before = threads_before();
-    char text[256];
+    char text[256], wanted[64];
     moxie_error error = {.struct_size = sizeof error, .text = text, .text_bytes = sizeof text};
     struct threads *threads;
 
@@ -194,6 +195,9 @@ START_TEST(a_thread_that_cannot_start_ends_the_others)
                          nth == 2 ? MOXIE_E_MEMORY : MOXIE_E_UNAVAILABLE);
         ck_assert_ptr_null(threads);
         ck_assert_ptr_nonnull(strstr(text, " of 5 cannot be started"));
+        // As many as were: nth workers, and who calls.
+        (void)snprintf(wanted, sizeof wanted, "set cpu_threads to %d or less", nth + 1);
+        ck_assert_ptr_nonnull(strstr(text, wanted));
         expect_threads(before);
     }
     starts_left = -1;

@@ -7,6 +7,7 @@
 #include "plugin/transport_mail.h"
 
 #include <stdio.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
@@ -300,6 +301,29 @@ static void post_many(int connection, size_t count)
     ck_assert_int_eq(sendmsg(connection, &message, 0), (ssize_t)sizeof letter);
 }
 
+// What is advised is of what went wrong.
+START_TEST(a_box_that_cannot_be_made_says_why)
+{
+    char text[TEXT_BYTES];
+    moxie_error error = {.struct_size = sizeof error, .text = text, .text_bytes = sizeof text};
+    struct rlimit before, none;
+    int first, second;
+
+    ck_assert_int_eq(mail_open(token, &first, NULL), MOXIE_OK);
+    ck_assert_int_eq(mail_open(token, &second, &error), MOXIE_E_UNAVAILABLE);
+    ck_assert_int_eq(second, -1);
+    ck_assert_ptr_nonnull(strstr(text, "in use); allow Unix sockets with names of their own"));
+    ck_assert_int_eq(close(first), 0);
+    ck_assert_int_eq(getrlimit(RLIMIT_NOFILE, &before), 0);
+    none = before;
+    none.rlim_cur = 3;
+    ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &none), 0);
+    ck_assert_int_eq(mail_open(token, &first, &error), MOXIE_E_UNAVAILABLE);
+    ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &before), 0);
+    ck_assert_ptr_nonnull(strstr(text, "raise this process's limit of open files"));
+}
+END_TEST
+
 // Whoever learns the name may connect; only whole letters of ranks count, one of each.
 START_TEST(what_is_no_letter_is_passed_over)
 {
@@ -370,6 +394,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, every_failing_all_gather_leaves_nothing);
     tcase_add_loop_test(tests, sizes_are_refused_in_words, 0, sizeof sizes / sizeof sizes[0]);
     tcase_add_test(tests, no_window_while_a_graph_is_captured);
+    tcase_add_test(tests, a_box_that_cannot_be_made_says_why);
     tcase_add_test(tests, what_is_no_letter_is_passed_over);
     tcase_add_test(tests, who_connects_without_end_is_not_waited_for);
 }

@@ -406,7 +406,8 @@ static int32_t read_out_slab(const moxie_tensor *rows, const struct tensor_want 
                              want->ndim == 3 ? MOXIE_LAYOUT_EXPERT_MASKED : MOXIE_LAYOUT_STANDARD,
                              want->name, error));
     if (tensor_rows_overlap(rows))
-        TRY(fail_with(error, MOXIE_E_INVALID, "out.slab.rows: its rows overlap each other"));
+        TRY(fail_with(error, MOXIE_E_INVALID,
+                      "out.slab.rows: its rows overlap each other; give each memory of its own"));
 out:
     return st;
 }

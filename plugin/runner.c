@@ -279,8 +279,9 @@ int32_t runner_expand(moxie_runner *runner, const moxie_call *call, const moxie_
     TRY(refuse_capacity(instance, rows_read(out, &instance->plan.limits, instance_place(instance),
                                             instance->explained, &to, error)));
     if (tensor_rows_overlap(&out->slabs->rows))
-        TRY(fail_with(error, MOXIE_E_INVALID,
-                      "expand: out.slab.rows: its rows overlap each other"));
+        TRY(fail_with(
+            error, MOXIE_E_INVALID,
+            "expand: out.slab.rows: its rows overlap each other; give each memory of its own"));
     TRY(refuse_capacity(instance, check_expanded(instance, &from, &to, error)));
     TRY(check_index(runner, row_index, (int64_t)from.slabs_count * from.rows_cap, error));
     TRY(check_expand_apart(in, out, row_index, error));

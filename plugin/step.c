@@ -8,6 +8,10 @@
 
 #include <inttypes.h>
 
+// So that sums with other ranks' rows stay within 64 bits. How many the capture holds is judged
+// apart.
+#define CAPTURE_ROW_MAX ((int64_t)1 << 40)
+
 static int32_t check_rank_tokens(const moxie_instance *instance, const moxie_step *step,
                                  struct step_shape *shape, moxie_error *error)
 {
@@ -18,10 +22,14 @@ static int32_t check_rank_tokens(const moxie_instance *instance, const moxie_ste
     for (int32_t rank = 0; rank < limits->ranks; rank++) {
         int64_t tokens = step->rank_tokens[rank];
 
-        if (tokens < 0 || (rank == limits->rank && tokens != step->tokens))
+        if (tokens < 0)
+            return fail_with(error, MOXIE_E_INVALID,
+                             "step.rank_tokens[%d]: %" PRId64 "; want 0..%" PRId64, rank, tokens,
+                             limits->forward_tokens_max);
+        if (rank == limits->rank && tokens != step->tokens)
             return fail_with(error, MOXIE_E_INVALID,
                              "step.rank_tokens[%d]: %" PRId64
-                             "; step.tokens of this rank (%d) is %" PRId64,
+                             "; step.tokens of this rank (%d) is %" PRId64 ", want them equal",
                              rank, tokens, limits->rank, step->tokens);
         if (tokens > limits->forward_tokens_max)
             return fail_with(error, MOXIE_E_CAPACITY,
@@ -39,7 +47,8 @@ static int32_t check_tokens(const moxie_instance *instance, int local, const mox
     int64_t most = instance->plan.limits.forward_tokens_max;
 
     if (step->tokens < 0)
-        return fail_with(error, MOXIE_E_INVALID, "step.tokens: %" PRId64, step->tokens);
+        return fail_with(error, MOXIE_E_INVALID, "step.tokens: %" PRId64 "; want 0..%" PRId64,
+                         step->tokens, most);
     if (step->tokens > most)
         return fail_with(error, MOXIE_E_CAPACITY,
                          "step.tokens: %" PRId64 "; the plan holds %" PRId64 " on this rank (%s)",
@@ -110,8 +119,9 @@ int32_t step_check(const moxie_instance *instance, int local, const moxie_step *
     if ((uintptr_t)step->tokens_valid % sizeof(int32_t) != 0)
         TRY(fail_with(error, MOXIE_E_INVALID, "step.tokens_valid: at %p; want a multiple of 4",
                       (const void *)step->tokens_valid));
-    if (step->capture_row < 0 || step->capture_row > (int64_t)1 << 40)
-        TRY(fail_with(error, MOXIE_E_INVALID, "step.capture_row: %" PRId64, step->capture_row));
+    if (step->capture_row < 0 || step->capture_row > CAPTURE_ROW_MAX)
+        TRY(fail_with(error, MOXIE_E_INVALID, "step.capture_row: %" PRId64 "; want 0..%" PRId64,
+                      step->capture_row, CAPTURE_ROW_MAX));
     TRY(check_tokens(instance, local, step, shape, error));
     TRY(place_capture(instance, local, step, shape, error));
 out:
@@ -146,7 +156,8 @@ static int32_t check_tensors(const moxie_instance *instance, int64_t tokens,
         TRY(fail_with(error, MOXIE_E_INVALID,
                       "batch.y overlaps batch.x; give it memory of its own"));
     if (tensor_rows_overlap(&batch->y))
-        TRY(fail_with(error, MOXIE_E_INVALID, "batch.y: its rows overlap each other"));
+        TRY(fail_with(error, MOXIE_E_INVALID,
+                      "batch.y: its rows overlap each other; give each memory of its own"));
 out:
     return st;
 }

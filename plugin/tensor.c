@@ -55,14 +55,16 @@ static int32_t refuse_dtype(const moxie_tensor *tensor, const struct tensor_want
                      names);
 }
 
-static void print_shape(char *text, size_t capacity, const int64_t *shape, int32_t ndim)
+// Of what is wanted, -1 is any extent.
+static void print_shape(char *text, size_t capacity, const int64_t *shape, int32_t ndim,
+                        int is_wanted)
 {
     size_t used = 0;
 
     for (int32_t i = 0; i < ndim && used < capacity; i++) {
         const char *separator = i > 0 ? ", " : "";
 
-        if (shape[i] < 0)
+        if (is_wanted && shape[i] < 0)
             used += (size_t)snprintf(text + used, capacity - used, "%s*", separator);
         else
             used +=
@@ -79,9 +81,9 @@ static int32_t check_shape(const moxie_tensor *tensor, const struct tensor_want 
     for (int32_t i = 0; same && i < want->ndim; i++)
         same = tensor->shape[i] >= 0 && (want->shape[i] < 0 || tensor->shape[i] == want->shape[i]);
     if (same) return MOXIE_OK;
-    print_shape(wanted, sizeof wanted, want->shape, want->ndim);
+    print_shape(wanted, sizeof wanted, want->shape, want->ndim, 1);
     if (tensor->shape != NULL && tensor->ndim >= 1 && tensor->ndim <= 8)
-        print_shape(seen, sizeof seen, tensor->shape, tensor->ndim);
+        print_shape(seen, sizeof seen, tensor->shape, tensor->ndim, 0);
     return fail_with(error, MOXIE_E_INVALID, "%s: %d dimensions [%s]; want [%s]", want->name,
                      tensor->ndim, seen, wanted);
 }
@@ -118,7 +120,9 @@ static int32_t check_strides(const moxie_tensor *tensor, const struct tensor_wan
         if (tensor->shape[i] < 2) continue; // exporters write any stride there
         if (tensor->strides[i] < 0 ||
             !size_mul(tensor->strides[i], tensor_element_bytes(tensor), &bytes))
-            return fail_with(error, MOXIE_E_INVALID, "%s: stride %" PRId64 " of dimension %d",
+            return fail_with(error, MOXIE_E_INVALID,
+                             "%s: stride %" PRId64 " of dimension %d; want 0 or more elements, of "
+                             "2^62 bytes at most",
                              want->name, tensor->strides[i], i);
     }
     if (tensor->shape[tensor->ndim - 1] > 1 && tensor->strides[tensor->ndim - 1] != 1)
@@ -154,7 +158,10 @@ int32_t tensor_check(const moxie_tensor *tensor, const struct tensor_want *want,
     TRY(check_strides(tensor, want, error));
     bytes = extent_bytes(tensor);
     if (bytes < 0 || tensor->byte_offset > (uint64_t)1 << 62)
-        TRY(fail_with(error, MOXIE_E_INVALID, "%s: its size overflows", want->name));
+        TRY(fail_with(error, MOXIE_E_INVALID,
+                      "%s: its size, or its byte_offset of %" PRIu64
+                      ", overflows; want 2^62 bytes at most",
+                      want->name, tensor->byte_offset));
     if (bytes > 0 && tensor->data == NULL)
         TRY(fail_with(error, MOXIE_E_INVALID, "%s: data is NULL", want->name));
     if (bytes > 0) TRY(check_device(tensor, want, error));

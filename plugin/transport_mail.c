@@ -49,10 +49,9 @@ int32_t mail_open(const unsigned char token[MEETING_TOKEN_BYTES], int *out, moxi
     *out = -1;
     if (box < 0 || bind(box, (const struct sockaddr *)&address, length) != 0 ||
         listen(box, MOXIE_RANKS_MAX) != 0)
-        TRY(fail_with(error, MOXIE_E_UNAVAILABLE,
-                      "no Unix socket to pass windows through (%s); raise the limit of open files "
-                      "(ulimit -n)",
-                      strerror(errno)));
+        TRY(fail_with(error, MOXIE_E_UNAVAILABLE, "no Unix socket to pass windows through (%s); %s",
+                      strerror(errno),
+                      transport_remedy(errno, "allow Unix sockets with names of their own")));
     *out = box;
     box = -1;
 out:
