@@ -100,11 +100,13 @@ int32_t decode_struct(void *to, const void *from, const struct decode_shape *sha
     return MOXIE_OK;
 }
 
+// The size has passed decode_struct, and another thread of the host's may have written it since.
 void encode_struct(void *to, const void *from, const struct decode_shape *shape)
 {
     uint32_t declared = read_u32(to, 0);
     uint32_t known = declared < shape->bytes ? declared : shape->bytes;
 
+    if (known < shape->v1_bytes) known = shape->v1_bytes;
     memcpy((unsigned char *)to + sizeof declared, (const unsigned char *)from + sizeof declared,
            known - sizeof declared);
 }

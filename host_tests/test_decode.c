@@ -130,6 +130,13 @@ START_TEST(encoding)
     ck_assert_uint_eq(newer[0].struct_size, sizeof newer);
     ck_assert_uint_eq(newer[0].added, 6);
     ck_assert_uint_eq(newer[1].struct_size, 0x55555555);
+    // As another thread left it after the struct had passed: what was first published is there.
+    for (uint32_t declared = 0; declared < 16; declared++) {
+        older = (struct grown){.struct_size = declared, .added = 99};
+        encode_struct(&older, &from, &shape_grown);
+        ck_assert_uint_eq(older.old, 5);
+        ck_assert_uint_eq(older.added, 99);
+    }
 }
 END_TEST
 
