@@ -124,6 +124,36 @@ static int are_overwritten(const struct rows_view *view, const moxie_rows *in,
             tensor_overlap(&in->expert_map, results));
 }
 
+// Blocks copy and sum rows in any order: nothing that one writes may be read by another.
+static int32_t check_apart(const char *call, const moxie_tensor *read,
+                           const moxie_tensor *const *written, int32_t count, moxie_error *error)
+{
+    for (int32_t i = 0; i < count; i++)
+        if (tensor_overlap(read, written[i]))
+            return fail_with(error, MOXIE_E_INVALID,
+                             "%s: what is written at %p lies over what is read at %p; want them "
+                             "apart",
+                             call, (const void *)tensor_data(written[i]),
+                             (const void *)tensor_data(read));
+    return MOXIE_OK;
+}
+
+// How many rows of a slab have a result is read while the results are written. All rows of STANDARD
+// have one.
+static int32_t check_counts_apart(const char *call, const moxie_rows *counted,
+                                  const moxie_rows *out, moxie_error *error)
+{
+    int32_t st = MOXIE_OK;
+
+    for (uint32_t i = 0; counted->layout == MOXIE_LAYOUT_RANK_MAJOR && i < out->slabs_count; i++) {
+        const moxie_tensor *const written = &out->slabs[i].rows;
+
+        TRY(check_apart(call, &counted->counts, &written, 1, error));
+    }
+out:
+    return st;
+}
+
 int32_t runner_run(moxie_runner *runner, const moxie_call *call, const moxie_rows *in,
                    const moxie_rows *out, moxie_error *error)
 {
@@ -141,6 +171,7 @@ int32_t runner_run(moxie_runner *runner, const moxie_call *call, const moxie_row
 
     TRY(read_rows(runner, call, in, &view, error));
     TRY(rows_out(out, &view, &instance->plan.limits, instance_place(instance), &results, error));
+    TRY(check_counts_apart("run", in, out, error));
     job.in_place = are_overwritten(&view, in, &out->slabs->rows);
     TRY(forward_experts(&job, error));
 out:
@@ -229,20 +260,6 @@ static int32_t check_expanded(const moxie_instance *instance, const struct rows_
         return fail_with(error, MOXIE_E_CAPACITY,
                          "expand: out has %" PRId64 " rows; the worst case is %" PRId64, rows,
                          from->pairs_max);
-    return MOXIE_OK;
-}
-
-// Blocks copy and sum rows in any order: nothing that one writes may be read by another.
-static int32_t check_apart(const char *call, const moxie_tensor *read,
-                           const moxie_tensor *const *written, int32_t count, moxie_error *error)
-{
-    for (int32_t i = 0; i < count; i++)
-        if (tensor_overlap(read, written[i]))
-            return fail_with(error, MOXIE_E_INVALID,
-                             "%s: what is written at %p lies over what is read at %p; want them "
-                             "apart",
-                             call, (const void *)tensor_data(written[i]),
-                             (const void *)tensor_data(read));
     return MOXIE_OK;
 }
 
@@ -342,6 +359,7 @@ int32_t runner_fold(moxie_runner *runner, const moxie_call *call, const moxie_ro
         TRY(check_apart("fold", &expanded->slabs->rows, &written, 1, error));
         TRY(check_apart("fold", row_index, &written, 1, error));
     }
+    TRY(check_counts_apart("fold", out, out, error));
     args = (struct combine_args){
         .pair_out = from.slabs[0].rows,
         .pair_stride_bytes = from.slabs[0].row_stride_bytes,
