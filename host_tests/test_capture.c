@@ -370,8 +370,29 @@ START_TEST(without_the_key_nothing_is_kept)
     ACCEPTED(&s.said, capture_record(s.instance, &rows, &s.said.error));
     ACCEPTED(&s.said, capture_check(s.instance, 1000, 1000, SLICE, &s.said.error));
     SAID(&s.said, MOXIE_E_UNAVAILABLE, instance_captured(s.instance, &captured, &s.said.error),
-         "capture_routed_experts is 0");
+         "capture_routed_experts is 0", "set one of them to 1");
     sample_fini(&s);
+}
+END_TEST
+
+// What the key says is not what is wrong with it.
+START_TEST(a_refused_configuration_keeps_nothing)
+{
+    static const struct registry none;
+    moxie_captured captured = {.struct_size = sizeof captured};
+    struct mock_host mock;
+    struct said said;
+    moxie_instance *instance;
+
+    said_init(&said);
+    mock_host_init(&mock);
+    mock_set_i64(&mock, "capture_routed_experts", 1);
+    mock_set_i64(&mock, "hidden_size", -4);
+    ck_assert_int_eq(instance_open(&mock.host, &none, &instance, &mock.error), MOXIE_OK);
+    SAID(&said, MOXIE_E_CONFIG, instance_captured(instance, &captured, &said.error),
+         "refused for 1 reason", "hidden_size is -4");
+    ck_assert_int_eq(instance_close(instance, &mock.error), MOXIE_OK);
+    mock_host_fini(&mock);
 }
 END_TEST
 
@@ -392,6 +413,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, one_of_both_is_given);
     tcase_add_test(tests, load_without_a_runner_is_refused);
     tcase_add_test(tests, without_the_key_nothing_is_kept);
+    tcase_add_test(tests, a_refused_configuration_keeps_nothing);
 }
 
 SUITE_MAIN("capture", 20, add)

@@ -196,7 +196,8 @@ START_TEST(a_thread_that_cannot_start_ends_the_others)
         ck_assert_ptr_null(threads);
         ck_assert_ptr_nonnull(strstr(text, " of 5 cannot be started"));
         // As many as were: nth workers, and who calls.
-        (void)snprintf(wanted, sizeof wanted, "set cpu_threads to %d or less", nth + 1);
+        (void)snprintf(wanted, sizeof wanted, "set cpu_threads to %d%s, or raise", nth + 1,
+                       nth == 0 ? "" : " or less");
         ck_assert_ptr_nonnull(strstr(text, wanted));
         expect_threads(before);
     }

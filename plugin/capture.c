@@ -111,9 +111,12 @@ int32_t capture_view(const moxie_instance *instance, moxie_captured *captured, m
     moxie_tensor ids = {.data = NULL}, load = ids;
     int32_t st = MOXIE_OK;
 
+    TRY(instance_accepted(instance, error));
     if (!limits->capture && !limits->expert_load)
-        return fail_with(error, MOXIE_E_UNAVAILABLE,
-                         "captured: capture_routed_experts is 0, and count_expert_load too");
+        TRY(fail_with(
+            error, MOXIE_E_UNAVAILABLE,
+            "captured: capture_routed_experts is 0, and count_expert_load too; set one of "
+            "them to 1"));
     if (limits->capture) TRY(view_ids(instance, captured->dp_rank, &ids, error));
     if (instance->memory.buffers[BUFFER_EXPERT_LOAD].users > 0 && limits->expert_load)
         load = kept(instance, base, 2, instance->load_shape, instance->load_strides, TENSOR_INT64);
