@@ -124,17 +124,17 @@ static int are_overwritten(const struct rows_view *view, const moxie_rows *in,
             tensor_overlap(&in->expert_map, results));
 }
 
-// Blocks copy and sum rows in any order: nothing that one writes may be read by another.
-static int32_t check_apart(const char *call, const moxie_tensor *read,
+// Blocks copy and sum rows in any order: nothing that one writes may another read, or write.
+static int32_t check_apart(const char *call, const moxie_tensor *other,
                            const moxie_tensor *const *written, int32_t count, moxie_error *error)
 {
     for (int32_t i = 0; i < count; i++)
-        if (tensor_overlap(read, written[i]))
+        if (tensor_overlap(other, written[i]))
             return fail_with(error, MOXIE_E_INVALID,
-                             "%s: what is written at %p lies over what is read at %p; want them "
-                             "apart",
+                             "%s: what is written at %p lies over what is read or written at %p; "
+                             "want them apart",
                              call, (const void *)tensor_data(written[i]),
-                             (const void *)tensor_data(read));
+                             (const void *)tensor_data(other));
     return MOXIE_OK;
 }
 
@@ -274,6 +274,8 @@ static int32_t check_expand_apart(const moxie_rows *in, const moxie_rows *out,
         TRY(check_apart("expand", &in->slabs[i].rows, written, 5, error));
         TRY(check_apart("expand", &in->slabs[i].scales, written, 5, error));
     }
+    for (int32_t i = 0; i < 5; i++)
+        TRY(check_apart("expand", written[i], written + i + 1, 4 - i, error));
 out:
     return st;
 }

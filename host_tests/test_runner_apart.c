@@ -1,4 +1,5 @@
-// plugin/runner.c: counts of RANK_MAJOR rows, which are read while results are written.
+// plugin/runner.c: what a call writes lies over nothing that it reads meanwhile, and nothing else
+// that it writes.
 
 #include "host_tests/layer.h"
 #include "host_tests/said.h"
@@ -121,6 +122,60 @@ START_TEST(nor_over_what_fold_writes)
 }
 END_TEST
 
+// Whichever of two came last would be what is there.
+START_TEST(what_expand_writes_lies_apart)
+{
+    const moxie_call call = {.struct_size = sizeof call};
+    struct sources s;
+    int64_t pairs, experts, dims[4][2];
+    moxie_slab slab = {.struct_size = sizeof slab};
+    moxie_rows out;
+    moxie_tensor index, *written[3];
+    char *memory;
+
+    sources_open(&s);
+    pairs = 2 * s.layer.tokens * s.layer.top_k;
+    experts = s.layer.experts + 1;
+    memory = calloc((size_t)pairs, (size_t)(4 * s.layer.hidden));
+    memcpy(dims, (int64_t[4][2]){{pairs, s.layer.hidden}, {pairs}, {experts}}, sizeof dims);
+    dims[3][0] = 2 * s.layer.tokens;
+    dims[3][1] = s.layer.top_k;
+    slab.rows = tensor_make(memory, 2, dims[0], NULL, 1u << MOXIE_FORMAT_BF16);
+    slab.weights =
+        tensor_make(memory + 2 * pairs * s.layer.hidden, 1, dims[1], NULL, 1u << MOXIE_FORMAT_F32);
+    index = tensor_make((char *)slab.weights.data + 4 * pairs, 2, dims[3], NULL, TENSOR_INT32);
+    out = (moxie_rows){.struct_size = sizeof out,
+                       .layout = MOXIE_LAYOUT_EXPERT_CONTIGUOUS,
+                       .id_space = MOXIE_IDS_LOCAL,
+                       .slabs_count = 1,
+                       .slab_stride = sizeof slab,
+                       .slabs = &slab};
+    out.counts = tensor_make((char *)index.data + 4 * pairs, 1, dims[2], NULL, TENSOR_INT32);
+    ACCEPTED(&s.said, runner_expand(s.rank.runner, &call, &s.in, &out, &index, &s.said.error));
+    written[0] = &slab.weights;
+    written[1] = &index;
+    written[2] = &out.counts;
+    for (int32_t i = 0; i < 3; i++) {
+        void *apart = written[i]->data;
+
+        for (int32_t over = 0; over < 3; over++) {
+            if (over == i) continue;
+            written[i]->data = written[over]->data;
+            SAID(&s.said, MOXIE_E_INVALID,
+                 runner_expand(s.rank.runner, &call, &s.in, &out, &index, &s.said.error),
+                 "expand: what is written at", "want them apart");
+        }
+        written[i]->data = memory; // the rows'
+        SAID(&s.said, MOXIE_E_INVALID,
+             runner_expand(s.rank.runner, &call, &s.in, &out, &index, &s.said.error),
+             "expand: what is written at");
+        written[i]->data = apart;
+    }
+    free(memory);
+    sources_close(&s);
+}
+END_TEST
+
 // STANDARD rows past the count have results, too, so it is read before.
 START_TEST(a_count_of_tokens_may)
 {
@@ -142,7 +197,8 @@ static void add(TCase *tests)
 {
     tcase_add_test(tests, counts_lie_over_no_results);
     tcase_add_test(tests, nor_over_what_fold_writes);
+    tcase_add_test(tests, what_expand_writes_lies_apart);
     tcase_add_test(tests, a_count_of_tokens_may);
 }
 
-SUITE_MAIN("runner_counts", 60, add)
+SUITE_MAIN("runner_apart", 60, add)
