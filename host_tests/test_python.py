@@ -127,6 +127,28 @@ class Refusals(unittest.TestCase):
         with mock.patch.object(host, "layout_mismatches", lambda _: ["moxie_step.phase: 8, 4"] * 3):
             self.refused(path, abi.E_VERSION, "3 fields lie elsewhere .* first moxie_step.phase")
 
+    @unittest.skipUnless("MOXIE_BROKEN_PREFIX" in os.environ, "wants the libraries of fake/broken.c")
+    def test_broken_libraries(self):
+        """As abi/loader.c refuses them."""
+        for number, code, seen in (
+                (1, abi.E_VERSION, "moxie for Python"),
+                (2, abi.E_INTERNAL, "answers OK, and its table moxie_api is NULL"),
+                (3, abi.E_INTERNAL, "moxie_api has 64 bytes, at least 120 are wanted"),
+                (4, abi.E_INTERNAL, "moxie_api has NULL for stats"),
+                (5, abi.E_VERSION, "answers with ABI 0.9, and asked was 0.1"),
+                (6, abi.E_INTERNAL, r"layout\(\) has 0 rows, and none is of moxie_api")):
+            with self.subTest(seen):
+                self.refused(f"{os.environ['MOXIE_BROKEN_PREFIX']}{number}.so", code, seen)
+        load(os.environ["MOXIE_BROKEN_PREFIX"] + "8.so")  # which is only older
+
+    @unittest.skipUnless("MOXIE_FAULT_PREFIX" in os.environ, "wants the libraries of mock_plugin/")
+    def test_broken_tables_of_a_dispatcher(self):
+        path = os.environ["MOXIE_FAULT_PREFIX"] + "null_dispatcher_slot.so"
+        with self.assertRaisesRegex(abi.MoxieError, f"^{re.escape(path)}: .*moxie_dispatcher_api of "
+                                    "local has NULL for poll_error; .*: load another") as caught:
+            load(path).open(CONFIG)
+        self.assertEqual(caught.exception.code, abi.E_INTERNAL)
+
     def test_path_of_the_environment(self):
         path = os.environ["MOXIE_PLUGIN"]
         self.assertEqual(load().path, path)
@@ -233,11 +255,35 @@ class Host(unittest.TestCase):
     def test_backends_of_another_device(self):
         with self.library.open({**CONFIG, "device": "cpu"}) as instance:
             table = {}
-            register = instance._register(table)
+            register, known = instance._register(table), instance.dispatchers["local"]
             for device in (b"cpu", b"sm_90"):
-                info = abi.DispatcherInfo(name=b"local", device=device)
+                info = abi.DispatcherInfo(name=b"local", device=device, traits=known.traits,
+                                          api=known.api)
                 self.assertEqual(register(None, ctypes.pointer(info)), 0)
             self.assertEqual(table["local"].device, b"cpu")
+
+    def test_backends_that_are_not_whole(self):
+        """In a callback nobody would hear of what is raised."""
+        with self.library.open(CONFIG) as instance:
+            table, known = {}, instance.runners["moxie_cpu"]
+            register = instance._register(table)
+            whole = {"name": b"fast", "device": b"cpu", "traits": known.traits, "api": known.api}
+            for change, seen in (({"api": None}, "moxie_runner_info has NULL for api"),
+                                 ({"device": None}, "moxie_runner_info has NULL for device"),
+                                 ({"struct_size": 8}, "moxie_runner_info has 8 bytes, at least 40"),
+                                 ({"api": ctypes.pointer(abi.RunnerApi())},
+                                  "moxie_runner_api of fast has NULL for create")):
+                info = abi.RunnerInfo(**{**whole, **change})
+                self.assertEqual(register(None, ctypes.pointer(info)), 1)
+                self.assertIn(f": {seen}", instance.raised.text)
+            self.assertEqual(register(None, abi.type_of("*runner_info")()), 1)
+            self.assertIn("moxie_runner_info is NULL", instance.raised.text)
+            self.assertEqual(table, {})
+
+    def test_no_device(self):
+        """None is a key that is not set, as of every other."""
+        with self.library.open({**CONFIG, "device": None}) as instance:
+            self.assertIn("moxie_cpu", instance.runners)
 
     def test_forward(self):
         """Both experts multiply silu(x) by x; expert 1 doubles the result."""

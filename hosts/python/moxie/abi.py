@@ -322,11 +322,36 @@ def check(call, *arguments):
 
 def entries(pointer, count, stride):
     """The entries of an array that the library walks by its own stride."""
-    if count == 0:
+    if count == 0 or not pointer:
         return
     address = ctypes.cast(pointer, ctypes.c_void_p).value
     for index in range(count):
         yield type(pointer.contents).from_address(address + index * stride)
+
+
+def table_fault(table, last):
+    """What is wrong with a table that a library hands out, in words that follow its name, or None.
+
+    table: a pointer to it. last: the last field of its first published version. A slot that is
+    within the table is never NULL.
+    """
+    if not table:
+        return "is NULL"
+    kind = type(table.contents)
+    bytes_seen, bytes_wanted = table.contents.struct_size, _end(kind, last)
+    if bytes_seen < bytes_wanted:
+        return f"has {bytes_seen} bytes, at least {bytes_wanted} are wanted"
+    held = ctypes.string_at(table, min(bytes_seen, ctypes.sizeof(kind)))
+    for field, *_ in kind._fields_[2:]:  # behind two numbers there are only pointers
+        at = getattr(kind, field).offset
+        if _end(kind, field) <= len(held) and not any(held[at:_end(kind, field)]):
+            return f"has NULL for {field}"
+    return None
+
+
+def _end(kind, field):
+    place = getattr(kind, field)
+    return place.offset + place.size
 
 
 def layout_mismatches(report, structs=None):

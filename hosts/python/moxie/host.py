@@ -9,9 +9,9 @@ import ctypes
 import os
 
 from moxie.abi import (
-    ABI_VERSION, CONFIG_ABSENT, CONFIG_FOUND, CONFIG_WRONG_TYPE, E_CONFIG, E_INVALID, E_UNAVAILABLE,
-    E_UNSUPPORTED, E_VERSION, OK, VERSION, ConfigEntry, Host, MoxieError, Probe, Request, check,
-    entries, layout_mismatches, type_of)
+    ABI_VERSION, CONFIG_ABSENT, CONFIG_FOUND, CONFIG_WRONG_TYPE, E_CONFIG, E_INTERNAL, E_INVALID,
+    E_UNAVAILABLE, E_UNSUPPORTED, E_VERSION, OK, VERSION, ConfigEntry, Host, MoxieError, Probe,
+    Request, check, entries, layout_mismatches, table_fault, type_of)
 
 LOG_NAMES = ("debug", "info", "warning", "error", "host misbehaving", "plugin misbehaving")
 
@@ -44,12 +44,29 @@ class Library:
             check(entry, ctypes.byref(request), ctypes.byref(api))
         except MoxieError as error:
             raise MoxieError(error.code, -1, f"{path}: {error.text}: {advice}") from error
+        fault = table_fault(api, "close")
+        if fault is not None:
+            raise MoxieError(E_INTERNAL, -1, f"{path}: it answers OK, and its table moxie_api "
+                             f"{fault}; the library is broken: {advice}")
         self.api = api.contents
-        mismatches = layout_mismatches(self.layout())
+        self._check_layout(advice)
+
+    def _check_layout(self, advice):
+        """Refuses a library whose structs are not those of the mirror."""
+        if self.api.abi_version != ABI_VERSION:
+            raise MoxieError(E_VERSION, -1, f"{self.path}: it answers with ABI "
+                             f"{_numbers(self.api.abi_version)}, and asked was "
+                             f"{_numbers(ABI_VERSION)}; the library is broken: {advice}")
+        layout = self.layout()
+        if not any(row[:2] == ("moxie_api", "") for row in layout):
+            raise MoxieError(E_INTERNAL, -1, f"{self.path}: its layout() has {len(layout)} rows, "
+                             "and none is of moxie_api, which is wanted to see that both are of "
+                             f"one abi.h; the library is broken: {advice}")
+        mismatches = layout_mismatches(layout)
         if mismatches:
-            raise MoxieError(E_VERSION, -1, f"{path}: {len(mismatches)} fields lie elsewhere than "
-                             f"in moxie for Python {VERSION}, first {mismatches[0]}; both have to "
-                             f"be of one source: {advice}")
+            raise MoxieError(E_VERSION, -1, f"{self.path}: {len(mismatches)} fields lie elsewhere "
+                             f"than in moxie for Python {VERSION}, first {mismatches[0]}; both "
+                             f"have to be of one source: {advice}")
 
     @property
     def source_id(self):
@@ -80,6 +97,10 @@ class Library:
         return Instance(self, config, name, allocator)
 
 
+def _numbers(version):
+    return f"{version >> 16}.{version & 0xffff}"
+
+
 def load(path=None, host_build=f"moxie for Python {VERSION}", advice=ADVICE):
     """Loads a libmoxie, agrees on the ABI and checks the mirror.
 
@@ -93,6 +114,7 @@ def load(path=None, host_build=f"moxie for Python {VERSION}", advice=ADVICE):
                        that it needs is missing; the cause is what ctypes raised
         E_UNSUPPORTED  it lacks the symbol of a Moxie plugin
         E_VERSION      it speaks another ABI, or was compiled from another abi.h
+        E_INTERNAL     its tables break the contract: one is NULL, too short or has a NULL in it
     """
     if path is None:
         path = os.environ.get("MOXIE_PLUGIN") or "libmoxie.so"
@@ -107,6 +129,16 @@ def _is_text(value):
     return True
 
 
+def _registered_fault(info):
+    """What is wrong with a pointer to a RunnerInfo or DispatcherInfo, in words, or None."""
+    for table, last in ((info, "api"), (info and info.contents.api, "destroy")):
+        fault = table_fault(table, last)
+        if fault is not None:
+            name = f" of {info.contents.name.decode()}" if table is not info else ""
+            return f"moxie_{type(table)._type_.__name__}{name} {fault}"
+    return None
+
+
 class Instance:
     """One configuration and what lives on it. Close it, or use it in a with statement."""
 
@@ -116,9 +148,10 @@ class Instance:
             if isinstance(value, str) and not _is_text(value):
                 raise MoxieError(E_INVALID, -1, f"{key}: {value!r} is no UTF-8: take the lone "
                                  "surrogates out of it")
-        self.api, self.config, self.messages = library.api, config, []
+        self.api, self.path = library.api, library.path
+        self.config, self.messages = config, []
         self.allocator, self.raised = allocator, None
-        self.device = config.get("device", "cpu")
+        self.device = config.get("device") or "cpu"
         self.runners, self.dispatchers = {}, {}
         callbacks = {
             "get_i64": self._getter(int), "get_f64": self._getter(int, float),
@@ -133,7 +166,7 @@ class Instance:
         self.host = Host(abi_version=ABI_VERSION, name=name.encode(), **self.callbacks)
         self.handle = ctypes.c_void_p()
         try:
-            check(self.api.open, ctypes.byref(self.host), ctypes.byref(self.handle))
+            self.check(self.api.open, ctypes.byref(self.host), ctypes.byref(self.handle))
         except BaseException:  # of a signal, behind an open that succeeded
             self.close()
             raise
@@ -182,6 +215,11 @@ class Instance:
 
     def _register(self, table):
         def register(_, info):
+            fault = _registered_fault(info)
+            if fault is not None:
+                self.raised = MoxieError(E_INTERNAL, -1, f"{self.path}: it registers what cannot "
+                                         f"be used: {fault}; the library is broken: load another")
+                return 1
             # A name may be registered once for each device.
             if info.contents.device.decode() == self.device:
                 table[info.contents.name.decode()] = info.contents
@@ -189,12 +227,16 @@ class Instance:
         return register
 
     def check(self, call, *arguments):
-        """As abi.check; what the allocator raised meanwhile is the cause of the error."""
+        """As abi.check; what the allocator raised meanwhile is the cause of the error. Of what the
+        library did wrong meanwhile it has no words of its own."""
         self.raised = None
         try:
             check(call, *arguments)
         except MoxieError as error:
-            raise error from self.raised
+            raised, self.raised = self.raised, None  # whose traceback holds what it ran in
+            if isinstance(raised, MoxieError):
+                raise raised from error
+            raise error from raised
 
     def snapshot(self):
         """{key: (type, value, found)} as the library read the configuration."""
