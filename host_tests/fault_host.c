@@ -216,6 +216,11 @@ static void on_parallel_for(void *ctx, uint64_t tasks, void (*task)(void *arg, u
     uint64_t first = way == PARALLEL_FOR_ONE_TASK ? tasks - 1 : 0;
     int32_t turns = way == PARALLEL_FOR_NO_TASK ? 0 : way == PARALLEL_FOR_EVERY_TWICE ? 2 : 1;
 
+    if (way == PARALLEL_FOR_PAST) {
+        task(arg, UINT64_MAX);
+        task(arg, tasks);
+        return;
+    }
     for (; turns > 0; turns--) {
         for (uint64_t i = first; i < tasks; i++)
             task(arg, i);

@@ -26,19 +26,20 @@ enum fault_place {
 enum fault_way {
     FAULT_FAILS,
     GETTER_WRONG_TYPE,
-    GETTER_NO_CODE,          // an answer that is none of MOXIE_CONFIG_*
-    GETTER_UNWRITTEN,        // FOUND, and nothing is written
-    GETTER_LOWEST,           // INT64_MIN, -inf, a text that ends before its length
-    GETTER_HIGHEST,          // INT64_MAX, inf, a text without an end of length UINT64_MAX
-    GETTER_ODD,              // 0, NaN, a text without an end of length 3
-    ALLOCATE_NULL,           // 0, and no memory
-    ALLOCATE_JUNK,           // non-zero, and an address that is nobody's
-    ALLOCATE_ASKEW,          // 0, and memory one byte off its alignment
-    ALL_GATHER_AFTER,        // every rank has everything, and this one fails all the same
-    ALL_GATHER_LATE,         // comes `late_ms` late
-    PARALLEL_FOR_NO_TASK,    // returns at once
-    PARALLEL_FOR_ONE_TASK,   // runs the last task alone
-    PARALLEL_FOR_EVERY_TWICE // runs all of them, again
+    GETTER_NO_CODE,           // an answer that is none of MOXIE_CONFIG_*
+    GETTER_UNWRITTEN,         // FOUND, and nothing is written
+    GETTER_LOWEST,            // INT64_MIN, -inf, a text that ends before its length
+    GETTER_HIGHEST,           // INT64_MAX, inf, a text without an end of length UINT64_MAX
+    GETTER_ODD,               // 0, NaN, a text without an end of length 3
+    ALLOCATE_NULL,            // 0, and no memory
+    ALLOCATE_JUNK,            // non-zero, and an address that is nobody's
+    ALLOCATE_ASKEW,           // 0, and memory one byte off its alignment
+    ALL_GATHER_AFTER,         // every rank has everything, and this one fails all the same
+    ALL_GATHER_LATE,          // comes `late_ms` late
+    PARALLEL_FOR_NO_TASK,     // returns at once
+    PARALLEL_FOR_ONE_TASK,    // runs the last task alone
+    PARALLEL_FOR_EVERY_TWICE, // runs all of them, again
+    PARALLEL_FOR_PAST         // runs tasks that nobody asked for, alone
 };
 
 struct fault {

@@ -18,6 +18,8 @@ static void work_task(void *arg, uint64_t index)
 {
     struct work *work = arg;
 
+    // A host's parallel_for may count past its tasks.
+    if (index >= (uint64_t)work->workers) return;
     // A caller whose kernel needs no scratch may have none.
     work->body(work, work->scratch != NULL ? work->scratch + index * CPU_SCRATCH_BYTES : NULL);
 }
@@ -28,6 +30,7 @@ void work_run(struct work *work, const struct cpu_stream *stream, int64_t bytes)
 
     atomic_init(&work->next, 0);
     work->scratch = stream->scratch;
+    work->workers = workers;
     if (workers <= 0) return;
     if (workers > 1 && bytes >= INLINE_BYTES)
         stream->parallel_for(stream->ctx, (uint64_t)workers, work_task, work);

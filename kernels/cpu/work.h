@@ -15,6 +15,7 @@ struct work {
     int64_t items;
     int64_t grain; // items that a worker takes at a time, >= 1
     unsigned char *scratch;
+    int64_t workers; // that there is scratch for
     _Atomic int64_t next;
 };
 
