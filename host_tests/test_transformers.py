@@ -873,8 +873,19 @@ class Refusals(Case):
             self.refused(module, toy_input(), abi.E_UNSUPPORTED, where)
         module, unlike = toy(Options()), torch.empty(1, device="meta")
         with mock.patch.dict(modules.KINDS, meta=modules.KINDS["cpu"]):
-            with self.assertRaisesRegex(MoxieError, f"it: .* on {DEVICE}.* and meta; .*one device"):
-                modules.check_place("it", modules.parts_of(module)._replace(w2=unlike))
+            for path, name in (("", "Toy"), ("its.experts", r"its.experts \(Toy\)")):
+                with self.assertRaisesRegex(MoxieError, f"^{name}: .* on {DEVICE}.* and meta; .*one "
+                                            "device"):
+                    modules.check_module(module, modules.parts_of(module)._replace(w2=unlike), path)
+
+    def test_prepare_names_the_module_in_the_model(self):
+        """Whatever of it is refused; a forward knows its class."""
+        module, name = toy(Options()), r"experts\.1 \(Toy\)"
+        module.down_proj.data = module.down_proj.data.float()
+        both = torch.nn.ModuleDict({"experts": torch.nn.ModuleList([toy(Options()), module])})
+        with self.assertRaisesRegex(MoxieError, f"^{name}: .*bfloat16, .* down of .*float32"):
+            adapter.prepare(both, top_k=3)
+        self.refused(module, toy_input(), abi.E_UNSUPPORTED, "^Toy: .*bfloat16, .*float32")
 
     @unittest.skipUnless(importlib.util.find_spec("accelerate"), "accelerate is missing")
     def test_offloaded_weights_are_prepared_by_no_one(self):

@@ -135,8 +135,8 @@ def tensors_of(parts):
     return [each for each in (parts.w1, parts.w2, *parts.biases, *parts.scales) if each is not None]
 
 
-def check_place(name, parts):
-    """Refuses, by a MoxieError of that name, weights that are nowhere, or apart from each other."""
+def _check_place(name, parts):
+    """Refuses weights that are nowhere, or apart from each other."""
     devices = list(dict.fromkeys(each.device for each in tensors_of(parts)))
     for device in devices:
         kind_of(device, name)
@@ -146,10 +146,11 @@ def check_place(name, parts):
                       "the module one in the device_map")
 
 
-def check_module(module, parts):
-    """Refuses, by a MoxieError, what a description of the weights cannot say."""
-    name = type(module).__name__
-    check_place(name, parts)
+def check_module(module, parts, path=""):
+    """Refuses, by a MoxieError, what a description of the weights cannot say. path: the module's
+    dotted name in the model, where it is known."""
+    name = f"{path} ({type(module).__name__})" if path else type(module).__name__
+    _check_place(name, parts)
     if getattr(module, "has_post_expert_norm", False):  # younger than the interface
         raise refusal(abi.E_UNSUPPORTED, f"{name}: normalises the output of each expert, which "
                       "Moxie does not; keep experts_implementation='grouped_mm' for this model")
@@ -165,7 +166,7 @@ def check_module(module, parts):
                           "float32, bfloat16, float16 or float8_e4m3fn here: load the model with "
                           "one of the first three as dtype, or dequantised")
     if E4M3 in (parts.w1.dtype, parts.w2.dtype):
-        _check_fp8(module, parts)
+        _check_fp8(name, module, parts)
     elif parts.w1.dtype != parts.w2.dtype:
         raise refusal(abi.E_UNSUPPORTED, f"{name}: the weights of gate and up are of "
                       f"{parts.w1.dtype}, those of down of {parts.w2.dtype}; Moxie takes one type "
@@ -234,22 +235,22 @@ def _scale_shapes(module, parts):
     return [experts, halves * inner, hidden], [experts, hidden, inner]
 
 
-def _fp8_error(module, text):
-    return refusal(abi.E_UNSUPPORTED, f"{type(module).__name__}: {text}: load the model with "
+def _fp8_error(name, text):
+    return refusal(abi.E_UNSUPPORTED, f"{name}: {text}: load the model with "
                    "quantization_config=FineGrainedFP8Config(dequantize=True)")
 
 
-def _check_fp8(module, parts):
+def _check_fp8(name, module, parts):
     """Refuses fp8 that Moxie would read as other numbers than those that were quantised."""
     w1, w2, block = parts.w1, parts.w2, _block_size(module)
     if w1.dtype != w2.dtype:
-        raise _fp8_error(module, f"gate and up are {w1.dtype} and down is {w2.dtype}; Moxie takes "
+        raise _fp8_error(name, f"gate and up are {w1.dtype} and down is {w2.dtype}; Moxie takes "
                          "one type for both")
     if block not in FP8_FORMATS:
-        raise _fp8_error(module, f"weight_block_size is {list(block)}; Moxie takes [128, 128], or "
+        raise _fp8_error(name, f"weight_block_size is {list(block)}; Moxie takes [128, 128], or "
                          "one scale for each projection")
     if getattr(module, "activation_scheme", "dynamic") != "dynamic":
-        raise _fp8_error(module, f"activation_scheme is {module.activation_scheme!r}; Moxie scales "
+        raise _fp8_error(name, f"activation_scheme is {module.activation_scheme!r}; Moxie scales "
                          "activations by what they are ('dynamic')")
     inner = sizes_of(module, parts)["intermediate_size"]
     whole = getattr(module, "intermediate_dim", inner)
@@ -257,20 +258,20 @@ def _check_fp8(module, parts):
     # have to refuse, or the others wait for those that do.
     if whole != inner and (block is None or inner % 128):
         cut = "what one scale is for" if block is None else "blocks of 128"
-        raise _fp8_error(module, f"tensor parallelism leaves {inner} of {whole} intermediate units "
+        raise _fp8_error(name, f"tensor parallelism leaves {inner} of {whole} intermediate units "
                          f"here, which cuts through {cut}: use fewer ranks, or expert parallelism; "
                          "or")
     for what, scales, shape in zip(("gate and up", "down"), parts.scales,
                                    _scale_shapes(module, parts)):
-        _check_scales(module, what, scales, shape)
+        _check_scales(name, what, scales, shape)
 
 
-def _check_scales(module, what, scales, shape):
+def _check_scales(name, what, scales, shape):
     if type(scales) not in PLAIN or scales.dtype not in SCALE_TYPES:
-        raise _fp8_error(module, f"the scales of {what} are {getattr(scales, 'dtype', 'missing')}; "
+        raise _fp8_error(name, f"the scales of {what} are {getattr(scales, 'dtype', 'missing')}; "
                          "Moxie takes float32, bfloat16, float16 or float8_e8m0fnu")
     if list(scales.shape) != shape:
-        raise refusal(abi.E_UNSUPPORTED, f"{type(module).__name__}: the scales of {what} are "
+        raise refusal(abi.E_UNSUPPORTED, f"{name}: the scales of {what} are "
                       f"{list(scales.shape)}; Moxie takes {shape}, where gate and up have blocks "
                       "of their own: quantise them apart")
 

@@ -35,8 +35,8 @@ from moxie import abi, gates
 from moxie.experts import Experts, Rows
 from moxie.host import load
 from moxie.modules import (
-    FLOATS, INTEGERS, NUMBERS, Allocator, check_module, check_place, kind_of, layers_of, matrix_of,
-    parts_of, readable_scales, refusal, shaped_scales, sizes_of, tensors_of, weight_format_of)
+    FLOATS, INTEGERS, NUMBERS, Allocator, check_module, kind_of, layers_of, matrix_of, parts_of,
+    readable_scales, refusal, shaped_scales, sizes_of, tensors_of, weight_format_of)
 
 TOKENS_MAX = 4096  # of one call: enough for the weights to be read once per many rows
 
@@ -240,15 +240,15 @@ def _share(module, model, config, device):
     raise refusal(abi.E_INTERNAL, f"{type(module).__name__}: too many layers")
 
 
-def _prepare(module, parts, model, number, device, top_k):
+def _prepare(module, parts, model, path, number, device, top_k):
     """Makes the layer of a module of this model, for input of a number type and top_k."""
     _layers.pop(module, None)
+    check_module(module, parts, path)
     kind = kind_of(device)
     if kind.capturing():
         raise refusal(abi.E_CAPTURING, f"{type(module).__name__}: this layer is not prepared, and "
                       "cannot be while a graph is captured: call moxie.transformers.prepare(model)"
                       ", or the model once, before the capture")
-    check_module(module, parts)
     order, activation = gates.recognise(module, device)
     weight_format, scales = weight_format_of(module, parts), readable_scales(parts)
     config = {**kind.keys(), "num_layers": layers_of(module.config), **_settings,
@@ -269,9 +269,9 @@ def _prepare(module, parts, model, number, device, top_k):
     return prepared
 
 
-def _ready(module, parts, *given, model=None):
+def _ready(module, parts, *given, model=None, path=""):
     """What was prepared for a module; made where that is nothing, or for something else. Without a
-    model it is the one that calls."""
+    model it is the one that calls. path: the module's dotted name, for refusals."""
     seen = _seen(parts, *given)
     prepared = _layers.get(module)
     if prepared is None or prepared.seen != seen:
@@ -279,7 +279,7 @@ def _ready(module, parts, *given, model=None):
             prepared = _layers.get(module)  # another thread may just have made it
             if prepared is None or prepared.seen != seen:
                 model = model if model is not None else _model_calling(module)
-                prepared = _prepare(module, parts, model, *given)
+                prepared = _prepare(module, parts, model, path, *given)
     return prepared
 
 
@@ -320,16 +320,15 @@ def prepare(model, top_k=None):
 
     Otherwise each is made at its first forward. What is ready stays as it is, so that graphs that
     were captured do too. Weights that a device_map offloads lie nowhere until a forward brings
-    them: they are refused, by the module's name in the model. Returns how many layers there are.
+    them: they are refused, as all that cannot be described is, by the module's name in the model.
+    Returns how many layers there are.
     """
     modules = _named_experts(model)
     for name, module in modules:
         parts = parts_of(module)
-        check_place(f"{name} ({type(module).__name__})" if name else type(module).__name__, parts)
-        check_module(module, parts)
         _ready(module, parts, _number_of(model, parts.w1), parts.w1.device,
                top_k if top_k is not None else _top_k_of(module.config),
-               model=_model_here(model, module))
+               model=_model_here(model, module), path=name)
     return len(modules)
 
 
