@@ -1,5 +1,6 @@
 """hosts/python/moxie: the mirror of abi.h and a host, over the library named by MOXIE_PLUGIN."""
 
+import asyncio
 import copy
 import ctypes
 import gc
@@ -234,6 +235,43 @@ class Host(unittest.TestCase):
         printed.assert_not_called()
         self.assertEqual(came, [signal.SIGUSR1])
         self.assertIs(signal.getsignal(signal.SIGUSR1), handle)
+
+    def test_a_signal_is_told_once(self):
+        """To whoever hears of it by a file descriptor, as asyncio does."""
+        class Interrupted(dict):
+            def get(self, key, default=None):
+                if key == "top_k":
+                    signal.raise_signal(signal.SIGUSR1)
+                return super().get(key, default)
+
+        async def open_one():
+            asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, came.append, 1)
+            self.library.open(Interrupted(CONFIG)).close()
+            await asyncio.sleep(0.05)
+
+        came = []
+        asyncio.run(open_one())
+        self.assertEqual(came, [1])
+
+    def test_every_signal_is_handled(self):
+        """Also those whose turn comes behind one that raises."""
+        came = []
+
+        def handle(number, frame):
+            came.append((number, frame is not None))
+            raise InterruptedError
+
+        def both(_):
+            for number in numbers:
+                signal.raise_signal(number)
+            return abi.OK
+
+        numbers = signal.SIGUSR1, signal.SIGUSR2
+        for number in numbers:
+            self.addCleanup(signal.signal, number, signal.signal(number, handle))
+        with self.assertRaises(InterruptedError):
+            abi.check(both)
+        self.assertEqual(came, [(number, True) for number in numbers])
 
     def test_closed(self):
         instance = self.library.open(CONFIG)

@@ -7,6 +7,7 @@ the library reports about itself, so that a mirror that is out of date is an err
 import contextlib
 import ctypes
 import signal
+import sys
 import threading
 
 # ---- The mirror --------------------------------------------------------------------------------
@@ -287,25 +288,29 @@ class NoSuchKey(MoxieError):
     """The configuration has words that are none of the library's keys: `keys`."""
 
 
-def _raise(numbers):
-    for number in dict.fromkeys(numbers):
-        signal.raise_signal(number)
+def _handle(came):
+    frame = sys._getframe()
+    with contextlib.ExitStack() as stack:  # all of them, whatever one raises
+        for number, handler in reversed(came.items()):
+            stack.callback(handler, number, frame)
 
 
 @contextlib.contextmanager
 def _signals_wait():
     """Handlers of signals run behind it. What they raise, as Ctrl-C does, would end whichever
     callback comes next: ctypes prints that, and what the library then has for an answer is any
-    number, so that it would go on with another configuration."""
-    came = []
+    number, so that it would go on with another configuration. They are called, because a signal
+    raised anew would be told again to who hears of it by set_wakeup_fd, as asyncio does."""
+    came = {}
     with contextlib.ExitStack() as stack:
-        stack.callback(_raise, came)
+        stack.callback(_handle, came)
         if threading.current_thread() is threading.main_thread():  # handlers run in no other
             for number in signal.valid_signals():
                 handler = signal.getsignal(number)
                 if callable(handler):
                     stack.callback(signal.signal, number, handler)
-                    signal.signal(number, lambda number, _: came.append(number))
+                    signal.signal(number, lambda number, _, handler=handler: came.setdefault(
+                        number, handler))
         yield
 
 
