@@ -368,6 +368,52 @@ class Refusals(unittest.TestCase):
                 self.assertIn(f'"{word}"', make.__doc__)
                 self.assertIn(f"`{word}`", (ROOT / "hosts" / "python" / "README.md").read_text())
 
+    def test_tensors_that_are_none(self):
+        """What ctypes would cut, fill up with zeros, or refuse in words of its own."""
+        values, name = tensor(64, (1, 2, 2)), "device .DLPack's type, index."
+        for call, words in (
+                (lambda: tensor(64, (2, 3), strides=(3,)), "shape .2, 3., strides .3., .*as many"),
+                (lambda: tensor(64, (2, 3), strides=(3, 1, 1)), "want as many strides"),
+                (lambda: tensor(64, (2**64 + 3,)), "shape: .18446744073709551619,.; want whole"),
+                (lambda: tensor(64, (3,), strides=(2**63,)), "strides: .9223372036854775808,.; "),
+                (lambda: tensor(64, 5), "shape: 5; want whole numbers"),
+                (lambda: tensor(64, (2.0,)), r"shape: \(2.0,\); want whole numbers"),
+                (lambda: tensor("x", (2,)), "address: .'x',.; want whole numbers from 0 to 1844"),
+                (lambda: tensor(2**64, (2,)), "address: .18446744073709551616,.; want"),
+                (lambda: tensor(64, (2,), device=1), f"{name}: 1; want whole numbers"),
+                (lambda: tensor(64, (2,), device=(1,)), r"device \[1\]; want .*type and index"),
+                (lambda: tensor(64, (2,), device=(1, 2**40)), f"{name}: .* to 2147483647"),
+                (lambda: matrix(5, "f32", 0), "values: a int; want what moxie.tensor makes"),
+                (lambda: matrix(values, "f32", 0, bias=5), "bias: a int; want what moxie.tensor"),
+                (lambda: matrix(values, "f32", "gate_up"), "order, orientation: .'gate_up', 0."),
+                (lambda: matrix(values, "f32", 2**32 + 1), "order, orientation: .4294967297, 0.")):
+            with self.subTest(words), self.assertRaisesRegex(MoxieError, words) as caught:
+                call()
+            self.assertEqual(caught.exception.code, abi.E_INVALID)
+        self.assertEqual(tensor(64, ()).ndim, 0)
+        experts = Experts(self.library, CONFIG)
+        for pair, name in (((values, values), "w1: a tensor"),
+                           ((matrix(values, "f32", 0), None), "w2: a NoneType")):
+            with self.assertRaisesRegex(MoxieError, f"{name}; want what moxie.matrix makes"):
+                experts.add_layer(*pair)
+
+    def test_keys_that_are_no_words(self):
+        error = self.refused(abi.E_INVALID, {5: 2, "zz": 3})
+        self.assertIn("5 is a int and no key of the configuration: want a str", error.text)
+
+    def test_a_device_that_is_none_is_refused_before_anything_is_made(self):
+        allocator = Allocator()
+        self.refused(abi.E_INVALID, allocator=allocator, device=None)
+        self.assertEqual(allocator.held, {})
+
+    def test_layers_that_nobody_adds_cost_nothing(self):
+        """A number of each would take 64 GiB."""
+        experts = Experts(self.library, {**CONFIG, "num_layers": 2**31 - 1})
+        self.assertTrue(experts.has_room())
+        self.assertEqual([experts.add_layer(*Model().matrices()).index for _ in range(2)], [0, 0])
+        kept = [experts.add_layer(*Model().matrices()) for _ in range(3)]
+        self.assertEqual(sorted(layer.index for layer in kept), [0, 1, 2])
+
     def test_no_bound(self):
         self.assertIn("forward_tokens_max",
                       self.refused(abi.E_CAPACITY, {"forward_tokens_max": 0}).text)

@@ -9,6 +9,7 @@ Nothing here knows a tensor library: whoever has tensors says where they lie.
 
 import collections
 import ctypes
+import operator
 import threading
 import weakref
 from typing import NamedTuple
@@ -46,6 +47,28 @@ DTYPES = Words("number type", {  # by its name: DLPack's code, bits
 ERROR_BYTES = 1024
 
 
+I32, I64 = range(-(1 << 31), 1 << 31), range(-(1 << 63), 1 << 63)
+
+
+def _whole(what, values, within):
+    """The values as ints of a range, where ctypes would cut larger ones."""
+    try:
+        whole = [operator.index(value) for value in values]
+    except TypeError:
+        whole = None
+    if whole is None or not all(value in within for value in whole):
+        raise MoxieError(E_INVALID, -1, f"{what}: {values!r}; want whole numbers from "
+                         f"{within[0]} to {within[-1]}")
+    return whole
+
+
+def _instance(what, value, kind, maker):
+    if not isinstance(value, kind):
+        raise MoxieError(E_INVALID, -1, f"{what}: a {type(value).__name__}; want what "
+                         f"moxie.{maker} makes")
+    return value
+
+
 def tensor(address, shape, number="f32", strides=None, device=(DEVICE_CPU, 0)):
     """A Tensor of numbers at an address, which whoever owns it keeps valid.
 
@@ -53,8 +76,16 @@ def tensor(address, shape, number="f32", strides=None, device=(DEVICE_CPU, 0)):
     numbers; without them the tensor is compact. device: DLPack's type and the device's index.
     """
     code, bits = DTYPES[number]
+    where = _whole("device (DLPack's type, index)", device, I32)
+    shape = _whole("shape", shape, I64)
+    strides = _whole("strides", strides, I64) if strides is not None else None
+    if len(where) != 2 or strides is not None and len(strides) != len(shape):
+        raise MoxieError(E_INVALID, -1, f"shape {shape}, strides {strides}, device {where}; want as "
+                         "many strides as dimensions, and of a device its type and index")
+    if address is not None:
+        address = _whole("address", (address,), range(1 << 64))[0]
     dims = ctypes.c_int64 * len(shape)
-    return Tensor(data=address, device=Device(type=device[0], id=device[1]), ndim=len(shape),
+    return Tensor(data=address, device=Device(type=where[0], id=where[1]), ndim=len(shape),
                   dtype=Dtype(code=code, bits=bits, lanes=1), shape=dims(*shape),
                   strides=dims(*strides) if strides is not None else None)
 
@@ -63,9 +94,12 @@ def matrix(values, weight_format, order, orientation=0, bias=None, scales=None):
     """One projection of all experts: `values`, `bias` and `scales` are Tensors, as abi.h has them
     for this weight_format: "f32", "bf16", "f16", "fp8_tensor", "fp8_channel" or "fp8_block128".
     Another raises MoxieError. order and orientation: abi.ORDER_* and abi.ROWS_*."""
-    return Matrix(format=FORMATS[weight_format], order=order, orientation=orientation,
-                  values=values, bias=bias if bias is not None else Tensor(),
-                  scales=scales if scales is not None else Tensor())
+    order, orientation = _whole("order, orientation", (order, orientation), I32)
+    parts = {"values": values, "bias": bias if bias is not None else Tensor(),
+             "scales": scales if scales is not None else Tensor()}
+    for what, each in parts.items():
+        _instance(what, each, Tensor, "tensor")
+    return Matrix(format=FORMATS[weight_format], order=order, orientation=orientation, **parts)
 
 
 class Rows(NamedTuple):
@@ -115,6 +149,7 @@ class Experts:
             chosen = {key: value for key, (_, value, _) in self.instance.snapshot().items()}
             self._check_keys(library, chosen)
             self._choose(library, chosen)
+            self._make_batch(device)
             self.instance.check(self.moves.create, self.instance.handle,
                                 ctypes.byref(self.dispatcher))
         except BaseException:
@@ -122,7 +157,6 @@ class Experts:
                 self.moves.destroy(self.dispatcher)
             self.instance.close()
             raise
-        self._make_batch(device)
         finalizer = weakref.finalize(self, _close, self.instance, self.moves, self.runs,
                                      self.dispatcher, self.dead)
         finalizer.atexit = False
@@ -143,7 +177,8 @@ class Experts:
         self.runs = self.instance.runners[chosen["runner"]].api.contents
         self.moves = self.instance.dispatchers[chosen["dispatcher"]].api.contents
         self.layers_max = int(chosen["num_layers"])
-        self.free = list(range(self.layers_max))
+        self.free = collections.deque()  # given back, of the `taken` first ones
+        self.taken = 0
         self.tokens_max = int(chosen["forward_tokens_max"])
         if self.tokens_max < 1:
             raise MoxieError(E_CAPACITY, -1, "forward_tokens_max is not set: set it to the tokens "
@@ -174,21 +209,32 @@ class Experts:
 
     def add_layer(self, w1, w2):
         """A Layer of two Matrix, whose tensors stay valid and in place as long as it lives."""
+        for what, each in (("w1", w1), ("w2", w2)):
+            _instance(what, each, Matrix, "matrix")
         with self.lock:
             self._drain()
-            if not self.free:
+            if not self.has_room():
                 raise MoxieError(E_CAPACITY, -1, f"all {self.layers_max} layers are in use: set "
                                  "num_layers to the layers that share this instance")
+            index = self.free[0] if self.free else self.taken
             weights = Weights(w1=ctypes.pointer(w1), w2=ctypes.pointer(w2))
             handle = ctypes.c_void_p()
             try:
-                self.instance.check(self.runs.create, self.instance.handle, self.free[0],
+                self.instance.check(self.runs.create, self.instance.handle, index,
                                     ctypes.byref(weights), ctypes.byref(handle))
             except BaseException:
                 if handle:
                     self.runs.destroy(handle)
                 raise
-            return Layer(self, self.free.pop(0), weights, handle)
+            if self.free:
+                self.free.popleft()
+            else:
+                self.taken += 1
+            return Layer(self, index, weights, handle)
+
+    def has_room(self):
+        """Whether another layer can be added."""
+        return bool(self.free or self.dead) or self.taken < self.layers_max
 
     def weights_updated(self, layer):
         with self.lock:

@@ -144,6 +144,9 @@ class Instance:
 
     def __init__(self, library, config, name, allocator=None):
         for key, value in config.items():
+            if not isinstance(key, str):
+                raise MoxieError(E_INVALID, -1, f"{key!r} is a {type(key).__name__} and no key of "
+                                 "the configuration: want a str of docs/configuration.md")
             # Within a callback nobody would hear of it.
             if isinstance(value, str) and not _is_text(value):
                 raise MoxieError(E_INVALID, -1, f"{key}: {value!r} is no UTF-8: take the lone "

@@ -235,7 +235,7 @@ def _share(module, model, config, device):
         shared = _shared.get(key)
         if shared is None:
             shared = _shared[key] = Shared(config, device)
-        if shared.experts.free or shared.experts.dead:
+        if shared.experts.has_room():
             return shared
     raise refusal(abi.E_INTERNAL, f"{type(module).__name__}: too many layers")
 
