@@ -154,6 +154,7 @@ class Refusals(unittest.TestCase):
         path = os.environ["MOXIE_PLUGIN"]
         self.assertEqual(load().path, path)
         self.assertEqual(load(pathlib.Path(path)).path, path)
+        self.assertEqual(load(os.fsencode(path)).path, path)
         with mock.patch.dict(os.environ, MOXIE_PLUGIN="/nowhere/libmoxie.so"):
             with self.assertRaisesRegex(abi.MoxieError, "/nowhere/libmoxie.so cannot be loaded"):
                 load()

@@ -456,6 +456,15 @@ class Refusals(unittest.TestCase):
             layer.forward(1, x._replace(number="bf17"), ids, weights, y)
         self.assertEqual(caught.exception.code, abi.E_INVALID)
         layer.forward(1, x, ids, weights, y)
+        for tokens, rows, stream in (
+                (1.0, x, None), (None, x, None), (1, x._replace(stride=5.0), None),
+                (1, x._replace(address=None), None), (1, x._replace(number=["f32"]), None),
+                (1, self, None), (1, x, "stream")):
+            with self.assertRaisesRegex(MoxieError, "^forward: .*; want tokens as an int, four Rows "
+                                        ".* stream an int or None") as caught:
+                layer.forward(tokens, rows, ids, weights, y, stream)
+            self.assertEqual(caught.exception.code, abi.E_INVALID)
+        layer.forward(1, x, ids, weights, y)
         with self.assertRaisesRegex(MoxieError, "tokens: -1; want 0 or more") as caught:
             layer.forward(-1, x, ids, weights, y)
         self.assertEqual(caught.exception.code, abi.E_INVALID)

@@ -269,24 +269,32 @@ class Experts:
         Ids that name no expert of the layer count as no expert. More tokens than forward_tokens_max
         go in several calls. On a device, `stream` is the handle of one, and nothing is waited for.
         """
+        try:
+            with self.lock:
+                self._forward(layer, tokens, (x, ids, weights, y), stream)
+        except (AttributeError, TypeError) as error:  # by which wrong types make themselves known
+            raise MoxieError(E_INVALID, -1, f"forward: {error}; want tokens as an int, four Rows "
+                             "whose address and stride are ints, and as stream an int or None"
+                             ) from error
+
+    def _forward(self, layer, tokens, given, stream):
         if tokens < 0:
             raise MoxieError(E_INVALID, -1, f"tokens: {tokens}; want 0 or more")
-        with self.lock:
-            self.batch.layer, self.batch.stream = layer.index, stream
-            for part, rows in zip(self.parts, (x, ids, weights, y)):
-                _, dtype, _, strides = part
-                dtype.code, dtype.bits = DTYPES[rows.number]
-                strides[0] = rows.stride
-            for first in range(0, tokens, self.tokens_max):
-                count = min(tokens - first, self.tokens_max)
-                for (where, dtype, shape, _), rows in zip(self.parts, (x, ids, weights, y)):
-                    where.data = rows.address + first * rows.stride * (dtype.bits >> 3)
-                    shape[0] = count
-                self._begin(count)
-                self._call(self.instance.api.forward, self.dispatcher, layer.handle,
-                           ctypes.byref(self.batch))
-            if self.dead:
-                self._drain()
+        self.batch.layer, self.batch.stream = layer.index, stream
+        for part, rows in zip(self.parts, given):
+            _, dtype, _, strides = part
+            dtype.code, dtype.bits = DTYPES[rows.number]
+            strides[0] = rows.stride
+        for first in range(0, tokens, self.tokens_max):
+            count = min(tokens - first, self.tokens_max)
+            for (where, dtype, shape, _), rows in zip(self.parts, given):
+                where.data = rows.address + first * rows.stride * (dtype.bits >> 3)
+                shape[0] = count
+            self._begin(count)
+            self._call(self.instance.api.forward, self.dispatcher, layer.handle,
+                       ctypes.byref(self.batch))
+        if self.dead:
+            self._drain()
 
 
 def _check_one_rank(config):

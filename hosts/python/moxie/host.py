@@ -118,7 +118,7 @@ def load(path=None, host_build=f"moxie for Python {VERSION}", advice=ADVICE):
     """
     if path is None:
         path = os.environ.get("MOXIE_PLUGIN") or "libmoxie.so"
-    return Library(os.fspath(path), host_build, advice)
+    return Library(os.fsdecode(path), host_build, advice)
 
 
 def _is_text(value):
