@@ -414,6 +414,17 @@ class Refusals(unittest.TestCase):
         kept = [experts.add_layer(*Model().matrices()) for _ in range(3)]
         self.assertEqual(sorted(layer.index for layer in kept), [0, 1, 2])
 
+    def test_a_layer_that_dies_meanwhile_leaves_no_place(self):
+        """Its number is not there before its runner is destroyed."""
+        experts = Experts(self.library, CONFIG)
+        layers = [experts.add_layer(*Model().matrices()) for _ in range(experts.layers_max)]
+        with mock.patch.object(experts, "_drain"):
+            del layers[0]
+            self.assertTrue(experts.has_room())
+            with self.assertRaisesRegex(MoxieError, "layers are in use: set num_layers"):
+                experts.add_layer(*Model().matrices())
+        experts.add_layer(*Model().matrices())
+
     def test_no_bound(self):
         self.assertIn("forward_tokens_max",
                       self.refused(abi.E_CAPACITY, {"forward_tokens_max": 0}).text)

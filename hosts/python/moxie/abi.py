@@ -291,8 +291,8 @@ class NoSuchKey(MoxieError):
 def _handle(came):
     frame = sys._getframe()
     with contextlib.ExitStack() as stack:  # all of them, whatever one raises
-        for number, handler in reversed(came.items()):
-            stack.callback(handler, number, frame)
+        for number in reversed(dict.fromkeys(came)):
+            stack.callback(signal.getsignal(number), number, frame)
 
 
 @contextlib.contextmanager
@@ -301,7 +301,7 @@ def _signals_wait():
     callback comes next: ctypes prints that, and what the library then has for an answer is any
     number, so that it would go on with another configuration. They are called, because a signal
     raised anew would be told again to who hears of it by set_wakeup_fd, as asyncio does."""
-    came = {}
+    came = []
     with contextlib.ExitStack() as stack:
         stack.callback(_handle, came)
         if threading.current_thread() is threading.main_thread():  # handlers run in no other
@@ -309,8 +309,7 @@ def _signals_wait():
                 handler = signal.getsignal(number)
                 if callable(handler):
                     stack.callback(signal.signal, number, handler)
-                    signal.signal(number, lambda number, _, handler=handler: came.setdefault(
-                        number, handler))
+                    signal.signal(number, lambda number, _: came.append(number))
         yield
 
 

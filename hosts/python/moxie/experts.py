@@ -66,7 +66,6 @@ def _instance(what, value, kind, maker):
     if not isinstance(value, kind):
         raise MoxieError(E_INVALID, -1, f"{what}: a {type(value).__name__}; want what "
                          f"moxie.{maker} makes")
-    return value
 
 
 def tensor(address, shape, number="f32", strides=None, device=(DEVICE_CPU, 0)):
@@ -213,7 +212,7 @@ class Experts:
             _instance(what, each, Matrix, "matrix")
         with self.lock:
             self._drain()
-            if not self.has_room():
+            if not self.free and self.taken == self.layers_max:
                 raise MoxieError(E_CAPACITY, -1, f"all {self.layers_max} layers are in use: set "
                                  "num_layers to the layers that share this instance")
             index = self.free[0] if self.free else self.taken
