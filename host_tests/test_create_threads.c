@@ -99,6 +99,7 @@ END_TEST
 // A host whose allocator calls the library that asks it.
 struct visitor {
     struct mock_host mock;
+    struct layer layer;
     int32_t (*allocate)(void *ctx, const moxie_allocation *request, void **memory);
     const moxie_api *api;
     const moxie_runner_api *runners;
@@ -157,14 +158,16 @@ static int32_t visit_meanwhile(void *ctx, const moxie_allocation *asked, void **
     return visitor->allocate(&visitor->mock, asked, memory);
 }
 
-static void visitor_open(struct visitor *visitor, const struct layer *layer,
+// And visits while it creates the runner.
+static void visitor_open(struct visitor *visitor,
                          int32_t (*allocate)(void *, const moxie_allocation *, void **))
 {
     struct mock_host *mock = &visitor->mock;
 
     memset(visitor, 0, sizeof *visitor);
+    layer_open(&visitor->layer, "mixtral_a");
     mock_host_init(mock);
-    layer_configure(layer, mock);
+    layer_configure(&visitor->layer, mock);
     mock_set_i64(mock, "num_layers", 2);
     mock_set_i64(mock, "forward_tokens_max", 8);
     said_init(&visitor->said);
@@ -174,7 +177,22 @@ static void visitor_open(struct visitor *visitor, const struct layer *layer,
     ck_assert_msg(visitor->api->open(&mock->host, &visitor->instance, &mock->error) == MOXIE_OK,
                   "%s", mock->text);
     visitor->runners = mock_runner(mock, "moxie_cpu")->api;
-    layer_weights_of(layer, 0, layer->experts, &visitor->weights);
+    layer_weights_of(&visitor->layer, 0, visitor->layer.experts, &visitor->weights);
+    visitor->visit = 1;
+    ck_assert_msg(visitor->runners->create(visitor->instance, 0, &visitor->weights.weights,
+                                           &visitor->runner, &mock->error) == MOXIE_OK,
+                  "%s", mock->text);
+}
+
+static void visitor_close(struct visitor *visitor)
+{
+    struct mock_host *mock = &visitor->mock;
+
+    visitor->runners->destroy(visitor->runner);
+    ck_assert_msg(visitor->api->close(visitor->instance, &mock->error) == MOXIE_OK, "%s",
+                  mock->text);
+    mock_host_fini(mock);
+    layer_close(&visitor->layer);
 }
 
 START_TEST(a_callback_that_comes_back_is_refused)
@@ -182,14 +200,8 @@ START_TEST(a_callback_that_comes_back_is_refused)
     struct visitor visitor;
     struct mock_host *mock = &visitor.mock;
     moxie_dispatcher *dispatcher;
-    struct layer layer;
 
-    layer_open(&layer, "mixtral_a");
-    visitor_open(&visitor, &layer, visit_at_once);
-    visitor.visit = 1;
-    ck_assert_msg(visitor.runners->create(visitor.instance, 0, &visitor.weights.weights,
-                                          &visitor.runner, &mock->error) == MOXIE_OK,
-                  "%s", mock->text);
+    visitor_open(&visitor, visit_at_once);
     ck_assert_int_eq(visitor.visit, 0);
     ck_assert(mock_logged(mock, "HOST_MISBEHAVING thread: called from within a callback"));
     visitor.visit = 1;
@@ -201,30 +213,17 @@ START_TEST(a_callback_that_comes_back_is_refused)
     SAID(&visitor.said, MOXIE_E_INVALID, visitor.api->close(visitor.instance, &visitor.said.error),
          "2 runners and dispatchers");
     mock_dispatcher(mock, "local")->api->destroy(dispatcher);
-    visitor.runners->destroy(visitor.runner);
-    ck_assert_msg(visitor.api->close(visitor.instance, &mock->error) == MOXIE_OK, "%s", mock->text);
-    mock_host_fini(mock);
-    layer_close(&layer);
+    visitor_close(&visitor);
 }
 END_TEST
 
 START_TEST(close_waits_for_what_is_being_created)
 {
     struct visitor visitor;
-    struct mock_host *mock = &visitor.mock;
-    struct layer layer;
 
-    layer_open(&layer, "mixtral_a");
-    visitor_open(&visitor, &layer, visit_meanwhile);
-    visitor.visit = 1;
-    ck_assert_msg(visitor.runners->create(visitor.instance, 0, &visitor.weights.weights,
-                                          &visitor.runner, &mock->error) == MOXIE_OK,
-                  "%s", mock->text);
+    visitor_open(&visitor, visit_meanwhile);
     ck_assert_int_eq(pthread_join(visitor.closer, NULL), 0);
-    visitor.runners->destroy(visitor.runner);
-    ck_assert_msg(visitor.api->close(visitor.instance, &mock->error) == MOXIE_OK, "%s", mock->text);
-    mock_host_fini(mock);
-    layer_close(&layer);
+    visitor_close(&visitor);
 }
 END_TEST
 

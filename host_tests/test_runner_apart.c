@@ -67,6 +67,16 @@ static int32_t run(struct sources *s)
     return runner_run(s->rank.runner, &call, &s->in, &s->out, &s->said.error);
 }
 
+static moxie_rows by_expert(moxie_slab *slab)
+{
+    return (moxie_rows){.struct_size = sizeof(moxie_rows),
+                        .layout = MOXIE_LAYOUT_EXPERT_CONTIGUOUS,
+                        .id_space = MOXIE_IDS_LOCAL,
+                        .slabs_count = 1,
+                        .slab_stride = sizeof *slab,
+                        .slabs = slab};
+}
+
 // Row 0 of the results would say how many there are.
 START_TEST(counts_lie_over_no_results)
 {
@@ -104,12 +114,7 @@ START_TEST(nor_over_what_fold_writes)
                         index_dims, NULL, TENSOR_INT32);
     slab.rows = tensor_make(calloc((size_t)row_dims[1], sizeof(float)), 2, row_dims, NULL,
                             1u << MOXIE_FORMAT_F32);
-    expanded = (moxie_rows){.struct_size = sizeof expanded,
-                            .layout = MOXIE_LAYOUT_EXPERT_CONTIGUOUS,
-                            .id_space = MOXIE_IDS_LOCAL,
-                            .slabs_count = 1,
-                            .slab_stride = sizeof slab,
-                            .slabs = &slab};
+    expanded = by_expert(&slab);
     s.out.counts = s.in.counts;
     ACCEPTED(&s.said, runner_fold(s.rank.runner, &call, &expanded, &index, &s.out, &s.said.error));
     s.out.counts.data = s.out_slabs[1].rows.data;
@@ -144,12 +149,7 @@ START_TEST(what_expand_writes_lies_apart)
     slab.weights =
         tensor_make(memory + 2 * pairs * s.layer.hidden, 1, dims[1], NULL, 1u << MOXIE_FORMAT_F32);
     index = tensor_make((char *)slab.weights.data + 4 * pairs, 2, dims[3], NULL, TENSOR_INT32);
-    out = (moxie_rows){.struct_size = sizeof out,
-                       .layout = MOXIE_LAYOUT_EXPERT_CONTIGUOUS,
-                       .id_space = MOXIE_IDS_LOCAL,
-                       .slabs_count = 1,
-                       .slab_stride = sizeof slab,
-                       .slabs = &slab};
+    out = by_expert(&slab);
     out.counts = tensor_make((char *)index.data + 4 * pairs, 1, dims[2], NULL, TENSOR_INT32);
     ACCEPTED(&s.said, runner_expand(s.rank.runner, &call, &s.in, &out, &index, &s.said.error));
     written[0] = &slab.weights;
