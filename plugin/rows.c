@@ -405,9 +405,7 @@ static int32_t read_out_slab(const moxie_tensor *rows, const struct tensor_want 
     TRY(check_experts_follow(rows,
                              want->ndim == 3 ? MOXIE_LAYOUT_EXPERT_MASKED : MOXIE_LAYOUT_STANDARD,
                              want->name, error));
-    if (tensor_rows_overlap(rows))
-        TRY(fail_with(error, MOXIE_E_INVALID,
-                      "out.slab.rows: its rows overlap each other; give each memory of its own"));
+    TRY(tensor_check_rows_apart(rows, "out.slab.rows", error));
 out:
     return st;
 }

@@ -138,20 +138,27 @@ static int32_t check_apart(const char *call, const moxie_tensor *other,
     return MOXIE_OK;
 }
 
+static int32_t check_results_apart(const char *call, const moxie_tensor *read,
+                                   const moxie_rows *out, moxie_error *error)
+{
+    int32_t st = MOXIE_OK;
+
+    for (uint32_t i = 0; i < out->slabs_count; i++) {
+        const moxie_tensor *const written = &out->slabs[i].rows;
+
+        TRY(check_apart(call, read, &written, 1, error));
+    }
+out:
+    return st;
+}
+
 // How many rows of a slab have a result is read while the results are written. All rows of STANDARD
 // have one.
 static int32_t check_counts_apart(const char *call, const moxie_rows *counted,
                                   const moxie_rows *out, moxie_error *error)
 {
-    int32_t st = MOXIE_OK;
-
-    for (uint32_t i = 0; counted->layout == MOXIE_LAYOUT_RANK_MAJOR && i < out->slabs_count; i++) {
-        const moxie_tensor *const written = &out->slabs[i].rows;
-
-        TRY(check_apart(call, &counted->counts, &written, 1, error));
-    }
-out:
-    return st;
+    if (counted->layout != MOXIE_LAYOUT_RANK_MAJOR) return MOXIE_OK;
+    return check_results_apart(call, &counted->counts, out, error);
 }
 
 int32_t runner_run(moxie_runner *runner, const moxie_call *call, const moxie_rows *in,
@@ -297,10 +304,7 @@ int32_t runner_expand(moxie_runner *runner, const moxie_call *call, const moxie_
     // Its counts are yet to be written.
     TRY(refuse_capacity(instance, rows_read(out, &instance->plan.limits, instance_place(instance),
                                             instance->explained, &to, error)));
-    if (tensor_rows_overlap(&out->slabs->rows))
-        TRY(fail_with(
-            error, MOXIE_E_INVALID,
-            "expand: out.slab.rows: its rows overlap each other; give each memory of its own"));
+    TRY(tensor_check_rows_apart(&out->slabs->rows, "expand: out.slab.rows", error));
     TRY(refuse_capacity(instance, check_expanded(instance, &from, &to, error)));
     TRY(check_index(runner, row_index, (int64_t)from.slabs_count * from.rows_cap, error));
     TRY(check_expand_apart(in, out, row_index, error));
@@ -355,12 +359,8 @@ int32_t runner_fold(moxie_runner *runner, const moxie_call *call, const moxie_ro
                       "fold: out has layout %d; want STANDARD or RANK_MAJOR", out->layout));
     TRY(rows_out_alone(out, limits, instance_place(instance), &to, error));
     TRY(check_index(runner, row_index, (int64_t)to.slabs_count * to.rows_cap, error));
-    for (uint32_t i = 0; i < out->slabs_count; i++) {
-        const moxie_tensor *const written = &out->slabs[i].rows;
-
-        TRY(check_apart("fold", &expanded->slabs->rows, &written, 1, error));
-        TRY(check_apart("fold", row_index, &written, 1, error));
-    }
+    TRY(check_results_apart("fold", &expanded->slabs->rows, out, error));
+    TRY(check_results_apart("fold", row_index, out, error));
     TRY(check_counts_apart("fold", out, out, error));
     args = (struct combine_args){
         .pair_out = from.slabs[0].rows,

@@ -155,9 +155,7 @@ static int32_t check_tensors(const moxie_instance *instance, int64_t tokens,
     if (tensor_overlap(&batch->x, &batch->y))
         TRY(fail_with(error, MOXIE_E_INVALID,
                       "batch.y overlaps batch.x; give it memory of its own"));
-    if (tensor_rows_overlap(&batch->y))
-        TRY(fail_with(error, MOXIE_E_INVALID,
-                      "batch.y: its rows overlap each other; give each memory of its own"));
+    TRY(tensor_check_rows_apart(&batch->y, "batch.y", error));
 out:
     return st;
 }

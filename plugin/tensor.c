@@ -238,6 +238,13 @@ int tensor_rows_overlap(const moxie_tensor *tensor)
     return 0;
 }
 
+int32_t tensor_check_rows_apart(const moxie_tensor *tensor, const char *name, moxie_error *error)
+{
+    if (!tensor_rows_overlap(tensor)) return MOXIE_OK;
+    return fail_with(error, MOXIE_E_INVALID,
+                     "%s: its rows overlap each other; give each memory of its own", name);
+}
+
 moxie_tensor tensor_make(void *data, int32_t ndim, int64_t *dims, int64_t *strides, uint32_t type)
 {
     moxie_tensor tensor = {.data = data,

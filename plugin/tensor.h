@@ -62,6 +62,8 @@ int64_t tensor_columns(const moxie_tensor *tensor);
 int tensor_overlap(const moxie_tensor *a, const moxie_tensor *b);
 // 1 when two rows of a checked tensor have a byte in common: nothing can be written there.
 int tensor_rows_overlap(const moxie_tensor *tensor);
+// MOXIE_E_INVALID, in the name of what is written, when they have.
+int32_t tensor_check_rows_apart(const moxie_tensor *tensor, const char *name, moxie_error *error);
 
 // A compact or row-strided 1-D or 2-D CPU tensor over `data`; `dims` is [rows, columns] and must
 // outlive it, strides, when given, too.

@@ -356,10 +356,6 @@ void validate_config(const struct config *config, const struct bounds *bounds,
                      struct report *report)
 {
     const char *device = config_str(config, KEY_DEVICE);
-    const struct backend *runner =
-        backend_find(BACKEND_RUNNER, config_str(config, KEY_RUNNER), device);
-    const struct backend *dispatcher =
-        backend_find(BACKEND_DISPATCHER, config_str(config, KEY_DISPATCHER), device);
 
     check_ranks(config, report);
     check_counts(config, report);
@@ -367,7 +363,9 @@ void validate_config(const struct config *config, const struct bounds *bounds,
     check_honoured(config, report);
     check_groups(config, report);
     check_transport(config, report);
-    validate_backends(config, runner, dispatcher, report);
+    validate_backends(config, backend_find(BACKEND_RUNNER, config_str(config, KEY_RUNNER), device),
+                      backend_find(BACKEND_DISPATCHER, config_str(config, KEY_DISPATCHER), device),
+                      report);
     check_dispatch_cap(config, bounds, report);
     check_rows(config, bounds, report);
     validate_unused(config, bounds, report);
