@@ -12,7 +12,11 @@
 
 #include "kernels/types.h"
 
-#define FP8_LARGEST  448.0f    // of e4m3
+#define FP8_LARGEST 448.0f // of e4m3
+// Of fp8 to write: as many push a scale out of an L2 of 50 MB before those it shares a sector with.
+#ifndef QUANTISE_MANY_BYTES
+#define QUANTISE_MANY_BYTES (INT64_C(96) << 20)
+#endif
 #define FP8_SMALLEST 0x1p-100f // a group whose largest magnitude is less has no scale
 
 struct quantise_args {
@@ -22,15 +26,19 @@ struct quantise_args {
     const int32_t *row_pair; // device [slabs_count * rows_cap, top_k]: the rows that a valid row of
                              // the slabs becomes, -1: none; NULL: by x_row
     const int32_t *x_row;    // device [rows_count]: the row that each row comes from; NULL: its own
-    const int32_t *count;    // device: rows to write, up to rows_count; NULL: all. Not by row_pair
-    void *rows;              // out, of `format`: fp8 [rows, columns], nvfp4 [rows, columns / 2]
-    void *scales;            // out, as row_slab.scales
+    const int32_t *count;    // device: rows to write, up to rows_count; NULL: all
+    float *row_scales; // CUDA, by row_pair: device scratch [slabs_count * rows_cap, groups of 128],
+                       // 16-byte aligned, where scales are before they go to their rows, as x_row
+                       // and count say; for QUANTISE_MANY_BYTES to write. NULL: each goes there at
+                       // once. Otherwise x_row and count are not used by row_pair
+    void *rows;        // out, of `format`: fp8 [rows, columns], nvfp4 [rows, columns / 2]
+    void *scales;      // out, as row_slab.scales
     int64_t x_stride_bytes, row_stride_bytes, scale_stride_bytes;
     int64_t group_stride_bytes; // fp8: between the scales of a row; 0: 4
     int32_t x_format;
     int32_t format; // FP8_BLOCK128 or NVFP4
     int32_t slabs_count, rows_cap, top_k;
-    int32_t rows_count; // not by row_pair
+    int32_t rows_count; // by row_pair only with row_scales
     int32_t columns;    // nvfp4: a multiple of 16
     int32_t early; // CUDA, by row_pair: 1: the next launch reads nothing that route writes before
                    // it has waited for this one

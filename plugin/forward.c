@@ -86,6 +86,20 @@ static int are_counted(const struct rows_view *in)
            (int64_t)in->rows_cap * in->top_k <= GEMMS_IDS_MAX;
 }
 
+// Where the scales of many rows wait for their places: nothing else is in pair_out until the
+// second product. One place a row has no neighbours to wait for.
+static float *row_scales_of(const struct experts_job *job, const struct experts_buffers *b)
+{
+    const struct limits *limits = &job->instance->plan.limits;
+    const struct rows_view *in = job->in;
+    int64_t scales_bytes = (int64_t)in->slabs_count * in->rows_cap * limits->x_fp8_groups * 4;
+
+    if (in->pairs_max * (int64_t)limits->hidden < QUANTISE_MANY_BYTES || in->top_k == 1 ||
+        scales_bytes > limits->pairs_max * b->pair_stride_bytes)
+        return NULL;
+    return b->pair_out;
+}
+
 // x as e4m3 in the order of the pairs: the product reads it in boxes.
 static struct quantise_args quantise_x_stage(const struct experts_job *job,
                                              const struct experts_buffers *b)
@@ -105,18 +119,18 @@ static struct quantise_args quantise_x_stage(const struct experts_job *job,
         .top_k = in->top_k,
         .rows_count = (int32_t)in->pairs_max,
         .columns = limits->hidden,
+        .x_row = b->pair_row,
+        .count = &b->expert_offset[limits->experts_local],
         .early = are_counted(in),
     };
 
     if (in->by == ROUTE_BY_IDS) {
         args.row_pair = b->row_pair;
+        args.row_scales = row_scales_of(job, b);
         args.ahead = &job->weights->w1;
         args.ahead_experts = limits->experts_local;
         args.ahead_choices = limits->physical_experts;
-        return args;
     }
-    args.x_row = b->pair_row;
-    args.count = &b->expert_offset[limits->experts_local];
     return args;
 }
 

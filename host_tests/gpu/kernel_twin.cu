@@ -176,21 +176,35 @@ static void shuffle_places(int32_t *to, size_t count)
     }
 }
 
+// The places that are taken without gaps, as route makes them; x_row says whose each is. Returns how many.
+static int32_t close_places(int32_t *places, int32_t *x_row, size_t count, int top_k)
+{
+    std::vector<int32_t> index(count, -1); // by place
+    int32_t taken = 0;
+
+    for (size_t i = 0; i < count; i++)
+        if (places[i] >= 0) index[places[i]] = (int32_t)i;
+    for (int32_t i : index) {
+        if (i < 0) continue;
+        x_row[taken] = i / top_k;
+        places[i] = taken++;
+    }
+    return taken;
+}
+
 // Rows of several slabs in one launch, of every format, e4m3 among them: to the places of their pairs, or from where a pair says.
 static int try_quantise_slabs()
 {
-    bool by_expert = draw(4) == 0; // each with a matrix of scales of its own
+    bool by_expert = draw(4) == 0, aligned = draw(2); // each with a matrix of scales of its own
     int slabs = by_expert ? 1 : 1 + (int)draw(draw(4) ? 5 : SLABS_MAX), cap = 1 + (int)draw(6), columns = 1 + (int)draw(1500);
-    bool aligned = draw(2);
-    int groups = (columns + 127) / 128, x_bytes = aligned ? (columns + 7) / 8 * 32 : columns * 4 + 8;
+    int expert_rows = by_expert ? 1 + (int)draw(cap) : 0, groups = (columns + 127) / 128, x_bytes = aligned ? (columns + 7) / 8 * 32 : columns * 4 + 8;
     int row_bytes = aligned ? (columns + 7) / 8 * 8 : columns + 3, top_k = 1 + (int)draw(draw(3) ? 4 : 32);
-    bool counted = draw(4), scattered = draw(3), by_group = draw(2), in_columns = draw(2);
-    int expert_rows = by_expert ? 1 + (int)draw(cap) : 0;
+    bool scattered = draw(3), by_group = draw(2), in_columns = draw(2), spread = scattered && draw(2), counted = !spread && draw(4);
     size_t rows = (size_t)slabs * cap, places = scattered ? rows * top_k : draw(50), pitch = (places + 3) / 4 * 4;
     twin x(rows * x_bytes), x_scales((rows + cap) * (groups + 1) * 4), out(places * row_bytes + 1), scales(pitch * groups * 4 + 4);
-    twin counts(slabs * 4), row_pair(rows * top_k * 4), x_row(places * 4 + 4);
-    row_slab views[SLABS_MAX];
+    twin counts(slabs * 4), row_pair(rows * top_k * 4), x_row(places * 4 + 4), count(4), row_scales(rows * groups * 4);
     int formats[SLABS_MAX], caps[SLABS_MAX];
+    row_slab views[SLABS_MAX];
 
     fill_rows(x.cpu.data(), (int64_t)(rows * x_bytes / 2));
     fill_rows(x_scales.cpu.data(), (int64_t)((rows + cap) * (groups + 1) * 2));
@@ -198,13 +212,14 @@ static int try_quantise_slabs()
         static const int any[] = {FORMAT_BF16, FORMAT_F16, FORMAT_F32, FORMAT_FP8_BLOCK128};
 
         formats[i] = by_expert ? FORMAT_FP8_BLOCK128 : any[draw(4)];
-        caps[i] = draw(3) ? cap : (int)draw(cap + 1);
+        caps[i] = spread || draw(3) ? cap : (int)draw(cap + 1);
         ((int32_t *)counts.cpu.data())[i] = (int32_t)draw(cap + 3) - 1;
     }
     shuffle_places((int32_t *)row_pair.cpu.data(), rows * top_k);
     for (size_t i = 0; i < places; i++)
         ((int32_t *)x_row.cpu.data())[i] = (int32_t)draw((uint32_t)rows);
-    for (twin *each : {&x, &x_scales, &counts, &row_pair, &x_row})
+    if (spread) *(int32_t *)count.cpu.data() = close_places((int32_t *)row_pair.cpu.data(), (int32_t *)x_row.cpu.data(), places, top_k);
+    for (twin *each : {&x, &x_scales, &counts, &row_pair, &x_row, &count})
         each->send();
     for (int device = 0; device < 2; device++) {
         quantise_args args = {};
@@ -224,9 +239,10 @@ static int try_quantise_slabs()
         }
         args.slabs = views;
         args.row_pair = scattered ? row_pair.on<int32_t>(device) : NULL;
-        args.x_row = scattered ? NULL : x_row.on<int32_t>(device);
-        args.count = !scattered && counted ? counts.on<int32_t>(device) : NULL;
-        args.rows_count = scattered ? 0 : (int32_t)places;
+        args.x_row = x_row.on<int32_t>(device);
+        args.count = spread ? count.on<int32_t>(device) : counted ? counts.on<int32_t>(device) : NULL;
+        args.rows_count = (int32_t)places;
+        args.row_scales = spread ? row_scales.on<float>(device) : NULL;
         args.rows = out.on<void>(device);
         args.scales = scales.on<void>(device);
         args.row_stride_bytes = row_bytes;
@@ -243,8 +259,8 @@ static int try_quantise_slabs()
     out.clear_nan_signs();
     scales.one_nan();
     if (out.same("quantise.rows of slabs") & scales.same("quantise.scales of slabs")) return 1;
-    printf("quantise: slabs %d cap %d columns %d counted %d scattered %d by group %d in columns %d expert rows %d\n", slabs, cap, columns,
-           counted, scattered, by_group, in_columns, expert_rows);
+    printf("quantise: slabs %d cap %d columns %d counted %d scattered %d spread %d by group %d in columns %d expert rows %d\n", slabs, cap,
+           columns, counted, scattered, spread, by_group, in_columns, expert_rows);
     return 0;
 }
 

@@ -210,6 +210,12 @@ static int64_t group_bytes(const layer_case &c)
     return ((int64_t)c.tokens * c.top_k * 4 + 15) / 16 * 16;
 }
 
+// As for many rows; and for some sizes that nobody times.
+static bool spreads_scales(const layer_case &c)
+{
+    return (int64_t)c.tokens * c.top_k * c.hidden >= QUANTISE_MANY_BYTES || c.hidden % 3 == 0;
+}
+
 // x and mid, each quantised before it is multiplied: buffers 6 to 9.
 static void make_fp8_stages(stages &s, const layer_case &c, void *buffers[])
 {
@@ -251,6 +257,12 @@ static void make_fp8_stages(stages &s, const layer_case &c, void *buffers[])
     s.gemms.quantise.x_format = s.gemms.gate_up.mid_format;
     s.gemms.quantise.rows_count = c.tokens * c.top_k;
     s.gemms.quantise.columns = c.intermediate;
+    if (spreads_scales(c)) {
+        s.quantise_x.x_row = s.route.pair_row;
+        s.quantise_x.count = s.route.expert_offset + c.experts;
+        s.quantise_x.row_scales = (float *)buffers[5];
+        s.quantise_x.rows_count = c.tokens * c.top_k;
+    }
     s.gemms.down.mid = buffers[8];
     s.gemms.down.mid_stride_bytes = s.gemms.quantise.row_stride_bytes;
     s.gemms.down.mid_scales = buffers[9];

@@ -1,10 +1,11 @@
 // quantise on CUDA: rows of 16- or 32-bit numbers to e4m3 with an f32 scale per 128, each to one place or to one for each of its
-// experts.
+// experts. Of many rows a second launch takes the scales to their places.
 //
-// grid   a warp up to 1024 numbers of a row, the same ones of each of its rows; the valid rows of all slabs, one after the other
+// grid   a warp up to 1024 numbers of a row, the same ones of each of its rows; the valid rows of all slabs, one after the other.
+//        Scales: a warp 32 places, 16 groups of each, the same ones of all
 // smem   the valid rows before each slab
-// bytes  the rows once, half or a quarter of them written to each place, at 2.2 to 2.9 TB/s; and up to 34 MB of weights into the L2,
-//        which the next launch would wait for
+// bytes  the rows once, half or a quarter of them written to each place, at 2.2 to 2.9 TB/s, a 32nd more each time scales are written or
+//        read; and up to 34 MB of weights into the L2, which the next launch would wait for
 
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/launch.cuh"
@@ -21,6 +22,7 @@ namespace {
 constexpr int kThreads = kSharingThreads;
 constexpr int kBatch = 4; // loads of a lane under way at once
 constexpr int32_t kPiece = kBatch * kFp8Warp;
+constexpr int32_t kSpread = 16; // groups of a lane, where scales go to their places
 constexpr int64_t kFewWarps = 512; // in 64 blocks, so that products beside them find SMs
 
 // Weights asked for ahead: rows of a tile; warps that ask, which all run at once; ids for an expert: most have rows, and memory bounds
@@ -53,7 +55,7 @@ struct args {
     slab slabs[KERNEL_RANKS_MAX];
     const int32_t *row_pair, *x_row, *count;
     unsigned char *rows;
-    float *scales;
+    float *scales, *row_scales;
     int64_t row_stride_bytes, scale_stride, group_stride; // of scales: floats
     int64_t scale_expert_stride; // of the only slab's, where expert_rows is not 0
     int32_t expert_rows;
@@ -174,10 +176,23 @@ __device__ __forceinline__ void copy(const args &a, const slab &s, int64_t x_row
     }
 }
 
+__device__ __forceinline__ int32_t groups_of(const args &a)
+{
+    return (a.columns + kFp8Group - 1) / kFp8Group;
+}
+
+// A piece's scales, `to` where that of the row's first group goes, the others group_stride further each.
+__device__ __forceinline__ void store_scales(const args &a, float *to, int64_t group_stride, int32_t first, const fp8_eight (&from)[kBatch])
+{
+    if (first % kFp8Group != 0) return;
+#pragma unroll
+    for (int32_t i = 0; i < kBatch; i++)
+        if (first + i * kFp8Warp < a.columns) to[(first + i * kFp8Warp) / kFp8Group * group_stride] = from[i].scale;
+}
+
 __device__ __forceinline__ void store(const args &a, int64_t row, int32_t first, const fp8_eight (&from)[kBatch])
 {
     unsigned char *to = a.rows + row * a.row_stride_bytes;
-    float *scales = a.scales + row * a.scale_stride;
 
 #pragma unroll
     for (int32_t i = 0; i < kBatch; i++) {
@@ -185,8 +200,8 @@ __device__ __forceinline__ void store(const args &a, int64_t row, int32_t first,
 
         if (column >= a.columns) break;
         store_codes(to, column, a.columns, from[i].codes);
-        if (column % kFp8Group == 0) scales[column / kFp8Group * a.group_stride] = from[i].scale;
     }
+    if (a.row_scales == nullptr) store_scales(a, a.scales + row * a.scale_stride, a.group_stride, first, from);
 }
 
 // To the places that lanes have, -1: none. From one to the next only a multiple of the place is added: with few warps an SM, instructions
@@ -195,7 +210,7 @@ __device__ __forceinline__ void store_all(const args &a, int32_t place, int32_t 
 {
     const int32_t batches = (a.columns - first + kFp8Warp - 1) / kFp8Warp; // that this lane has numbers of
     const int64_t next_scale = kFp8Warp / kFp8Group * a.group_stride;
-    const bool has_scale = first % kFp8Group == 0;
+    const bool has_scale = first % kFp8Group == 0 && a.row_scales == nullptr;
     unsigned char *rows = a.rows + first;
     float *scales = a.scales + first / kFp8Group * a.group_stride;
 
@@ -303,9 +318,50 @@ __global__ void __launch_bounds__(kThreads, 4) quantise_kernel(const __grid_cons
             place = place_of(a, from, at, writer);
             waits = false;
         }
+        if (a.row_scales != nullptr)
+            store_scales(a, a.row_scales + (static_cast<int64_t>(from.index) * a.rows_cap + from.row) * groups_of(a), 1, first, piece);
         store_all(a, place, first, piece);
     }
     if (waits) griddepcontrol_wait();
+}
+
+// The scales of many rows from row_scales to the rows that they are of. By group, neighbours in memory are of rows that quantise_kernel
+// writes at different times.
+__global__ void __launch_bounds__(kThreads) spread_kernel(const __grid_constant__ args a)
+{
+    const int32_t groups = groups_of(a), lane = threadIdx.x % 32;
+    const row_walk walk = walk_rows((groups + kSpread - 1) / kSpread);
+    const int32_t first = walk.piece * kSpread, count = min(groups - first, kSpread);
+    const int64_t group_stride = a.group_stride;
+    uint32_t rows;
+
+    griddepcontrol_launch_dependents();
+    griddepcontrol_wait();
+    rows = min(max(__ldcg(a.count), 0), a.rows_count);
+    for (uint32_t at = walk.first; at < (rows + 31) / 32; at += walk.step) {
+        const uint32_t row = at * 32 + lane;
+        const float *from;
+        float *to = a.scales + row * a.scale_stride + first * group_stride;
+
+        if (row >= rows) continue;
+        from = a.row_scales + static_cast<int64_t>(__ldcg(&a.x_row[row])) * groups + first;
+        if (groups % 4 != 0) {
+            for (int32_t i = 0; i < count; i++)
+                to[i * group_stride] = __ldcg(from + i);
+            continue;
+        }
+#pragma unroll
+        for (int32_t i = 0; i < kSpread; i += 4) {
+            float4 four;
+
+            if (i >= count) break;
+            four = __ldcg(reinterpret_cast<const float4 *>(from + i));
+            to[i * group_stride] = four.x;
+            to[(i + 1) * group_stride] = four.y;
+            to[(i + 2) * group_stride] = four.z;
+            to[(i + 3) * group_stride] = four.w;
+        }
+    }
 }
 
 // In floats.
@@ -385,7 +441,9 @@ weights_ahead take_ahead(const quantise_args &from, unsigned blocks)
 
 extern "C" int32_t quantise_cuda_load(void)
 {
-    return load_kernel(quantise_kernel);
+    cudaError_t st = load_kernel(quantise_kernel);
+
+    return st == cudaSuccess ? load_kernel(spread_kernel) : st;
 }
 
 extern "C" int32_t quantise_cuda(const struct quantise_args *from, void *stream)
@@ -394,13 +452,15 @@ extern "C" int32_t quantise_cuda(const struct quantise_args *from, void *stream)
     args to = {};
     int64_t rows = take_slabs(from, &to);
     launch_shape shape;
+    cudaError_t st;
 
-    if (from->format != FORMAT_FP8_BLOCK128) return cudaErrorInvalidValue;
+    if (from->format != FORMAT_FP8_BLOCK128 || (from->row_scales != nullptr && from->row_pair == nullptr)) return cudaErrorInvalidValue;
     to.row_pair = from->row_pair;
     to.x_row = from->x_row;
     to.count = from->count;
     to.rows = static_cast<unsigned char *>(from->rows);
     to.scales = static_cast<float *>(from->scales);
+    to.row_scales = from->row_scales;
     to.row_stride_bytes = from->row_stride_bytes;
     to.scale_stride = from->scale_stride_bytes / 4;
     to.group_stride = group_stride(from->group_stride_bytes);
@@ -413,5 +473,9 @@ extern "C" int32_t quantise_cuda(const struct quantise_args *from, void *stream)
     // A warp for each piece of a row at least, and one block where there are no rows: the product after it counts on it.
     shape = shape_for(rows * pieces * to.writers, pieces * to.writers, kGridBlocksMax / kGridSms, 0);
     if (from->row_pair != nullptr && from->ahead != nullptr) to.ahead = take_ahead(*from, shape.blocks);
-    return launch(quantise_kernel, shape, stream, to);
+    st = launch(quantise_kernel, shape, stream, to);
+    if (st != cudaSuccess || to.row_scales == nullptr) return st;
+    pieces = (from->columns + kSpread * kFp8Group - 1) / (kSpread * kFp8Group);
+    shape = shape_for((int64_t{from->rows_count} + 31) / 32 * pieces, pieces, kGridBlocksMax / kGridSms, 0);
+    return launch(spread_kernel, shape, stream, to);
 }
