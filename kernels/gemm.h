@@ -12,12 +12,13 @@
 #include "kernels/types.h"
 
 struct gate_up_args {
-    const struct row_slab *slabs; // [slabs_count], host array. CUDA, fp8: one, in the order of the
-                                  // pairs, e4m3 with its scales by group (scale_stride_bytes 4),
-                                  // made by a launch right before that waited for route, or is
-                                  // `early` where route is given
+    const struct row_slab *slabs; // [slabs_count], host array. CUDA, fp8: one, e4m3 with its scales
+                                  // by group (scale_stride_bytes 4) and in the order of the pairs,
+                                  // of which there are `cap`, made by a launch right before that
+                                  // waited for route, or is `early` where route is given
     const int32_t *expert_offset; // [experts + 1]
-    const int32_t *pair_row;      // [pairs] flat rows; NULL: a pair's row is its own number
+    const int32_t *pair_row;      // [pairs] flat rows; NULL: a pair's row is its own number. CUDA,
+                                  // fp8: of rows, not of their scales, rows_cap of them in 4 GB
     const float *pair_weight;     // multiplies the input row before the product, on CUDA the sums
                                   // after it, before the bias; NULL: not (router weight on input)
     struct weight_view w1; // n = 2 * intermediate, or intermediate with ORDER_PLAIN; k = hidden
@@ -60,6 +61,9 @@ struct down_args {
 };
 
 #define GEMMS_IDS_MAX 2048 // more are sooner read from expert_offset
+
+// Up to so many units of mid fp8 rows are sooner gathered by pair_row than copied for each pair.
+#define GEMMS_GATHER_UNITS 256
 
 // gate_up, then quantise where it has rows, of mid into what down multiplies, then down. CUDA: one
 // launch, which writes pair_out while slabs are read, and whose quantise has format FP8_BLOCK128,

@@ -40,6 +40,8 @@ struct quantise_args {
     int32_t slabs_count, rows_cap, top_k;
     int32_t rows_count; // by row_pair only with row_scales
     int32_t columns;    // nvfp4: a multiple of 16
+    int32_t rows_once;  // by row_pair: 1: a row becomes one of `rows`, of its own number, whatever
+                        // number of places its scales go to
     int32_t early; // CUDA, by row_pair: 1: the next launch reads nothing that route writes before
                    // it has waited for this one
     int32_t ahead_experts, ahead_choices; // of `ahead`; and that an id may choose

@@ -86,21 +86,38 @@ static int are_counted(const struct rows_view *in)
            (int64_t)in->rows_cap * in->top_k <= GEMMS_IDS_MAX;
 }
 
-// Where the scales of many rows wait for their places: nothing else is in pair_out until the
-// second product. One place a row has no neighbours to wait for.
+static int64_t rows_most(const struct rows_view *in)
+{
+    return (int64_t)in->slabs_count * in->rows_cap;
+}
+
+// Where the scales of many rows wait for their places: nothing else is in mid until the first
+// product. One place a row has no neighbours to wait for.
 static float *row_scales_of(const struct experts_job *job, const struct experts_buffers *b)
 {
     const struct limits *limits = &job->instance->plan.limits;
     const struct rows_view *in = job->in;
-    int64_t scales_bytes = (int64_t)in->slabs_count * in->rows_cap * limits->x_fp8_groups * 4;
+    int64_t scales_bytes = rows_most(in) * limits->x_fp8_groups * 4;
 
     if (in->pairs_max * (int64_t)limits->hidden < QUANTISE_MANY_BYTES || in->top_k == 1 ||
-        scales_bytes > limits->pairs_max * b->pair_stride_bytes)
+        scales_bytes > limits->pairs_max * limits->mid_fp8_bytes)
         return NULL;
-    return b->pair_out;
+    return b->mid_fp8;
 }
 
-// x as e4m3 in the order of the pairs: the product reads it in boxes.
+// Whether the products gather rows of e4m3 that lie once, instead of reading, in boxes, a copy for
+// each of their experts. A box costs the product less, and a copy costs memory more: so it pays
+// where an expert does little with a row. Few ids are sooner copied.
+static int are_gathered(const struct experts_job *job)
+{
+    const struct limits *limits = &job->instance->plan.limits;
+    const struct rows_view *in = job->in;
+
+    return in->top_k > 1 && !are_counted(in) && limits->intermediate <= GEMMS_GATHER_UNITS &&
+           rows_most(in) <= limits->pairs_max && rows_most(in) * limits->x_fp8_bytes <= UINT32_MAX;
+}
+
+// x as e4m3, in the order of the pairs or by row.
 static struct quantise_args quantise_x_stage(const struct experts_job *job,
                                              const struct experts_buffers *b)
 {
@@ -127,6 +144,7 @@ static struct quantise_args quantise_x_stage(const struct experts_job *job,
     if (in->by == ROUTE_BY_IDS) {
         args.row_pair = b->row_pair;
         args.row_scales = row_scales_of(job, b);
+        args.rows_once = are_gathered(job);
         args.ahead = &job->weights->w1;
         args.ahead_experts = limits->experts_local;
         args.ahead_choices = limits->physical_experts;
@@ -152,6 +170,8 @@ static struct operand_rows operand_of(const struct experts_job *job,
         .cap = (int32_t)job->instance->plan.limits.pairs_max, // never 0, as a box wants it
         .format = args->format,
     };
+    if (args->rows_once)
+        return (struct operand_rows){quantised, b->pair_row, 1, (int32_t)rows_most(in)};
     return (struct operand_rows){quantised, NULL, 1, quantised->cap};
 }
 

@@ -30,9 +30,9 @@ struct tensor_copy {
     int32_t at[5];
 };
 
-// One of a thread's, in order: a copy, or an arrival.
+// One of a thread's, in order: a copy, an arrival, or the end of a group.
 struct thread_copy {
-    enum { kCopy, kArrive } kind;
+    enum { kCopy, kArrive, kCommit } kind;
     uint32_t smem, bytes, given;
     const void *global;
     uint64_t *barrier;
@@ -98,7 +98,7 @@ void land_thread_copy(unsigned thread)
         if (barrier.pending == 0) die("one arrival too many");
         barrier.pending--;
         settle(barrier);
-    } else {
+    } else if (copy.kind == thread_copy::kCopy) {
         unsigned char *to = smem_pointer(copy.smem, copy.bytes);
 
         std::memset(to, 0, copy.bytes);
@@ -283,6 +283,27 @@ void copy(uint32_t smem, const void *global, uint32_t bytes, uint32_t given)
 void copy_arrive_noinc(uint64_t *barrier)
 {
     add_thread_copy({thread_copy::kArrive, 0, 0, 0, nullptr, barrier});
+}
+
+void copy_commit()
+{
+    add_thread_copy({thread_copy::kCommit, 0, 0, 0, nullptr, nullptr});
+}
+
+void copy_wait(unsigned pending)
+{
+    const std::deque<thread_copy> &copies = f().threads[here.thread.x].copies;
+    std::vector<unsigned> &copying = f().copying;
+    auto groups = std::count_if(copies.begin(), copies.end(), [](const thread_copy &copy) {
+        return copy.kind == thread_copy::kCommit;
+    });
+
+    while (groups > static_cast<ptrdiff_t>(pending)) {
+        groups -= copies.front().kind == thread_copy::kCommit;
+        land_thread_copy(here.thread.x);
+    }
+    if (copies.empty())
+        copying.erase(std::remove(copying.begin(), copying.end(), here.thread.x), copying.end());
 }
 
 void fence_proxy_async()

@@ -34,6 +34,9 @@ void copy_tensor(void *smem, const CUtensorMap *map, uint64_t *barrier, const in
 void copy(uint32_t smem, const void *global, uint32_t bytes, uint32_t given);
 // Arrives once this thread's copies so far have landed; the phase's count does not change.
 void copy_arrive_noinc(uint64_t *barrier);
+// Ends a group of this thread's copies, and lets all groups but the last `pending` land.
+void copy_commit();
+void copy_wait(unsigned pending);
 void fence_proxy_async();
 // setmaxnreg: this thread's registers from now on. The block dies at its end when warpgroups had
 // asked for more in all than it is launched with, which on a device waits for ever.

@@ -60,6 +60,23 @@ void right(arguments args)
     multiply(s, args);
 }
 
+// All groups of a thread's copies but the last one that it waits for have landed.
+void groups_of_copies(arguments args)
+{
+    smem &s = *dynamic_smem<smem>();
+    const uint32_t at = threadIdx.x * 16;
+
+    for (uint32_t group = 0; group < 4; group++) {
+        cp_async(smem_address(s.tile[0] + group * 2048 + at), args.global + at, 16);
+        cp_async_commit();
+    }
+    cp_async_wait<1>();
+    for (uint32_t group = 0; group < 3; group++)
+        if (memcmp(s.tile[0] + group * 2048 + at, args.global + at, 16) != 0) abort();
+    cp_async_wait<0>();
+    if (memcmp(s.tile[0] + 3 * 2048 + at, args.global + at, 16) != 0) abort();
+}
+
 void without_proxy_fence(arguments args)
 {
     smem &s = *dynamic_smem<smem>();
@@ -377,6 +394,7 @@ int main()
 {
     const mistake mistakes[] = {
         {"right", right, nullptr, false, 0},
+        {"groups of copies", groups_of_copies, nullptr, false, 0},
         {"no proxy fence", without_proxy_fence, "without a proxy fence", false, 0},
         {"proxy fence too early", fence_before_the_copies_land, "without a proxy fence", false, 0},
         {"copies not waited for", without_waiting_for_copies, "", false, 0},

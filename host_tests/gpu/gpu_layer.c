@@ -145,6 +145,26 @@ void gpu_free_weights(struct layer_weights_view *weights)
     must(cudaFree(weights->w2.bias.data));
 }
 
+static void copy_tokens(struct gpu_layer *gpu, int32_t copies)
+{
+    struct golden_tensor *const all[4] = {&gpu->layer.x, &gpu->layer.ids, &gpu->layer.weights,
+                                          &gpu->layer.want};
+
+    gpu->layer.tokens *= copies;
+    for (int32_t i = 0; i < 4; i++) {
+        struct golden_tensor *each = all[i];
+
+        gpu->copied[i] = malloc((size_t)(each->bytes * copies));
+        ck_assert_ptr_nonnull(gpu->copied[i]);
+        for (int32_t copy = 0; copy < copies; copy++)
+            memcpy(gpu->copied[i] + copy * each->bytes, each->data, (size_t)each->bytes);
+        each->data = gpu->copied[i];
+        each->shape[0] *= copies;
+        each->count *= copies;
+        each->bytes *= copies;
+    }
+}
+
 void gpu_layer_open(struct gpu_layer *gpu, const char *name, struct gpu_options options)
 {
     static const struct registry none;
@@ -154,6 +174,7 @@ void gpu_layer_open(struct gpu_layer *gpu, const char *name, struct gpu_options 
 
     memset(gpu, 0, sizeof *gpu);
     layer_open(&gpu->layer, name);
+    if (options.copies > 1) copy_tokens(gpu, options.copies);
     mock_host_init(&gpu->mock);
     layer_configure(&gpu->layer, &gpu->mock);
     mock_set_str(&gpu->mock, "device", "sm_90");
@@ -197,6 +218,8 @@ void gpu_layer_close(struct gpu_layer *gpu)
     must(cudaFree(gpu->batch.batch.weights.data));
     must(cudaFree(gpu->batch.batch.y.data));
     free(gpu->y);
+    for (int32_t i = 0; i < 4; i++)
+        free(gpu->copied[i]);
     layer_close(&gpu->layer);
 }
 

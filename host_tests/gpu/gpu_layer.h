@@ -22,10 +22,12 @@ extern const char *const gpu_layers[];
 struct gpu_options {
     int32_t capture; // capture_routed_experts
     int32_t fp8;     // 1: the weights become fp8_channel
+    int32_t copies;  // of the layer's tokens, one behind the other; 0: one
 };
 
 struct gpu_layer {
-    struct layer layer;
+    struct layer layer;       // with all copies of its tokens
+    unsigned char *copied[4]; // x, ids, weights and outputs; NULL where there is one copy
     struct mock_host mock;
     moxie_instance *instance;
     moxie_runner *runner;

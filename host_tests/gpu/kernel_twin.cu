@@ -199,7 +199,7 @@ static int try_quantise_slabs()
     int slabs = by_expert ? 1 : 1 + (int)draw(draw(4) ? 5 : SLABS_MAX), cap = 1 + (int)draw(6), columns = 1 + (int)draw(1500);
     int expert_rows = by_expert ? 1 + (int)draw(cap) : 0, groups = (columns + 127) / 128, x_bytes = aligned ? (columns + 7) / 8 * 32 : columns * 4 + 8;
     int row_bytes = aligned ? (columns + 7) / 8 * 8 : columns + 3, top_k = 1 + (int)draw(draw(3) ? 4 : 32);
-    bool scattered = draw(3), by_group = draw(2), in_columns = draw(2), spread = scattered && draw(2), counted = !spread && draw(4);
+    bool scattered = draw(3), by_group = draw(2), in_columns = draw(2), spread = scattered && draw(2), counted = !spread && draw(4), once = scattered && draw(2);
     size_t rows = (size_t)slabs * cap, places = scattered ? rows * top_k : draw(50), pitch = (places + 3) / 4 * 4;
     twin x(rows * x_bytes), x_scales((rows + cap) * (groups + 1) * 4), out(places * row_bytes + 1), scales(pitch * groups * 4 + 4);
     twin counts(slabs * 4), row_pair(rows * top_k * 4), x_row(places * 4 + 4), count(4), row_scales(rows * groups * 4);
@@ -223,7 +223,6 @@ static int try_quantise_slabs()
         each->send();
     for (int device = 0; device < 2; device++) {
         quantise_args args = {};
-
         for (int i = 0; i < slabs; i++) {
             views[i] = row_slab();
             views[i].rows = x.on<char>(device) + (int64_t)i * cap * x_bytes;
@@ -242,6 +241,7 @@ static int try_quantise_slabs()
         args.x_row = x_row.on<int32_t>(device);
         args.count = spread ? count.on<int32_t>(device) : counted ? counts.on<int32_t>(device) : NULL;
         args.rows_count = (int32_t)places;
+        args.rows_once = once;
         args.row_scales = spread ? row_scales.on<float>(device) : NULL;
         args.rows = out.on<void>(device);
         args.scales = scales.on<void>(device);
@@ -259,8 +259,8 @@ static int try_quantise_slabs()
     out.clear_nan_signs();
     scales.one_nan();
     if (out.same("quantise.rows of slabs") & scales.same("quantise.scales of slabs")) return 1;
-    printf("quantise: slabs %d cap %d columns %d counted %d scattered %d spread %d by group %d in columns %d expert rows %d\n", slabs, cap,
-           columns, counted, scattered, spread, by_group, in_columns, expert_rows);
+    printf("quantise: slabs %d cap %d columns %d counted %d scattered %d spread %d once %d by group %d in columns %d expert rows %d\n", slabs, cap,
+           columns, counted, scattered, spread, once, by_group, in_columns, expert_rows);
     return 0;
 }
 

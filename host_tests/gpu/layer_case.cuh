@@ -213,7 +213,14 @@ static int64_t group_bytes(const layer_case &c)
 // As for many rows; and for some sizes that nobody times.
 static bool spreads_scales(const layer_case &c)
 {
-    return (int64_t)c.tokens * c.top_k * c.hidden >= QUANTISE_MANY_BYTES || c.hidden % 3 == 0;
+    return (int64_t)c.tokens * c.top_k * c.hidden >= QUANTISE_MANY_BYTES || c.hidden / 16 % 3 == 0;
+}
+
+// Rows of x that become fp8 once, whatever their experts: as the library has it, and for some sizes that nobody times.
+static bool gathers_fp8(const layer_case &c)
+{
+    if (c.hidden < 2048) return c.hidden / 16 % 2 == 0;
+    return c.top_k > 1 && (int64_t)c.tokens * c.top_k > GEMMS_IDS_MAX && c.intermediate <= GEMMS_GATHER_UNITS;
 }
 
 // x and mid, each quantised before it is multiplied: buffers 6 to 9.
@@ -260,8 +267,13 @@ static void make_fp8_stages(stages &s, const layer_case &c, void *buffers[])
     if (spreads_scales(c)) {
         s.quantise_x.x_row = s.route.pair_row;
         s.quantise_x.count = s.route.expert_offset + c.experts;
-        s.quantise_x.row_scales = (float *)buffers[5];
+        s.quantise_x.row_scales = (float *)buffers[8];
         s.quantise_x.rows_count = c.tokens * c.top_k;
+    }
+    if (gathers_fp8(c)) {
+        s.quantise_x.rows_once = 1;
+        s.gemms.gate_up.pair_row = s.route.pair_row;
+        s.gemms.gate_up.rows_cap = c.tokens;
     }
     s.gemms.down.mid = buffers[8];
     s.gemms.down.mid_stride_bytes = s.gemms.quantise.row_stride_bytes;
@@ -491,6 +503,12 @@ static void run_cpu(const layer &l, const struct kernels &kernels, std::vector<f
     weight_view w2 = view_of(c, true, fp8 ? (const void *)l.q2.data() : l.w2.data(), l.s2.data(), b2);
     // mid rounds as on the device, so that both quantise the same numbers.
     make_stages(s, c, l.x.data(), l.ids.data(), l.weights.data(), w1, w2, fp8 ? FORMAT_BF16 : FORMAT_F32, buffers, y.data());
+    if (fp8) {
+        s.gemms.gate_up.pair_row = NULL;
+        s.gemms.gate_up.rows_cap = s.quantised_slab.cap;
+        s.quantise_x.row_scales = NULL;
+        s.quantise_x.rows_once = 0;
+    }
     if (run_stages(&kernels, s, &stream) != 0) exit(2);
     for (int i = 0; i < BUFFERS; i++)
         free(buffers[i]);

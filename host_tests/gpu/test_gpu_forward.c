@@ -3,10 +3,11 @@
 
 #include "host_tests/gpu/gpu_layer.h"
 #include "host_tests/suite.h"
+#include "kernels/gemm.h"
 
 #include <string.h>
 
-static const struct gpu_options bf16 = {0, 0}, fp8 = {0, 1};
+static const struct gpu_options bf16 = {0}, fp8 = {.fp8 = 1};
 
 #ifndef REPEATS
 #define REPEATS 100 // of a forward that must give the same bits
@@ -79,6 +80,21 @@ START_TEST(batch_mates_change_nothing)
         same_alone(&gpu, some, gpu.layer.tokens);
     for (int64_t some = 1; some < FEW_TOKENS; some += 2)
         same_alone(&gpu, some, FEW_TOKENS);
+    gpu_layer_close(&gpu);
+}
+END_TEST
+
+// Rows of few ids become fp8 at each of their places, those of many once.
+START_TEST(many_ids_have_the_bits_of_few)
+{
+    static const char *const names[2] = {"deepseek_v3_a", "qwen3_moe_a"};
+    struct gpu_layer gpu;
+
+    gpu_layer_open(&gpu, names[_i], (struct gpu_options){.fp8 = 1, .copies = 18});
+    ck_assert_int_gt(gpu.layer.tokens * gpu.layer.top_k, GEMMS_IDS_MAX);
+    gpu_forward(&gpu);
+    ck_assert_double_le(golden_error(gpu.y, &gpu.layer.want), gpu.bound);
+    same_alone(&gpu, gpu.layer.tokens / 18, gpu.layer.tokens);
     gpu_layer_close(&gpu);
 }
 END_TEST
@@ -393,6 +409,7 @@ static void add(TCase *tests)
     tcase_add_loop_test(tests, golden_layers, 0, GPU_LAYERS);
     tcase_add_loop_test(tests, golden_layers_in_fp8, 0, GPU_LAYERS_FP8);
     tcase_add_test(tests, batch_mates_change_nothing);
+    tcase_add_loop_test(tests, many_ids_have_the_bits_of_few, 0, 2);
     tcase_add_loop_test(tests, no_tokens_are_a_forward, 0, 2);
     tcase_add_test(tests, graphs_replay_with_other_counts);
     tcase_add_test(tests, graphs_of_two_instances_interleave);

@@ -10,6 +10,11 @@
 
 #define GRAIN 8
 
+// Which of `rows` and of `scales` a row becomes; -1: none.
+struct place {
+    int64_t row, scales;
+};
+
 // The scales of `columns` numbers of a row, which lie `from_stride` bytes apart, from column
 // `first` of `row` on.
 static void put_scales(const struct quantise_args *args, const void *from, int64_t from_stride,
@@ -19,27 +24,30 @@ static void put_scales(const struct quantise_args *args, const void *from, int64
     unsigned char *to =
         (unsigned char *)args->scales + row * args->scale_stride_bytes + first / FP8_GROUP * stride;
 
+    if (row < 0) return;
     for (int64_t i = 0; i * FP8_GROUP < columns; i++)
         memcpy(to + i * stride, (const unsigned char *)from + i * from_stride, sizeof(float));
 }
 
-static void copy_row(const struct quantise_args *args, const struct row_view *from, int64_t row)
+static void copy_row(const struct quantise_args *args, const struct row_view *from, struct place to)
 {
-    memcpy((unsigned char *)args->rows + row * args->row_stride_bytes, from->values,
+    memcpy((unsigned char *)args->rows + to.row * args->row_stride_bytes, from->values,
            (size_t)args->columns);
-    put_scales(args, from->scales, group_stride(from->group_stride_bytes), row, 0, args->columns);
+    put_scales(args, from->scales, group_stride(from->group_stride_bytes), to.scales, 0,
+               args->columns);
 }
 
-static void quantise_row(const struct quantise_args *args, const struct row_view *from, int64_t row)
+static void quantise_row(const struct quantise_args *args, const struct row_view *from,
+                         struct place place)
 {
-    unsigned char *values = (unsigned char *)args->rows + row * args->row_stride_bytes;
-    unsigned char *scales = (unsigned char *)args->scales + row * args->scale_stride_bytes;
+    unsigned char *values = (unsigned char *)args->rows + place.row * args->row_stride_bytes;
+    unsigned char *scales = (unsigned char *)args->scales + place.row * args->scale_stride_bytes;
     float global = 0.0f;
     float piece[ROW_PIECE], held[ROW_PIECE / FP8_GROUP];
     int is_fp8 = args->format == FORMAT_FP8_BLOCK128;
 
     if (is_fp8 && from->format == FORMAT_FP8_BLOCK128) {
-        copy_row(args, from, row);
+        copy_row(args, from, place);
         return;
     }
     if (args->format == FORMAT_NVFP4) global = nvfp4_global(row_largest(from, args->columns));
@@ -51,7 +59,7 @@ static void quantise_row(const struct quantise_args *args, const struct row_view
         if (is_fp8) to.scales = held;
         row_decode(from, first, count, piece);
         row_encode(args->format, piece, count, global, &to);
-        if (is_fp8) put_scales(args, held, sizeof *held, row, first, count);
+        if (is_fp8) put_scales(args, held, sizeof *held, place.scales, first, count);
     }
 }
 
@@ -73,10 +81,11 @@ static void scatter_row(const struct quantise_args *args, int64_t flat)
     struct row_view from = source_row(args, flat);
 
     if (flat % args->rows_cap >= count_read(slab->count, slab->cap)) return;
+    if (args->rows_once) quantise_row(args, &from, (struct place){flat, -1});
     for (int32_t k = 0; k < args->top_k; k++) {
         int32_t row = args->row_pair[flat * args->top_k + k];
 
-        if (row >= 0) quantise_row(args, &from, row);
+        if (row >= 0) quantise_row(args, &from, (struct place){args->rows_once ? flat : row, row});
     }
 }
 
@@ -95,7 +104,7 @@ static void quantise_body(struct work *work, unsigned char *scratch)
                 continue;
             }
             from = source_row(args, args->x_row != NULL ? args->x_row[row] : row);
-            quantise_row(args, &from, row);
+            quantise_row(args, &from, (struct place){row, row});
         }
     }
 }

@@ -13,13 +13,15 @@
 //
 // Gate and up of eight units alternate in the weight tile (a 5-D tensor map; nothing is repacked), so a thread's
 // accumulator rows r and r + 8 are gate and up of the same unit and the activation needs no exchange. gate_up's token rows are
-// gathered by index with 16-byte copies; those of down and of e4m3 lie in pair order and come by tensor map. A pair's sum runs
+// gathered by index with 16-byte copies, as are e4m3's that lie once; those of down and most of e4m3 lie in pair order and come by tensor
+// map. A pair's sum runs
 // over K in a fixed order, so its bits do not depend on its batch mates. e4m3 sums 128 inputs in the tensor core, then in
 // fp32 with the scales of both sides; many tokens go on its M (gemm_many.cuh), and mid leaves as e4m3 (gemm_quantise.cuh).
 
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/gemm_args.cuh"
 #include "kernels/cuda/gemm_finish.cuh"
+#include "kernels/cuda/gemm_gather.cuh"
 #include "kernels/cuda/gemm_load.cuh"
 #include "kernels/cuda/gemm_many.cuh"
 #include "kernels/cuda/gemm_quantise.cuh"
@@ -213,6 +215,33 @@ __device__ __forceinline__ void consume_columns(const gemm_args &args, gemm_smem
         consume<N, P>(args, smem, t, warpgroup, ring);
     else if constexpr (next <= P::columns_on_n)
         consume_columns<next, P>(args, smem, t, columns, warpgroup, ring);
+}
+
+// By who brings the rows. U and D are the two products.
+template <class U, class D>
+__device__ __forceinline__ int32_t load_gate_up_any(const gemms_args_device &args, gemm_smem<U> &smem, asked<U> &first, tile_source<U, D> &source,
+                                                    stage_ring &ring)
+{
+    if constexpr (U::is_scaled)
+        if (args.gate_up.gathers) return gather_gate_up<U, D>(args, smem, source, ring);
+    return load_gate_up<U, D>(args, smem, first, source, ring);
+}
+
+template <class U, class D> __device__ __forceinline__ void producer_loop(const gemms_args_device &args, gemm_smem<U> &smem, asked<U> &first)
+{
+    tile_source<U, D> source = {args, smem, first.index, 0};
+    stage_ring ring(smem);
+    int32_t at;
+
+    at = load_gate_up_any<U, D>(args, smem, first, source, ring);
+    if (D::in_lots && args.down.lot_tiles > 1)
+        load_down<U, D, D::in_lots>(args, smem, source, ring, at);
+    else
+        load_down<U, D, false>(args, smem, source, ring, at);
+    // One more stage, with nothing in it, so that the other warpgroups see the end.
+    if (threadIdx.x % 32 != 0) return;
+    mbarrier_wait(&smem.empty[ring.stage], ring.round_odd ^ 1);
+    mbarrier_arrive(&smem.full[ring.stage], U::loaders / kLoadingWarps + (threadIdx.x % 128 == 0));
 }
 
 // Gives a tile's stages back for a warpgroup that has no share of it.

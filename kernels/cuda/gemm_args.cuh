@@ -125,7 +125,7 @@ cudaError_t take_gate_up(gemms_args_device &to, map_requests &asked, const gate_
     gemm_args &own = to.gate_up;
     cudaError_t st;
 
-    if (!has_code(from) || from.experts > kExpertsMax || (is_fp8 && (from.slabs_count != 1 || from.pair_row != nullptr)))
+    if (!has_code(from) || from.experts > kExpertsMax || (is_fp8 && from.slabs_count != 1))
         return cudaErrorInvalidValue;
     take_weights(own, from.w1);
     own.pair_weight = from.pair_weight;
@@ -134,8 +134,10 @@ cudaError_t take_gate_up(gemms_args_device &to, map_requests &asked, const gate_
     if (plain || is_fp8) own.row_tiles = (from.intermediate + tile_rows - 1) / tile_rows;
     own.activation = terms_of(from);
     own.is_bare = own.bias == nullptr && from.activation == ACTIVATION_SILU;
+    own.gathers = is_fp8 && from.pair_row != nullptr;
+    if (own.gathers && from.rows_cap * from.slabs[0].row_stride_bytes > UINT32_MAX) return cudaErrorInvalidValue;
     st = take_mid(own, from, quantise);
-    if (st == cudaSuccess && !is_fp8) st = take_slabs(to, from);
+    if (st == cudaSuccess && (!is_fp8 || own.gathers)) st = take_slabs(to, from);
     ask_for_weights(asked, own, from.w1, from.experts, tile_rows);
     return st == cudaSuccess && is_fp8 ? ask_for_rows(asked, own, from.w1, from.slabs[0]) : st;
 }

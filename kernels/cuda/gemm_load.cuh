@@ -177,7 +177,8 @@ __device__ __forceinline__ void begin_stage(const gemm_args &args, gemm_smem<P> 
 {
     int32_t scales_bytes = P::is_scaled ? kScales * 4 : 0;
 
-    mbarrier_arrive_expect_tx(&smem.full[ring.stage], (kRows + (P::gathers ? 0 : boxed_rows<P>(t) * P::parts)) * kRowBytes + scales_bytes);
+    mbarrier_arrive_expect_tx(&smem.full[ring.stage],
+                              (kRows + (P::gathers || (P::is_scaled && args.gathers) ? 0 : boxed_rows<P>(t) * P::parts)) * kRowBytes + scales_bytes);
     // Where no expert has pairs for two tiles its weights are read once.
     if (P::is_few || ring.bytes < (kRows + P::columns) * kRowBytes)
         load_weights<P, true>(args, smem, ring, t, k);
@@ -443,24 +444,6 @@ __device__ __forceinline__ void load_down(const gemms_args_device &args, gemm_sm
         }
         bar_sync<1, 128>(); // the next tiles are there, and all steps of these have been asked for
     }
-}
-
-// U and D are the two products.
-template <class U, class D> __device__ __forceinline__ void producer_loop(const gemms_args_device &args, gemm_smem<U> &smem, asked<U> &first)
-{
-    tile_source<U, D> source = {args, smem, first.index, 0};
-    stage_ring ring(smem);
-    int32_t at;
-
-    at = load_gate_up<U, D>(args, smem, first, source, ring);
-    if (D::in_lots && args.down.lot_tiles > 1)
-        load_down<U, D, D::in_lots>(args, smem, source, ring, at);
-    else
-        load_down<U, D, false>(args, smem, source, ring, at);
-    // One more stage, with nothing in it, so that the other warpgroups see the end.
-    if (threadIdx.x % 32 != 0) return;
-    mbarrier_wait(&smem.empty[ring.stage], ring.round_odd ^ 1);
-    mbarrier_arrive(&smem.full[ring.stage], U::loaders / kLoadingWarps + (threadIdx.x % 128 == 0));
 }
 
 } // namespace

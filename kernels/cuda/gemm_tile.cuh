@@ -203,6 +203,7 @@ struct gemm_args {
     int32_t lot_tiles; // of down
     int32_t order;     // enum row_order of w1
     activation_terms activation;
+    int32_t gathers;     // gate_up, fp8: 1: token rows lie once and are gathered
     int32_t evicts_last; // 1: rows by pair leave the L2 last
     int32_t is_bare; // 1: outputs are sums, or SiLU of gate times up, without bias: an end with no look at limits and biases for each
 };

@@ -80,6 +80,15 @@ __device__ __forceinline__ void mbarrier_wait(uint64_t *barrier, uint32_t parity
     }
 }
 
+// threadIdx.x, without a register for it between two uses.
+__device__ __forceinline__ uint32_t thread_read_anew()
+{
+    uint32_t thread;
+
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread;
+}
+
 // One lane of the warp, all of which call it. What only that lane does the compiler knows to be one thread's, and issues copies at
 // once; behind a comparison of thread numbers it puts a loop over the lanes around each, which takes 300 cycles.
 __device__ __forceinline__ bool elect_one()
@@ -229,6 +238,17 @@ __device__ __forceinline__ void cp_async(uint32_t smem, const void *global, uint
 __device__ __forceinline__ void cp_async_4(uint32_t smem, const void *global)
 {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(smem), "l"(global) : "memory");
+}
+
+// Ends a group of this thread's copies, and waits until all groups but the last `pending` have landed.
+__device__ __forceinline__ void cp_async_commit()
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+template <int pending> __device__ __forceinline__ void cp_async_wait()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 
 // An arrival of this thread, which the barrier was initialised to expect, once its copies so far have landed.

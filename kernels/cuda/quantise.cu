@@ -1,5 +1,5 @@
 // quantise on CUDA: rows of 16- or 32-bit numbers to e4m3 with an f32 scale per 128, each to one place or to one for each of its
-// experts. Of many rows a second launch takes the scales to their places.
+// experts, or there its scales alone. Of many rows a second launch takes the scales to their places.
 //
 // grid   a warp up to 1024 numbers of a row, the same ones of each of its rows; the valid rows of all slabs, one after the other.
 //        Scales: a warp 32 places, 16 groups of each, the same ones of all
@@ -60,7 +60,7 @@ struct args {
     int64_t scale_expert_stride; // of the only slab's, where expert_rows is not 0
     int32_t expert_rows;
     int32_t slabs_count, rows_cap, top_k, rows_count, columns;
-    int32_t early;
+    int32_t early, rows_once;
     int32_t by_eight; // rows can be written by eight numbers
     uint32_t writers; // warps that code the same piece of a row, each for its share of the row's places
     weights_ahead ahead;
@@ -190,7 +190,8 @@ __device__ __forceinline__ void store_scales(const args &a, float *to, int64_t g
         if (first + i * kFp8Warp < a.columns) to[(first + i * kFp8Warp) / kFp8Group * group_stride] = from[i].scale;
 }
 
-__device__ __forceinline__ void store(const args &a, int64_t row, int32_t first, const fp8_eight (&from)[kBatch])
+// A piece's codes.
+__device__ __forceinline__ void store_row(const args &a, int64_t row, int32_t first, const fp8_eight (&from)[kBatch])
 {
     unsigned char *to = a.rows + row * a.row_stride_bytes;
 
@@ -199,9 +200,11 @@ __device__ __forceinline__ void store(const args &a, int64_t row, int32_t first,
         int32_t column = first + i * kFp8Warp;
 
         if (column >= a.columns) break;
-        store_codes(to, column, a.columns, from[i].codes);
+        if (a.by_eight)
+            *reinterpret_cast<uint2 *>(to + column) = from[i].codes;
+        else
+            store_codes(to, column, a.columns, from[i].codes);
     }
-    if (a.row_scales == nullptr) store_scales(a, a.scales + row * a.scale_stride, a.group_stride, first, from);
 }
 
 // To the places that lanes have, -1: none. From one to the next only a multiple of the place is added: with few warps an SM, instructions
@@ -218,13 +221,14 @@ __device__ __forceinline__ void store_all(const args &a, int32_t place, int32_t 
         const int64_t to = __shfl_sync(~0u, place, __ffs(static_cast<int>(left)) - 1);
 
         if (!a.by_eight) {
-            store(a, to, first, from);
+            if (!a.rows_once) store_row(a, to, first, from);
+            if (has_scale) store_scales(a, a.scales + to * a.scale_stride, a.group_stride, first, from);
             continue;
         }
 #pragma unroll
         for (int32_t i = 0; i < kBatch; i++) {
             if (i >= batches) break;
-            *reinterpret_cast<uint2 *>(rows + to * a.row_stride_bytes + i * kFp8Warp) = from[i].codes;
+            if (!a.rows_once) *reinterpret_cast<uint2 *>(rows + to * a.row_stride_bytes + i * kFp8Warp) = from[i].codes;
             if (has_scale) scales[to * a.scale_stride + i * next_scale] = from[i].scale;
         }
     }
@@ -260,13 +264,26 @@ __device__ __forceinline__ void code_any(const args &a, source from, int32_t fir
         code(a, s, from.row, first, to);
 }
 
+// Of all slabs'.
+__device__ __forceinline__ int64_t row_number(const args &a, source from)
+{
+    return static_cast<int64_t>(from.index) * a.rows_cap + from.row;
+}
+
+// Whether anything of a row goes where its pairs are, of by row_pair.
+__device__ __forceinline__ bool is_placed(const args &a)
+{
+    return !a.rows_once || a.row_scales == nullptr;
+}
+
 // Where this lane's copy of a row goes, -1: nowhere, or another writer takes it there.
 __device__ __forceinline__ int32_t place_of(const args &a, source from, uint32_t at, uint32_t writer)
 {
     int32_t lane = threadIdx.x % 32;
 
     if (a.row_pair == nullptr) return lane == 0 ? static_cast<int32_t>(at) : -1;
-    return lane < a.top_k && lane % a.writers == writer ? a.row_pair[(static_cast<int64_t>(from.index) * a.rows_cap + from.row) * a.top_k + lane] : -1;
+    if (!is_placed(a)) return -1;
+    return lane < a.top_k && lane % a.writers == writer ? a.row_pair[row_number(a, from) * a.top_k + lane] : -1;
 }
 
 __device__ __forceinline__ void ask_ahead(const weights_ahead &from, int64_t ids)
@@ -309,17 +326,18 @@ __global__ void __launch_bounds__(kThreads, 4) quantise_kernel(const __grid_cons
         fp8_eight piece[kBatch];
 
         if (!waits) place = place_of(a, from, at, writer);
-        if (!waits && __ballot_sync(~0u, place >= 0) == 0) continue;
+        if (!waits && !a.rows_once && __ballot_sync(~0u, place >= 0) == 0) continue;
         code_any(a, from, first, piece);
+        if (a.rows_once) store_row(a, row_number(a, from), first, piece);
         // x was there before route began, which had begun before this could: only the places of pairs are waited for.
-        if (waits) {
+        if (waits && is_placed(a)) {
             griddepcontrol_wait();
             griddepcontrol_launch_dependents();
             place = place_of(a, from, at, writer);
             waits = false;
         }
         if (a.row_scales != nullptr)
-            store_scales(a, a.row_scales + (static_cast<int64_t>(from.index) * a.rows_cap + from.row) * groups_of(a), 1, first, piece);
+            store_scales(a, a.row_scales + row_number(a, from) * groups_of(a), 1, first, piece);
         store_all(a, place, first, piece);
     }
     if (waits) griddepcontrol_wait();
@@ -454,13 +472,14 @@ extern "C" int32_t quantise_cuda(const struct quantise_args *from, void *stream)
     launch_shape shape;
     cudaError_t st;
 
-    if (from->format != FORMAT_FP8_BLOCK128 || (from->row_scales != nullptr && from->row_pair == nullptr)) return cudaErrorInvalidValue;
+    if (from->format != FORMAT_FP8_BLOCK128 || ((from->row_scales != nullptr || from->rows_once) && from->row_pair == nullptr)) return cudaErrorInvalidValue;
     to.row_pair = from->row_pair;
     to.x_row = from->x_row;
     to.count = from->count;
     to.rows = static_cast<unsigned char *>(from->rows);
     to.scales = static_cast<float *>(from->scales);
     to.row_scales = from->row_scales;
+    to.rows_once = from->rows_once;
     to.row_stride_bytes = from->row_stride_bytes;
     to.scale_stride = from->scale_stride_bytes / 4;
     to.group_stride = group_stride(from->group_stride_bytes);
@@ -469,7 +488,7 @@ extern "C" int32_t quantise_cuda(const struct quantise_args *from, void *stream)
     to.columns = from->columns;
     to.early = from->early;
     to.by_eight = from->columns % kFp8Lane == 0 && is_aligned(from->rows, 8) && from->row_stride_bytes % 8 == 0;
-    to.writers = from->row_pair != nullptr ? writers_of(rows * pieces, from->top_k) : 1;
+    to.writers = from->row_pair != nullptr && !from->rows_once ? writers_of(rows * pieces, from->top_k) : 1;
     // A warp for each piece of a row at least, and one block where there are no rows: the product after it counts on it.
     shape = shape_for(rows * pieces * to.writers, pieces * to.writers, kGridBlocksMax / kGridSms, 0);
     if (from->row_pair != nullptr && from->ahead != nullptr) to.ahead = take_ahead(*from, shape.blocks);

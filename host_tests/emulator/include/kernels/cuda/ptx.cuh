@@ -64,6 +64,11 @@ static inline int32_t read_of_block(const int32_t *own, uint32_t block)
     return value;
 }
 
+static inline uint32_t thread_read_anew()
+{
+    return threadIdx.x;
+}
+
 static inline bool elect_one()
 {
     return __shfl_sync(~0u, threadIdx.x % 32, 0) == threadIdx.x % 32;
@@ -130,6 +135,16 @@ static inline void cp_async(uint32_t smem, const void *global, uint32_t given)
 static inline void cp_async_4(uint32_t smem, const void *global)
 {
     emulator::copy(smem, global, 4, 4);
+}
+
+static inline void cp_async_commit()
+{
+    emulator::copy_commit();
+}
+
+template <int pending> void cp_async_wait()
+{
+    emulator::copy_wait(pending);
 }
 
 static inline void cp_async_mbarrier_arrive_noinc(uint64_t *barrier)
