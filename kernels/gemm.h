@@ -62,8 +62,12 @@ struct down_args {
 
 #define GEMMS_IDS_MAX 2048 // more are sooner read from expert_offset
 
-// Up to so many units of mid fp8 rows are sooner gathered by pair_row than copied for each pair.
+// Up to so many units of mid, and of more than so many ids, fp8 rows are sooner gathered by
+// pair_row than copied for each pair.
 #define GEMMS_GATHER_UNITS 256
+#ifndef GEMMS_GATHER_IDS
+#define GEMMS_GATHER_IDS 2048
+#endif
 
 // gate_up, then quantise where it has rows, of mid into what down multiplies, then down. CUDA: one
 // launch, which writes pair_out while slabs are read, and whose quantise has format FP8_BLOCK128,

@@ -107,14 +107,15 @@ static float *row_scales_of(const struct experts_job *job, const struct experts_
 
 // Whether the products gather rows of e4m3 that lie once, instead of reading, in boxes, a copy for
 // each of their experts. A box costs the product less, and a copy costs memory more: so it pays
-// where an expert does little with a row. Few ids are sooner copied.
+// where an expert does little with a row, and rows are many.
 static int are_gathered(const struct experts_job *job)
 {
     const struct limits *limits = &job->instance->plan.limits;
     const struct rows_view *in = job->in;
 
-    return in->top_k > 1 && !are_counted(in) && limits->intermediate <= GEMMS_GATHER_UNITS &&
-           rows_most(in) <= limits->pairs_max && rows_most(in) * limits->x_fp8_bytes <= UINT32_MAX;
+    return in->top_k > 1 && rows_most(in) * in->top_k > GEMMS_GATHER_IDS &&
+           limits->intermediate <= GEMMS_GATHER_UNITS && rows_most(in) <= limits->pairs_max &&
+           rows_most(in) * limits->x_fp8_bytes <= UINT32_MAX;
 }
 
 // x as e4m3, in the order of the pairs or by row.
