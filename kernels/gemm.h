@@ -18,7 +18,8 @@ struct gate_up_args {
                                   // waited for route, or is `early` where route is given
     const int32_t *expert_offset; // [experts + 1]
     const int32_t *pair_row;      // [pairs] flat rows; NULL: a pair's row is its own number. CUDA,
-                                  // fp8: of rows, not of their scales, rows_cap of them in 4 GB
+                                  // fp8: rows lie by it, rows_cap of them in less than 4 GB, and
+                                  // their scales in the order of the pairs all the same
     const float *pair_weight;     // multiplies the input row before the product, on CUDA the sums
                                   // after it, before the bias; NULL: not (router weight on input)
     struct weight_view w1; // n = 2 * intermediate, or intermediate with ORDER_PLAIN; k = hidden

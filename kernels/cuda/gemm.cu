@@ -217,7 +217,7 @@ __device__ __forceinline__ void consume_columns(const gemm_args &args, gemm_smem
         consume_columns<next, P>(args, smem, t, columns, warpgroup, ring);
 }
 
-// By who brings the rows. U and D are the two products.
+// By who brings the rows; U and D are the two products.
 template <class U, class D>
 __device__ __forceinline__ int32_t load_gate_up_any(const gemms_args_device &args, gemm_smem<U> &smem, asked<U> &first, tile_source<U, D> &source,
                                                     stage_ring &ring)
