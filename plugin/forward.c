@@ -113,8 +113,8 @@ static int are_gathered(const struct experts_job *job)
     const struct limits *limits = &job->instance->plan.limits;
     const struct rows_view *in = job->in;
 
-    return in->top_k > 1 && rows_most(in) * in->top_k > GEMMS_GATHER_IDS &&
-           limits->intermediate <= GEMMS_GATHER_UNITS && rows_most(in) <= limits->pairs_max &&
+    return in->top_k > 1 && in->pairs_max > GEMMS_GATHER_IDS &&
+           limits->intermediate <= GEMMS_GATHER_UNITS &&
            rows_most(in) * limits->x_fp8_bytes <= UINT32_MAX;
 }
 
