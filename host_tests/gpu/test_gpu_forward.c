@@ -12,7 +12,8 @@ static const struct gpu_options bf16 = {0}, fp8 = {.fp8 = 1};
 #ifndef REPEATS
 #define REPEATS 100 // of a forward that must give the same bits
 #endif
-#define FEW_TOKENS 8 // at most, of a layer in one launch, whose sums are others
+#define COPIES     18 // of a golden layer's tokens, whose ids are many then
+#define FEW_TOKENS 8  // at most, of a layer in one launch, whose sums are others
 
 // The same bits every time, whatever the order of blocks and copies.
 static void repeat(const char *name, struct gpu_options options)
@@ -90,11 +91,11 @@ START_TEST(many_ids_have_the_bits_of_few)
     static const char *const names[2] = {"deepseek_v3_a", "qwen3_moe_a"};
     struct gpu_layer gpu;
 
-    gpu_layer_open(&gpu, names[_i], (struct gpu_options){.fp8 = 1, .copies = 18});
+    gpu_layer_open(&gpu, names[_i], (struct gpu_options){.fp8 = 1, .copies = COPIES});
     ck_assert_int_gt(gpu.layer.tokens * gpu.layer.top_k, GEMMS_GATHER_IDS);
     gpu_forward(&gpu);
     ck_assert_double_le(golden_error(gpu.y, &gpu.layer.want), gpu.bound);
-    same_alone(&gpu, gpu.layer.tokens / 18, gpu.layer.tokens);
+    same_alone(&gpu, gpu.layer.tokens / COPIES, gpu.layer.tokens);
     gpu_layer_close(&gpu);
 }
 END_TEST

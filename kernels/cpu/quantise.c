@@ -10,7 +10,7 @@
 
 #define GRAIN 8
 
-// Which of `rows` and of `scales` a row becomes; -1: none.
+// Which of `rows` and of `scales` a row becomes; scales -1: none.
 struct place {
     int64_t row, scales;
 };
@@ -21,10 +21,10 @@ static void put_scales(const struct quantise_args *args, const void *from, int64
                        int64_t row, int64_t first, int64_t columns)
 {
     int64_t stride = group_stride(args->group_stride_bytes);
-    unsigned char *to =
-        (unsigned char *)args->scales + row * args->scale_stride_bytes + first / FP8_GROUP * stride;
+    unsigned char *to = args->scales;
 
     if (row < 0) return;
+    to += row * args->scale_stride_bytes + first / FP8_GROUP * stride;
     for (int64_t i = 0; i * FP8_GROUP < columns; i++)
         memcpy(to + i * stride, (const unsigned char *)from + i * from_stride, sizeof(float));
 }
