@@ -70,15 +70,36 @@ struct down_args {
 #define GEMMS_GATHER_IDS 2048
 #endif
 
+// On CUDA the two tiles of gate_up whose 128 units of fp8 mid have one scale, a couple, go to two
+// blocks where all couples are so few: half of 132 SMs. Their halves meet in memory: a pair has a
+// place for each of its couples, a word and 16 bits a unit.
+#ifndef GEMMS_COUPLES
+#define GEMMS_COUPLES 66
+#endif
+#define GEMMS_HALVES_PLACE_BYTES (4 + 2 * 128)
+
+// Places that so many pairs can need, at most 192 of them in a couple.
+static inline int64_t gemms_halves_places(int64_t intermediate, int64_t pairs_max)
+{
+    const int64_t couples = (intermediate + 127) / 128, most = GEMMS_COUPLES * 192;
+
+    if (intermediate <= 64 || couples > GEMMS_COUPLES || pairs_max == 0) return 0;
+    return couples < most / pairs_max ? couples * pairs_max : most;
+}
+
 // gate_up, then quantise where it has rows, of mid into what down multiplies, then down. CUDA: one
 // launch, which writes pair_out while slabs are read, and whose quantise has format FP8_BLOCK128,
 // all columns, scales by group (scale_stride_bytes 4); fp8 weights want it, others do not use it.
 struct gemms_args {
     struct gate_up_args gate_up;
-    struct quantise_args quantise;  // rows NULL: mid is multiplied as gate_up writes it
-    struct down_args down;          // expert_offset and experts as gate_up's
-    uint32_t *progress;             // CUDA: device [GEMM_PROGRESS_WORDS + experts], 0 before, as
-                                    // route leaves it
+    struct quantise_args quantise; // rows NULL: mid is multiplied as gate_up writes it
+    struct down_args down;         // expert_offset and experts as gate_up's
+    uint32_t *progress;            // CUDA: device [GEMM_PROGRESS_WORDS + experts], 0 before, as
+                                   // route leaves it
+    void *halves;          // CUDA, fp8: device [halves_places] of GEMMS_HALVES_PLACE_BYTES, 16-byte
+                           // aligned, 0 before the first launch, then the launches' own, which may
+                           // not overlap. NULL, or too few: a block does both tiles of a couple
+    int64_t halves_places; // the same in all launches
     const struct route_args *route; // CUDA: what made expert_offset, of one slab by ids, at most
                                     // GEMMS_IDS_MAX of them: they are counted again while it works,
                                     // so they may not change until gemms has ended. NULL: it is

@@ -339,10 +339,20 @@ static int64_t layer_choices(const struct limits *limits)
     return limits->top_k * (tokens < limits->rows_cap ? tokens : limits->rows_cap);
 }
 
+// Where the blocks that have half each of what has one scale meet.
+static int64_t halves_places(const struct planner *planner)
+{
+    const struct limits *limits = &planner->plan->limits;
+
+    if (on_cpu(planner) || limits->operand_format != FORMAT_FP8) return 0;
+    if (limits->activation == ACTIVATION_RELU2) return 0; // one matrix, one tile
+    return gemms_halves_places(limits->intermediate, limits->pairs_max);
+}
+
 static int runner_buffers(const struct planner *planner)
 {
     const struct limits *limits = &planner->plan->limits;
-    int64_t slots = limits->slots, choices = layer_choices(limits);
+    int64_t slots = limits->slots, choices = layer_choices(limits), halves = halves_places(planner);
     const struct request requests[] = {
         {BUFFER_EXPERT_OFFSET, MOXIE_MEMORY_DEVICE, "expert_offset",
          "first pair of each local expert, int32", slots, (int64_t)limits->experts_local + 1, 4,
@@ -351,6 +361,9 @@ static int runner_buffers(const struct planner *planner)
          "tiles of the GEMMs that blocks have begun, and ended of each local expert, uint32", slots,
          (int64_t)limits->experts_local + GEMM_PROGRESS_WORDS, on_cpu(planner) ? 0 : 4,
          KEY_NUM_EXPERTS},
+        {BUFFER_GEMM_HALVES, MOXIE_MEMORY_DEVICE, "gemm_halves",
+         "halves of 128 numbers of mid_fp8 of few pairs, 16 bits, until a block has both", slots,
+         halves, halves == 0 ? 0 : GEMMS_HALVES_PLACE_BYTES, KEY_INTERMEDIATE_SIZE},
         {BUFFER_LAYER_TURNS, MOXIE_MEMORY_DEVICE, "layer_turns",
          "turns that blocks took at whole layers of few tokens, uint64", slots, LAYER_TURNS,
          on_cpu(planner) ? 0 : 8, KEY_NUM_EXPERTS},

@@ -65,6 +65,7 @@ struct window_layout {
 enum buffer_id {
     BUFFER_EXPERT_OFFSET, // route: per slot
     BUFFER_GEMM_PROGRESS, // of the GEMMs' blocks: per slot
+    BUFFER_GEMM_HALVES,   // what two of them have one each of: per slot
     BUFFER_LAYER_TURNS,   // of the blocks of whole layers: per slot
     BUFFER_LAYER_MID,     // what they tell each other: per slot
     BUFFER_PAIR_ROW,
@@ -91,7 +92,7 @@ enum buffer_id {
 };
 
 // Buffers that are zero when they are made.
-#define BUFFERS_ZERO (1u << BUFFER_LAYER_TURNS | 1u << BUFFER_LAYER_MID)
+#define BUFFERS_ZERO (1u << BUFFER_GEMM_HALVES | 1u << BUFFER_LAYER_TURNS | 1u << BUFFER_LAYER_MID)
 
 struct plan {
     struct limits limits;

@@ -398,7 +398,7 @@ static void buffers_for(const layer_case &c, size_t sizes[BUFFERS])
 
 struct gpu_layer {
     stages s;
-    void *memory[BUFFERS + 14];
+    void *memory[BUFFERS + 15];
     uint64_t *turns;
     int64_t *load;
     float *y;
@@ -436,7 +436,7 @@ static void upload_layer(gpu_layer &g, const layer &l, const gpu_layer *first = 
         buffers[i] = first == NULL ? g.memory[i] : first->memory[i];
     }
     m[0] = upload(l.x);
-    m[1] = m[10] = NULL;
+    m[1] = m[10] = m[14] = NULL;
     if (c.skew != 2) m[1] = upload(l.ids);
     m[2] = upload(l.weights);
     m[3] = fp8 ? (void *)upload(l.q1) : upload(l.w1);
@@ -455,6 +455,10 @@ static void upload_layer(gpu_layer &g, const layer &l, const gpu_layer *first = 
     g.y = poison<float>((size_t)c.tokens * c.hidden);
     weight_view w1 = view_of(c, false, m[3], m[7], m[5]), w2 = view_of(c, true, m[4], m[8], m[6]);
     make_stages(g.s, c, m[0], m[1], m[2], w1, w2, format_16(c), buffers, g.y);
+    if (fp8) {
+        g.s.gemms.halves_places = gemms_halves_places(c.intermediate, (int64_t)c.tokens * c.top_k);
+        g.s.gemms.halves = m[14] = upload(std::vector<unsigned char>(g.s.gemms.halves_places * GEMMS_HALVES_PLACE_BYTES));
+    }
     if (c.skew == 2) upload_mapped(g, l, m[1], m[10]);
     g.s.mid_words = (uint32_t *)m[13];
     g.s.mid_words_count = words;

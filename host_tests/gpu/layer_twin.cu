@@ -83,6 +83,22 @@ static int same_placed(gpu_layer &g, const layer_case &c)
     return memcmp(results[0].data(), results[1].data(), results[0].size() * 2) == 0;
 }
 
+// Whether blocks that do both tiles of a couple, as where there are no places for halves or too few, give the bits of two that do one each.
+static int same_together(gpu_layer &g, const std::vector<float> &all)
+{
+    std::vector<float> together(all.size());
+    const stages apart = g.s;
+    int same = 1;
+    for (int places = 0; apart.gemms.halves != NULL && places < 8; places += 4) {
+        g.s.gemms.halves = places == 0 ? NULL : apart.gemms.halves;
+        g.s.gemms.halves_places = places;
+        run_layer(g, together);
+        same = same && memcmp(together.data(), all.data(), all.size() * 4) == 0;
+    }
+    g.s = apart;
+    return same;
+}
+
 static double relative_error(const std::vector<float> &got, const std::vector<float> &want)
 {
     double difference = 0, norm = 0;
@@ -148,18 +164,20 @@ static int compare_launched(gpu_layer &g, const layer_case &c, const expected &w
     int alone = same_alone(g, c, got, false) && same_alone(g, c, got, true);
     int moved = same_moved(g, c, got);
     int placed = at_once || same_placed(g, c);
+    int together = at_once || same_together(g, got);
     int clear = !at_once || half_is_clear(g);
     double error_max = c.format == FORMAT_F16 ? 1e-3 : at_once && g.s.fp8 ? coded_max : 5e-3;
-    int ok = error <= error_max && exact_error <= 5e-2 && bits && alone && moved && placed && clear && load;
+    int ok = error <= error_max && exact_error <= 5e-2 && bits && alone && moved && placed && together && clear && load;
     printf("%s tokens %d hidden %d intermediate %d experts %d top-k %d order %d activation %d skew %d bias %d on-input %d rows-in %d format %d%s: error %.2e, of exact sums %.2e%s\n",
            ok ? "ok  " : "FAIL", c.tokens, c.hidden, c.intermediate, c.experts, c.top_k, c.order, c.activation, c.skew, c.bias,
            c.weight_on_input, c.rows_in, c.format, at_once ? " at once" : "", error, exact_error,
-           !bits     ? ", bits differ between runs"
-           : !alone  ? ", bits differ without the other tokens"
-           : !moved  ? ", bits differ where tokens have another place"
+           !bits ? ", bits differ between runs"
+           : !alone ? ", bits differ without the other tokens"
+           : !moved ? ", bits differ where tokens have another place"
            : !placed ? ", bits differ where down writes the results"
-           : !clear  ? ", what blocks tell each other is not cleared"
-           : !load   ? ", the load of its experts is miscounted"
+           : !together ? ", bits differ where a block does both halves"
+           : !clear ? ", what blocks tell each other is not cleared"
+           : !load ? ", the load of its experts is miscounted"
                      : "");
     fflush(stdout);
     return !ok;

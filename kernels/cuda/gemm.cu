@@ -139,7 +139,7 @@ __device__ __forceinline__ void finish(const gemm_args &args, gemm_smem<P> &smem
     turning<P> to = {&smem, smem.turned + warpgroup * smem.turned_pitch, warpgroup, first_token,
                      min(first_token + tokens, t.tokens),
                      t.row_tile * kBlockRows,
-                     keeps && t.part == TILE_SECOND ? 32 : 0};
+                     keeps && gated && is_second(t) ? 32 : 0};
 
     if (P::is_gate_up && args.pair_weight != nullptr) {
 #pragma unroll
@@ -166,8 +166,6 @@ __device__ __forceinline__ void finish(const gemm_args &args, gemm_smem<P> &smem
         else
             finish_turns<tokens, false>(args, t, to, from.c[block]);
     }
-    if constexpr (keeps)
-        if (t.part != TILE_FIRST) quantise_kept<P>(args, smem, t, warpgroup);
 }
 
 template <int N, class P>
@@ -272,6 +270,8 @@ __device__ __forceinline__ void consume_tile(const gemm_args &args, gemm_smem<P>
         }
     }
     consume_columns<8, P>(args, smem, t, columns, warpgroup, ring);
+    if constexpr (P::quantises)
+        if (t.part != TILE_FIRST) quantise_kept<P>(args, smem, t, warpgroup);
 }
 
 template <class U, class D> __device__ __forceinline__ void consumer_loop(const gemms_args_device &args, gemm_smem<U> &smem, int32_t warpgroup)

@@ -9,6 +9,7 @@
 #include "kernels/gemm.h"
 #include "kernels/route.h"
 
+#include <algorithm>
 #include <limits.h>
 
 namespace {
@@ -172,6 +173,14 @@ cudaError_t take_down(gemms_args_device &to, map_requests &asked, const down_arg
     return ask_for_rows(asked, own, from.w2, mid);
 }
 
+void take_halves(gemm_halves &to, const gemms_args &from)
+{
+    if (from.halves == nullptr) return;
+    to.places = static_cast<int32_t>(std::min<int64_t>(from.halves_places, INT_MAX)) / 4 * 4; // rows by 16 bytes
+    to.there = static_cast<uint32_t *>(from.halves);
+    to.rows = reinterpret_cast<unsigned char *>(to.there + to.places);
+}
+
 cudaError_t take_ids(slab_ids &to, const route_args *from, int64_t pairs_max)
 {
     const row_slab *slab;
@@ -217,6 +226,7 @@ cudaError_t gemms_args_make(gemms_args_device &to, const gemms_args &from, int32
     to.progress = reinterpret_cast<gemm_progress *>(from.progress);
     to.late = from.progress + GEMM_PROGRESS_WORDS;
     to.experts = gate_up.experts;
+    take_halves(to.gate_up.halves, from);
     st = take_ids(to.counted, from.route, down.pairs_max);
     if (st == cudaSuccess) st = take_gate_up(to, asked, gate_up, from.quantise, tile_rows);
     if (st == cudaSuccess) st = take_down(to, asked, down, tile_rows);

@@ -238,7 +238,7 @@ template <class P> __device__ __forceinline__ bool have_ended(const uint32_t *co
 template <class P>
 __device__ __forceinline__ bool mid_is_there(const gemms_args_device &args, const gemm_smem<P> &smem, int32_t expert, bool &early_ended)
 {
-    const int32_t early = first_late(args, smem.tiles_first), row_tiles = args.gate_up.row_tiles;
+    const int32_t early = first_late<P>(args, smem), row_tiles = row_tiles_of<P>(args, smem);
     const int32_t late = row_tiles * smem.tiles_first[expert + 1] - max(row_tiles * smem.tiles_first[expert], early);
 
     early_ended = early_ended || have_ended<P>(&args.progress->early, early);

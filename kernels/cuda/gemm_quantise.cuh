@@ -14,12 +14,36 @@ namespace {
 __device__ __forceinline__ int32_t first_quantised(const gemm_args &args, const tile &t)
 {
     if (args.order == ORDER_PLAIN) return t.row_tile * kQuantised;
-    return (t.row_tile - (t.part == TILE_SECOND)) * kBlockRows;
+    return (t.row_tile - is_second(t)) * kBlockRows;
 }
 
 __device__ __forceinline__ float *scale_at(const gemm_args &args, const tile &t, int32_t first, int32_t token)
 {
     return args.out_scales + first / kQuantised * args.out_group_stride + t.pair + token;
+}
+
+// ---- Halves that two blocks have ---------------------------------------------------------------
+
+template <class P> __device__ __forceinline__ int32_t place_of(const gemm_smem<P> &smem, const tile &t, int32_t token)
+{
+    return t.row_tile / 2 * smem.pairs_count + t.pair + token;
+}
+
+__device__ __forceinline__ unsigned char *half_at(const gemm_halves &halves, int32_t place, bool second)
+{
+    return halves.rows + (place * 2 + second) * kHalfBytes;
+}
+
+// What this thread, and those it has met, left of its half is there for the other block; whether that has left its own. Whoever comes second
+// leaves the word as it was.
+__device__ __forceinline__ bool meet_other(const gemm_halves &halves, int32_t place)
+{
+    uint32_t there;
+
+    fence_device();
+    there = atomicInc(&halves.there[place], 1);
+    fence_device();
+    return there != 0;
 }
 
 // ---- Tokens on N -------------------------------------------------------------------------------
@@ -34,19 +58,45 @@ __device__ __forceinline__ const unsigned char *kept_at(const gemm_args &args, c
     return smem.turned + warpgroup * smem.turned_pitch + token * kTurnPitch + output * 2;
 }
 
+// What was kept of one half, for the block that has the other; whether that came first.
+template <class P> __device__ __forceinline__ bool exchange_kept(const gemm_args &args, gemm_smem<P> &smem, const tile &t, int32_t thread)
+{
+    constexpr int32_t pieces = kHalfBytes / 16;
+    const int32_t first_place = place_of<P>(smem, t, 0);
+
+    for (int32_t i = thread; i < t.tokens * pieces; i += 256) {
+        const int32_t token = i / pieces, piece = i % pieces;
+        uint4 *own = reinterpret_cast<uint4 *>(half_at(args.halves, first_place + token, is_second(t)));
+
+        own[piece] = *reinterpret_cast<const uint4 *>(kept_at<P>(args, smem, token, is_second(t) * kBlockRows + piece * 8));
+    }
+    bar_sync<4, 256>();
+    if (thread == 0) smem.other_is_there = meet_other(args.halves, first_place);
+    bar_sync<4, 256>();
+    return smem.other_is_there;
+}
+
 // By the two warpgroups that kept them: half a warp a token.
 template <class P> __device__ __forceinline__ void quantise_kept(const gemm_args &args, gemm_smem<P> &smem, const tile &t, int32_t warpgroup)
 {
     const int32_t lane = threadIdx.x % 16, unit = lane * kFp8Lane, first = first_quantised(args, t);
-    const bool is_there = unit < kBlockRows || args.order == ORDER_PLAIN || t.part == TILE_SECOND;
+    const bool is_there = unit < kBlockRows || args.order == ORDER_PLAIN || t.part != TILE_WHOLE;
+    const unsigned char *other = nullptr; // of the first token
 
     bar_sync<4, 256>();
+    if (t.part == TILE_APART) {
+        if (!exchange_kept<P>(args, smem, t, warpgroup * 128 + threadIdx.x % 128)) return;
+        if (unit / kBlockRows != is_second(t)) other = half_at(args.halves, place_of<P>(smem, t, 0), !is_second(t)) + unit % kBlockRows * 2;
+    }
     for (int32_t token = (warpgroup * 128 + threadIdx.x % 128) / 16; token / 2 * 2 < t.tokens; token += 16) {
         float values[kFp8Lane];
         uint4 words = {};
         fp8_eight coded;
 
-        if (is_there) words = *reinterpret_cast<const uint4 *>(kept_at<P>(args, smem, token, unit));
+        if (other != nullptr)
+            words = __ldcg(reinterpret_cast<const uint4 *>(other + min(token, t.tokens - 1) * 2 * kHalfBytes));
+        else if (is_there)
+            words = *reinterpret_cast<const uint4 *>(kept_at<P>(args, smem, token, unit));
         unpack_8(words, true, values);
         coded = fp8_code(values, fp8_largest(words, true));
         if (token >= t.tokens) continue;
@@ -102,17 +152,41 @@ __device__ __forceinline__ void code_lane_words(const lane_words<count> &words, 
     }
 }
 
+// A warp's own half, for the block that has the other; whether that came first, and then what it left.
+template <class P>
+__device__ __forceinline__ bool exchange_words(const gemm_halves &halves, const gemm_smem<P> &smem, const tile &t, int32_t token,
+                                               const lane_words<16> &own, lane_words<16> &other)
+{
+    constexpr int32_t eight_on = 8 * 2 * kHalfBytes / 4, half_words = kHalfBytes / 4;
+    const int32_t lane = threadIdx.x % 32, place = place_of<P>(smem, t, token), tokens = t.tokens - token - lane / 4;
+    uint32_t *words = reinterpret_cast<uint32_t *>(half_at(halves, place + lane / 4, is_second(t))) + lane % 4;
+    int32_t is_there = 0;
+
+    if (uniform(t.tokens - token) <= 0) return false;
+#pragma unroll
+    for (int32_t i = 0; i < 16; i++)
+        if (i % 2 * 8 < tokens) words[i / 2 * 4 + i % 2 * eight_on] = own.of[i];
+    __syncwarp();
+    if (lane == 0) is_there = meet_other(halves, place);
+    if (__shfl_sync(~0u, is_there, 0) == 0) return false;
+    words += is_second(t) ? -half_words : half_words;
+#pragma unroll
+    for (int32_t i = 0; i < 16; i++)
+        if (i % 2 * 8 < tokens) other.of[i] = __ldcg(&words[i / 2 * 4 + i % 2 * eight_on]);
+    return true;
+}
+
 template <class P, bool gated, bool bare>
 __device__ __forceinline__ void finish_many_quantised_as(const gemm_args &args, gemm_smem<P> &smem, const tile &t, int32_t warpgroup, const many_sums &sums)
 {
     constexpr int eight = gated ? 16 : 8; // weight rows of eight units
     const int32_t lane = threadIdx.x % 32, token = warp_token(warpgroup);
     const int32_t first = first_quantised(args, t);
-    const bool second = gated && t.part == TILE_SECOND;
+    const bool second = gated && is_second(t), both = gated && t.part != TILE_WHOLE;
     unsigned char *buffer = warp_buffer<P>(smem, warpgroup);
     uint32_t *kept = reinterpret_cast<uint32_t *>(buffer) + lane;
     lane_words<2 * kRows / eight> own;
-    lane_words<16> before = {};
+    lane_words<16> other = {};
     fp8_scaling by[2];
     uint32_t largest;
 
@@ -130,18 +204,21 @@ __device__ __forceinline__ void finish_many_quantised_as(const gemm_args &args, 
             kept[i * 32] = own.of[i];
         return;
     }
-    if (second) {
+    if constexpr (gated) {
+        if (t.part == TILE_SECOND) {
 #pragma unroll
-        for (int32_t i = 0; i < 16; i++)
-            before.of[i] = kept[i * 32];
+            for (int32_t i = 0; i < 16; i++)
+                other.of[i] = kept[i * 32];
+        }
+        if (t.part == TILE_APART && !exchange_words<P>(args.halves, smem, t, token, own, other)) return;
     }
-    largest = __vmaxu2(largest_words(own), largest_words(before));
+    largest = __vmaxu2(largest_words(own), largest_words(other));
     largest = __vmaxu2(largest, __shfl_xor_sync(~0u, largest, 1));
     largest = __vmaxu2(largest, __shfl_xor_sync(~0u, largest, 2)); // and all have read what was kept
     by[0] = fp8_scaling_of(__uint_as_float(largest << 16));
     by[1] = fp8_scaling_of(__uint_as_float(largest & 0xffff0000u));
     code_lane_words(own, by, buffer, second ? kBlockRows : 0);
-    if (second) code_lane_words(before, by, buffer, 0);
+    if (both) code_lane_words(other, by, buffer, second ? 0 : kBlockRows);
     store_rows<P>(args, smem, t, warpgroup, first);
 #pragma unroll
     for (int32_t half = 0; half < 2; half++)

@@ -42,6 +42,8 @@ constexpr int kTiles = 2 * kStagesMax; // that the loading threads may be ahead:
 static_assert(kTiles > kStagesMax + 2 * kLotTiles);
 constexpr int kQuantised = 128; // units of mid with one scale, fp8
 constexpr int kTurnedFew = kFewScaled * kTurnPitch; // bytes in which a warpgroup keeps 64 units of kFewScaled tokens for it
+constexpr int kHalfBytes = kQuantised / 2 * 2; // of a token's units of one half, 16 bits each
+static_assert(GEMMS_HALVES_PLACE_BYTES == sizeof(uint32_t) + 2 * kHalfBytes);
 
 // What a kernel is compiled for, and which of its two products. e4m3 is multiplied 128 inputs at a time and scaled in fp32; its
 // outputs are bf16, but for mid, which is e4m3 again.
@@ -67,8 +69,8 @@ template <operand type, bool is_gate_up_, bool rows_in_, bool is_few_> struct pr
     static constexpr int threads = (1 + warpgroups) * 128;
 };
 
-// Of mid's 128 units with one scale gate and up have two tiles: a block does one after the other.
-enum tile_part { TILE_WHOLE, TILE_FIRST, TILE_SECOND };
+// Of mid's 128 units with one scale gate and up have two tiles: a block does one after the other or, apart, two blocks one each.
+enum tile_part { TILE_WHOLE, TILE_FIRST, TILE_SECOND, TILE_APART };
 
 struct tile {
     int32_t expert;
@@ -85,6 +87,12 @@ struct tile {
 __device__ __forceinline__ bool is_of_down(const tile &t)
 {
     return t.lot_tiles > 0;
+}
+
+// Of gate and up, and where it has another half.
+__device__ __forceinline__ bool is_second(const tile &t)
+{
+    return t.row_tile % 2 != 0;
 }
 
 // The row of the results that is a pair's alone, and what the pair is multiplied by.
@@ -116,6 +124,8 @@ template <bool is_scaled> struct alignas(1024) block_smem {
     int32_t expert_first[kExpertsMax + 1]; // pairs
     uint32_t pairs_most[4 + 4 * warpgroups]; // of the experts that a warp has read
     int32_t columns_most;                  // token rows of a stage in this launch
+    int32_t row_tiles, pairs_count;        // of gate_up, fp8: as gemm_args has them, or twice as many; all pairs
+    int32_t other_is_there;                // 1: the other half of the tile that ends has been left
     tile tiles[kTiles];                    // of this block, in turns: a tile is there once its first stage is full
 
     // Of the tokens that the calling warp stores, up to 64, few up to 20.
@@ -179,6 +189,13 @@ struct gemm_slab {
     int64_t row_stride_bytes;
 };
 
+// Where halves of mid's 128 units wait for each other when two blocks have one each. A pair has a place for each of its couples.
+struct gemm_halves {
+    uint32_t *there;     // [places], of the first pair of a tile or of a warp's share of it, 1: one of the two is there
+    unsigned char *rows; // [places][2] of kHalfBytes
+    int32_t places;      // 0: a block does both
+};
+
 // One of the products, on the device.
 struct gemm_args {
     CUtensorMap weights;
@@ -196,6 +213,7 @@ struct gemm_args {
     float result_scale;
     float *out_scales; // by group of kQuantised outputs; NULL where they are not quantised
     int64_t out_group_stride;
+    gemm_halves halves; // gate_up, fp8
     int32_t bias_format;
     int32_t depth;     // K
     int32_t outputs;   // columns of out: units, or hidden
@@ -284,16 +302,30 @@ template <class P> __device__ __forceinline__ int32_t token_tiles(int32_t pairs,
 }
 
 // Tiles are taken in one order: gate_up's by expert, then down's. So a tile waits for tiles alone that running blocks have taken before
-// it, and those end. Tiles of gate_up:
-__device__ __forceinline__ int32_t tiles_of_gate_up(const gemms_args_device &args, const int32_t *tiles_first)
+// it, and those end. Tiles of gate_up that an expert's weights are taken by:
+template <class P> __device__ __forceinline__ int32_t row_tiles_of(const gemms_args_device &args, const gemm_smem<P> &smem)
 {
-    return args.gate_up.row_tiles * tiles_first[args.experts];
+    return P::is_scaled ? smem.row_tiles : args.gate_up.row_tiles;
+}
+
+// All of them:
+template <class P> __device__ __forceinline__ int32_t tiles_of_gate_up(const gemms_args_device &args, const gemm_smem<P> &smem)
+{
+    return row_tiles_of<P>(args, smem) * smem.tiles_first[args.experts];
 }
 
 // The first late one. A block has two at most when the last is taken: one that it loads, and one that it multiplies.
-__device__ __forceinline__ int32_t first_late(const gemms_args_device &args, const int32_t *tiles_first)
+template <class P> __device__ __forceinline__ int32_t first_late(const gemms_args_device &args, const gemm_smem<P> &smem)
 {
-    return max(tiles_of_gate_up(args, tiles_first) - 2 * static_cast<int32_t>(gridDim.x), 0);
+    return max(tiles_of_gate_up<P>(args, smem) - 2 * static_cast<int32_t>(gridDim.x), 0);
+}
+
+// Two tiles with one scale go apart where they are so few that a block gets no more than one.
+__device__ __forceinline__ int32_t row_tiles_for(const gemm_args &args, int32_t token_tiles, int32_t pairs)
+{
+    const bool apart = args.order != ORDER_PLAIN && args.row_tiles * token_tiles <= GEMMS_COUPLES && args.row_tiles * pairs <= args.halves.places;
+
+    return apart ? (args.outputs + kBlockRows - 1) / kBlockRows : args.row_tiles;
 }
 
 // The pairs of each expert, as route counts them. They lie where their sums will.
@@ -369,6 +401,10 @@ template <class P> __device__ __forceinline__ void make_tables(const gemms_args_
             tiles_before = __shfl_sync(~0u, tiles_before, 31);
         }
         if (lane == 0) smem.columns_most = columns_most * P::parts;
+        if (P::is_scaled && lane == 0) {
+            smem.row_tiles = row_tiles_for(args.gate_up, tiles_before, pairs_before);
+            smem.pairs_count = pairs_before;
+        }
     }
     __syncthreads();
 }
@@ -398,11 +434,11 @@ __device__ __forceinline__ int32_t first_beside(int32_t row_tiles, int32_t &with
 // The tiles of an expert share its pairs evenly: a small last one would read the weights again for few tokens.
 template <class U, class D> __device__ __forceinline__ tile find_tile(const gemms_args_device &args, const gemm_smem<U> &smem, int32_t index)
 {
-    const int32_t of_gate_up = tiles_of_gate_up(args, smem.tiles_first);
-    int32_t row_tiles = args.gate_up.row_tiles, pairs, tiles, share, before = 0;
+    const int32_t of_gate_up = tiles_of_gate_up<U>(args, smem);
+    int32_t row_tiles = row_tiles_of<U>(args, smem), pairs, tiles, share, before = 0;
     tile found = {};
 
-    found.is_late = index >= first_late(args, smem.tiles_first);
+    found.is_late = index >= first_late<U>(args, smem);
     if (index >= of_gate_up) {
         index -= of_gate_up;
         row_tiles = args.down.row_tiles;
@@ -424,8 +460,10 @@ template <class U, class D> __device__ __forceinline__ tile find_tile(const gemm
         before = (first + within - found.row_tile * tiles) * share;
     }
     if (U::is_scaled && !is_of_down(found) && args.gate_up.order != ORDER_PLAIN) {
-        found.row_tile *= 2;
-        if ((found.row_tile + 1) * kBlockRows < args.gate_up.outputs) found.part = TILE_FIRST;
+        const bool apart = row_tiles != args.gate_up.row_tiles;
+
+        if (!apart) found.row_tile *= 2;
+        if ((found.row_tile | 1) * kBlockRows < args.gate_up.outputs) found.part = apart ? TILE_APART : TILE_FIRST;
     }
     if (is_of_down(found) && args.down.lot_tiles > 1) {
         found.row_tile *= args.down.lot_tiles;
