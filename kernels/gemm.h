@@ -63,9 +63,8 @@ struct down_args {
 
 #define GEMMS_IDS_MAX 2048 // more are sooner read from expert_offset
 
-// Up to so many units of mid, and of more than so many ids, fp8 rows are sooner gathered by
-// pair_row than copied for each pair.
-#define GEMMS_GATHER_UNITS 256
+// Of more than so many ids fp8 rows are sooner gathered by pair_row than copied for each pair, up
+// to as many units of mid as the kernel table's gather_units says.
 #ifndef GEMMS_GATHER_IDS
 #define GEMMS_GATHER_IDS 2048
 #endif

@@ -22,6 +22,9 @@ struct kernels {
     int32_t (*route)(const struct route_args *args, void *stream);
     int32_t (*tally)(const struct tally_args *args, void *stream);
     int32_t (*gemms)(const struct gemms_args *args, void *stream);
+    // Units of mid up to which gemms had better gather fp8 rows, on the current device; it may take
+    // microseconds. NULL: never.
+    int32_t (*gather_units)(void);
     int32_t (*dispatch)(const struct dispatch_args *args, void *stream);
     int32_t (*combine)(const struct combine_args *args, void *stream);
     int32_t (*sum)(const struct sum_args *args, void *stream);

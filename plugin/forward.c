@@ -114,7 +114,7 @@ static int are_gathered(const struct experts_job *job)
     const struct rows_view *in = job->in;
 
     return in->top_k > 1 && in->pairs_max > GEMMS_GATHER_IDS &&
-           limits->intermediate <= GEMMS_GATHER_UNITS &&
+           limits->intermediate <= job->instance->gather_units &&
            rows_most(in) * limits->x_fp8_bytes <= UINT32_MAX;
 }
 

@@ -333,7 +333,11 @@ int32_t instance_device(moxie_instance *instance, moxie_error *error)
             "device to cpu",
             device);
     TRY(instance->device->prepare(error));
-    if (instance->users == 0) instance->ordinal = instance->device->ordinal();
+    if (instance->users == 0) {
+        instance->ordinal = instance->device->ordinal();
+        if (instance->device->kernels->gather_units != NULL)
+            instance->gather_units = instance->device->kernels->gather_units();
+    }
     TRY(instance_check_current(instance, error));
 out:
     return st;

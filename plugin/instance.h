@@ -47,6 +47,7 @@ struct moxie_instance {
     pthread_mutex_t creating;    // whoever creates or destroys what lives on it, or closes it
     int32_t users;               // runners and dispatchers alive
     int32_t ordinal;             // the device that they were made on
+    int32_t gather_units;        // its kernels' answer
     moxie_stats stats;           // without what kernels count
     struct report_link *reports; // and where they do
     // Whose layer each slot is inside of: dispatchers with peers share a slot's buffers.

@@ -360,6 +360,8 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
     *value = 0;
     // Few, so that a small case already gives each block several tiles.
     if (attribute == cudaDevAttrMultiProcessorCount) *value = 3;
+    if (attribute == cudaDevAttrMemoryClockRate) *value = 2619000; // an H100's
+    if (attribute == cudaDevAttrGlobalMemoryBusWidth) *value = 5120;
     if (attribute == cudaDevAttrComputeCapabilityMajor) *value = capability(0);
     if (attribute == cudaDevAttrComputeCapabilityMinor) *value = capability(1);
     return cudaSuccess;

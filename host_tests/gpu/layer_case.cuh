@@ -220,7 +220,7 @@ static bool spreads_scales(const layer_case &c)
 static bool gathers_fp8(const layer_case &c)
 {
     if (c.hidden < 2048) return c.hidden / 16 % 2 == 0;
-    return c.top_k > 1 && (int64_t)c.tokens * c.top_k > GEMMS_GATHER_IDS && c.intermediate <= GEMMS_GATHER_UNITS;
+    return c.top_k > 1 && (int64_t)c.tokens * c.top_k > GEMMS_GATHER_IDS && c.intermediate <= kernels_cuda.gather_units();
 }
 
 // x and mid, each quantised before it is multiplied: buffers 6 to 9.

@@ -20,6 +20,7 @@ int32_t layer_cuda_load(void);
 int32_t route_cuda(const struct route_args *args, void *stream);
 int32_t route_cuda_load(void);
 int32_t gemms_cuda(const struct gemms_args *args, void *stream);
+int32_t gather_units_cuda(void);
 int32_t gemm_cuda_load(void);
 int32_t dispatch_cuda(const struct dispatch_args *args, void *stream);
 int32_t dispatch_cuda_load(void);

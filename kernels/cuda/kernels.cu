@@ -16,6 +16,7 @@ constexpr struct kernels make_table()
     table.route = route_cuda;
     table.tally = tally_cuda;
     table.gemms = gemms_cuda;
+    table.gather_units = gather_units_cuda;
     table.dispatch = dispatch_cuda;
     table.combine = combine_cuda;
     table.sum = sum_cuda;

@@ -5,6 +5,8 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
+
 // A grid that strides over its items: enough blocks for `items`, at most a few waves of an H200.
 constexpr int64_t kGridSms = 132, kGridBlocksMax = kGridSms * 16;
 
@@ -64,14 +66,18 @@ template <class Args> cudaError_t launch(void (*kernel)(Args), const launch_shap
     return cudaLaunchKernelEx(&config, kernel, args);
 }
 
-// Of the current device.
+// Of the current device; 0: nobody knows.
+static inline int32_t device_attribute(cudaDeviceAttr attribute)
+{
+    int device = 0, value = 0;
+
+    if (cudaGetDevice(&device) != cudaSuccess || cudaDeviceGetAttribute(&value, attribute, device) != cudaSuccess) return 0;
+    return value;
+}
+
 static inline int32_t sm_count()
 {
-    int device = 0, count = 0;
-
-    if (cudaGetDevice(&device) != cudaSuccess) return 1;
-    if (cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) return 1;
-    return count;
+    return std::max(device_attribute(cudaDevAttrMultiProcessorCount), 1);
 }
 
 // Loads a kernel on the current device, so that its first launch has not to.
