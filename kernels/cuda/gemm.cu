@@ -43,9 +43,9 @@ template <class P> constexpr int kLaunched = 65536 / P::threads / 8 * 8;
 template <class P> constexpr int kLoading = P::is_scaled ? 56 : 72;
 template <class P> constexpr int kMultiplying = P::is_scaled ? 152 : 216;
 
-// Units of mid up to which fp8 rows are gathered, and where memory is slower.
-constexpr int32_t kGatherUnits = 256, kGatherUnitsMost = 512;
-constexpr int64_t kFastMemoryKilobytes = 4000000000; // a second
+// Units of mid up to which fp8 rows are gathered: where memory is fast, and where it is not.
+constexpr int32_t kGatherUnitsFast = 256, kGatherUnitsSlow = 512;
+constexpr int64_t kFastMemory = 4000000000; // kB/s
 
 // A thread's sums of what its warpgroup multiplies. Where weight rows lie along K, that is one block of 64 rows and all
 // tokens; rows_in, both blocks and half of the tokens: gate and up of a unit, in two blocks then, still meet in one thread.
@@ -389,12 +389,13 @@ extern "C" int32_t gemm_cuda_load(void)
     return st;
 }
 
-// A copy for each pair costs memory, gathering costs the product, so it is a matter of how fast memory is: an H100's 3.35 TB/s or an H200's 4.9.
+// A copy for each pair costs memory, gathering costs the product: so it is a matter of how fast memory is, an H100's 3.35 TB/s or an H200's 4.9.
 extern "C" int32_t gather_units_cuda(void)
 {
-    const int64_t bytes_a_clock = device_attribute(cudaDevAttrGlobalMemoryBusWidth) / 8 * 2, clock_khz = device_attribute(cudaDevAttrMemoryClockRate);
+    const int64_t bytes_a_clock = device_attribute(cudaDevAttrGlobalMemoryBusWidth) / 8 * 2; // at both edges
+    const int64_t clock_khz = device_attribute(cudaDevAttrMemoryClockRate);
 
-    return bytes_a_clock * clock_khz < kFastMemoryKilobytes ? kGatherUnitsMost : kGatherUnits;
+    return bytes_a_clock * clock_khz < kFastMemory ? kGatherUnitsSlow : kGatherUnitsFast;
 }
 
 extern "C" int32_t gemms_cuda(const struct gemms_args *args, void *stream)

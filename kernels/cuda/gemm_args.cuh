@@ -176,7 +176,7 @@ cudaError_t take_down(gemms_args_device &to, map_requests &asked, const down_arg
 void take_halves(gemm_halves &to, const gemms_args &from)
 {
     if (from.halves == nullptr || from.halves_places % 4 != 0) return;
-    to.places = static_cast<int32_t>(std::min<int64_t>(from.halves_places, INT_MAX));
+    to.places = static_cast<int32_t>(std::min<int64_t>(from.halves_places, INT_MAX / 4 * 4));
     to.there = static_cast<uint32_t *>(from.halves);
     to.rows = reinterpret_cast<unsigned char *>(to.there + to.places);
 }

@@ -89,7 +89,7 @@ __device__ __forceinline__ bool is_of_down(const tile &t)
     return t.lot_tiles > 0;
 }
 
-// Of gate and up, and where it has another half.
+// Of two tiles of gate and up with one scale.
 __device__ __forceinline__ bool is_second(const tile &t)
 {
     return t.row_tile % 2 != 0;
