@@ -124,9 +124,9 @@ template <bool is_scaled> struct alignas(1024) block_smem {
     int32_t expert_first[kExpertsMax + 1]; // pairs
     uint32_t pairs_most[4 + 4 * warpgroups]; // of the experts that a warp has read
     int32_t columns_most;                  // token rows of a stage in this launch
+    tile tiles[kTiles];                    // of this block, in turns: a tile is there once its first stage is full
     int32_t row_tiles, pairs_count;        // of gate_up, fp8: as gemm_args has them, or twice as many; all pairs
     int32_t other_is_there;                // 1: the other half of the tile that ends has been left
-    tile tiles[kTiles];                    // of this block, in turns: a tile is there once its first stage is full
 
     // Of the tokens that the calling warp stores, up to 64, few up to 20.
     __device__ __forceinline__ result_place &result(int32_t warpgroup, int32_t index)
@@ -213,7 +213,6 @@ struct gemm_args {
     float result_scale;
     float *out_scales; // by group of kQuantised outputs; NULL where they are not quantised
     int64_t out_group_stride;
-    gemm_halves halves; // gate_up, fp8
     int32_t bias_format;
     int32_t depth;     // K
     int32_t outputs;   // columns of out: units, or hidden
@@ -224,6 +223,7 @@ struct gemm_args {
     int32_t gathers;     // gate_up, fp8: 1: token rows lie once and are gathered
     int32_t evicts_last; // 1: rows by pair leave the L2 last
     int32_t is_bare; // 1: outputs are sums, or SiLU of gate times up, without bias: an end with no look at limits and biases for each
+    gemm_halves halves; // gate_up, fp8
 };
 
 // Part of a pair's row, which is read again soon.
