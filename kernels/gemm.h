@@ -77,13 +77,13 @@ struct down_args {
 #endif
 #define GEMMS_HALVES_PLACE_BYTES (4 + 2 * 128)
 
-// Places that so many pairs can need, at most 192 of them in a couple; in fours, for alignment.
+// Places that so many pairs can need, at most 192 of them in a couple.
 static inline int64_t gemms_halves_places(int64_t intermediate, int64_t pairs_max)
 {
     const int64_t couples = (intermediate + 127) / 128, most = GEMMS_COUPLES * 192;
 
     if (intermediate <= 64 || couples > GEMMS_COUPLES || pairs_max == 0) return 0;
-    return couples < most / pairs_max ? (couples * pairs_max + 3) / 4 * 4 : most;
+    return couples < most / pairs_max ? couples * pairs_max : most;
 }
 
 // gate_up, then quantise where it has rows, of mid into what down multiplies, then down. CUDA: one
@@ -98,7 +98,7 @@ struct gemms_args {
     void *halves;          // CUDA, fp8: device [halves_places] of GEMMS_HALVES_PLACE_BYTES, 16-byte
                            // aligned, 0 before the first launch, then the launches' own, which may
                            // not overlap. NULL, or too few: a block does both tiles of a couple
-    int64_t halves_places; // a multiple of 4, the same in all launches
+    int64_t halves_places; // the same in all launches
     const struct route_args *route; // CUDA: what made expert_offset, of one slab by ids, at most
                                     // GEMMS_IDS_MAX of them: they are counted again while it works,
                                     // so they may not change until gemms has ended. NULL: it is

@@ -335,7 +335,7 @@ static void layer_stages(const struct experts_job *job, struct layer_args *layer
     layer->gemms.progress = buffers.gemm_progress;
     layer->gemms.halves = memory_slot(&job->instance->memory, BUFFER_GEMM_HALVES, job->slot);
     layer->gemms.halves_places =
-        job->instance->plan.slot_bytes[BUFFER_GEMM_HALVES] / GEMMS_HALVES_PLACE_BYTES / 4 * 4;
+        job->instance->plan.slot_bytes[BUFFER_GEMM_HALVES] / GEMMS_HALVES_PLACE_BYTES;
     layer->gemms.route = are_counted(job->in) ? &layer->route : NULL;
     layer->combine = combine_stage(job, &buffers);
     layer->turns = memory_slot(&job->instance->memory, BUFFER_LAYER_TURNS, job->slot);

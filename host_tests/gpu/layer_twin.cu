@@ -96,9 +96,9 @@ static int same_together(gpu_layer &g, const layer_case &c, const std::vector<fl
 {
     std::vector<float> together(all.size());
     const stages apart = g.s;
-    const size_t words = (size_t)apart.gemms.halves_places * sizeof(uint32_t);
+    const size_t words = (size_t)apart.gemms.halves_places * sizeof(uint32_t), rows = apart.gemms.halves_places * GEMMS_HALVES_PLACE_BYTES - words;
     void *few = apart.gemms.halves == NULL ? NULL : upload(std::vector<char>(apart.gemms.halves_places * GEMMS_HALVES_PLACE_BYTES));
-    int same = is_zero(apart.gemms.halves, words);
+    int same = is_zero((const char *)apart.gemms.halves + rows, words);
     for (void *halves : {(void *)NULL, few}) {
         g.s.gemms.halves = halves;
         g.s.gemms.halves_places = c.skew != 2 && apart.gemms.halves_places > 4 ? 4 : 0; // skew 2: ids of no expert, so that 4 may do
@@ -154,10 +154,7 @@ static int same_load(const gpu_layer &g, const expected &want, int runs)
 static int half_is_clear(const gpu_layer &g)
 {
     const size_t words = (size_t)g.s.mid_words_count;
-    std::vector<uint32_t> mid(2 * words);
-    CHECK(cudaMemcpy(mid.data(), g.s.mid_words, mid.size() * sizeof(uint32_t), cudaMemcpyDeviceToHost));
-    const auto clear = [&](size_t half) { return std::all_of(&mid[half * words], &mid[half * words] + words, [](uint32_t word) { return word == 0; }); };
-    return clear(0) || clear(1);
+    return is_zero(g.s.mid_words, words * sizeof(uint32_t)) || is_zero(g.s.mid_words + words, words * sizeof(uint32_t));
 }
 
 // `coded_max`: the most that fp8 in one launch may be off, which has no twin with its own roundings: of a layer with few numbers between

@@ -175,10 +175,10 @@ cudaError_t take_down(gemms_args_device &to, map_requests &asked, const down_arg
 
 void take_halves(gemm_halves &to, const gemms_args &from)
 {
-    if (from.halves == nullptr || from.halves_places % 4 != 0) return;
-    to.places = static_cast<int32_t>(std::min<int64_t>(from.halves_places, INT_MAX / 4 * 4));
-    to.there = static_cast<uint32_t *>(from.halves);
-    to.rows = reinterpret_cast<unsigned char *>(to.there + to.places);
+    if (from.halves == nullptr) return;
+    to.places = static_cast<int32_t>(std::min<int64_t>(from.halves_places, INT_MAX));
+    to.rows = static_cast<unsigned char *>(from.halves);
+    to.there = reinterpret_cast<uint32_t *>(to.rows + int64_t{to.places} * 2 * kHalfBytes); // behind them, since rows want 16 bytes
 }
 
 cudaError_t take_ids(slab_ids &to, const route_args *from, int64_t pairs_max)
