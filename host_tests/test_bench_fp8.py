@@ -4,10 +4,12 @@ Wants what test_bench_layer.py wants.
 """
 
 import contextlib
+import importlib.util
 import io
 import json
 import os
 import pathlib
+import sys
 import tempfile
 import types
 import unittest
@@ -24,7 +26,7 @@ import peers
 from measure import cells, device, fp8, numbers, race, report
 from measure.case import off_by
 from moxie import abi
-from peers import deep_gemm, grouped_mm, moxie, triton
+from peers import deep_gemm, grouped_mm, moxie, triton, vllm_deep_gemm
 
 
 SMALL = cells.Shape(128, 128, 4, 2)
@@ -209,6 +211,81 @@ class Peers(Peer):
                 self.assertEqual(told.pop(), (True, 6, 7, [128, 128]))
                 call(**given)
                 self.assertIn(told.pop(), (None, (False, None, None, None)))
+
+
+class Kernel:
+    """vLLM's FusedMoEKernel, as far as the peer goes: what it is made of, and apply()."""
+
+    def __init__(self, prepare, experts):
+        assert prepare == "prepare"
+        self.layer, self.scales = experts
+
+    def apply(self, hidden_states, w1, w2, topk_ids, topk_weights, activation, global_num_experts,
+              expert_map, apply_router_weight_on_input):
+        sizes = cells.Shape(hidden_states.shape[1], w2.shape[2], w1.shape[0], topk_ids.shape[1])
+        assert (activation, global_num_experts, expert_map) == ("silu", sizes.experts, None)
+        assert not apply_router_weight_on_input
+        assert self.layer["num_experts"] == self.layer["num_local_experts"] == sizes.experts
+        assert self.layer["max_num_tokens"] == len(hidden_states)
+        assert sizes == tuple(self.layer[name] for name in (
+            "hidden_dim", "intermediate_size", "num_logical_experts", "experts_per_token"))
+        given = {}
+        exec(RIGHT_FP8.replace(".bfloat16()", ""), given)  # as Cpu.middle says
+        return given["fused_experts"](hidden_states, w1, w2, topk_weights, topk_ids, **self.scales)
+
+
+@contextlib.contextmanager
+def fake_vllm():
+    """With the modules that its layer of DeepGEMM is taken from, which are one here."""
+    made = []
+    where = types.SimpleNamespace(
+        is_workspace_manager_initialized=lambda: bool(made), init_workspace_manager=made.append,
+        DeepGemmExperts=lambda layer, scales: (layer, scales), FusedMoEKernel=Kernel,
+        MoEPrepareAndFinalizeNoDPEPModular=lambda: "prepare",
+        MoEActivation=types.SimpleNamespace(SILU="silu"), FusedMoEConfig=dict,
+        RoutingMethodType=types.SimpleNamespace(TopK=5), fp8_w8a8_moe_quant_config=dict,
+        FusedMoEParallelConfig=types.SimpleNamespace(make_no_parallel=lambda: "alone"),
+        __version__="9.8.7", __spec__=importlib.util.spec_from_loader("vllm", None))
+    names = ("", ".v1.worker.workspace", *(f".model_executor.layers.fused_moe.{name}" for name in (
+        "experts.deep_gemm_moe", "modular_kernel", "prepare_finalize.no_dp_ep", "config",
+        "activation")))
+    with mock.patch.dict(os.environ):
+        sys.modules.update({f"vllm{name}": where for name in names})
+        try:
+            yield made
+        finally:
+            for name in names:
+                del sys.modules[f"vllm{name}"]
+
+
+class Layers(Peer):
+    """vLLM's layer of DeepGEMM's products."""
+
+    def system(self, number="fp8"):
+        return vllm_deep_gemm.Layer(options(format=number), device.Cpu())
+
+    def test_numbers(self):
+        with fake_vllm() as workspaces, fake_deep_gemm(None, None):
+            self.check(self.system, (1, 20), numbers.FP8_OFF_BY_MAX)
+            self.assertEqual(workspaces, [torch.device("cpu")])  # one for all that are made
+            self.assertEqual(os.environ["VLLM_USE_DEEP_GEMM"], "0")
+            system = self.system()
+            self.assertIsNone(system.available())
+            self.assertEqual(system.version, "9.8.7")
+            with self.assertRaises(peers.Unfit):
+                system.prepare(case_of(1, sizes=cells.Shape(128, 192, 4, 1), number="fp8"))
+
+    def test_what_is_absent_says_why(self):
+        self.assertIn("fp8", self.system("bf16").available())
+        with fake_deep_gemm(None, None):
+            self.assertEqual("vllm is not installed; --triton-fused-moe PATH",
+                             self.system().available())
+        with fake_vllm():
+            self.assertEqual("deep_gemm is not installed; --deep-gemm PATH",
+                             self.system().available())
+            with fake_deep_gemm(None, None):
+                del sys.modules["vllm"].FusedMoEKernel
+                self.assertIn("vllm: AttributeError", self.system().available())
 
 
 class CudaHalf(unittest.TestCase):

@@ -243,7 +243,7 @@ class Peers(Peer):
         with self.assertRaises(SystemExit), contextlib.redirect_stderr(said):
             self.chosen("mxoie")
         self.assertIn(f"mxoie is none of moxie, torch_grouped_mm, torch_grouped_mm_products, {name}"
-                      f", {name}_vllm, {name}_sglang, deep_gemm, deep_gemm_masked", said.getvalue())
+                      f", {name}_vllm, {name}_sglang, deep_gemm_vllm, deep_gemm, ", said.getvalue())
 
     def test_versions_of_engines(self):
         engines = {"vllm": lambda: None}

@@ -7,12 +7,31 @@ Where a system needs it, routed() follows every draw, untimed, and errors() comp
 replay wrote with what is right for this system.
 """
 
+import importlib.util
+import pathlib
+import sys
+
 from measure.case import FORWARDS, off_by
 from measure.cells import WHOLE
 
 
 class Unfit(Exception):
     """prepare() cannot serve this case; the text says why."""
+
+
+def look_in(folder):
+    """For packages, before anywhere else; nothing where None is given."""
+    path = folder and str(pathlib.Path(folder).resolve())
+    if path and path not in sys.path:
+        sys.path.insert(0, path)
+
+
+def lacks(package, folder, option):
+    """Why a package cannot be imported, with the option that names a folder of it, or None."""
+    look_in(folder)
+    if importlib.util.find_spec(package) is None:
+        return f"{package} is not installed; {option} PATH"
+    return None
 
 
 class System:
@@ -59,9 +78,9 @@ class System:
 
 def kinds():
     """All that this program knows, the one that bars are for first."""
-    from peers import deep_gemm, grouped_mm, moxie, triton
+    from peers import deep_gemm, grouped_mm, moxie, triton, vllm_deep_gemm
     return (moxie.Moxie, grouped_mm.Layer, grouped_mm.Products, triton.Triton,
-            deep_gemm.Contiguous, deep_gemm.Masked)
+            vllm_deep_gemm.Layer, deep_gemm.Contiguous, deep_gemm.Masked)
 
 
 def systems(options, device):

@@ -5,16 +5,13 @@ with their scales as its kernels read them: those of a column one after another.
 """
 
 import importlib
-import importlib.util
-import pathlib
-import sys
 
 import torch
 
 from measure import fp8
 from measure.case import ALIGN, FORWARDS, off_by
 from measure.cells import PRODUCTS
-from peers import System, Unfit
+from peers import System, Unfit, lacks
 
 MASKED_TOKENS = 256  # every expert has room for all of them
 
@@ -44,12 +41,9 @@ class _DeepGemm(System):
     functions = {}  # by format; the first that there is: names have changed
 
     def available(self):
-        if self.options.deep_gemm:
-            folder = str(pathlib.Path(self.options.deep_gemm).resolve())
-            if folder not in sys.path:
-                sys.path.insert(0, folder)
-        if importlib.util.find_spec("deep_gemm") is None:
-            return "deep_gemm is not installed; --deep-gemm PATH"
+        absent = lacks("deep_gemm", self.options.deep_gemm, "--deep-gemm")
+        if absent:
+            return absent
         try:
             self.module = importlib.import_module("deep_gemm")
         except Exception as error:  # whatever it raises where it does not fit

@@ -15,7 +15,7 @@ import sys
 
 from measure import fp8
 from measure.case import FORWARDS
-from peers import System, Unfit
+from peers import System, Unfit, look_in
 
 
 def from_file(path):
@@ -25,12 +25,16 @@ def from_file(path):
     return module.fused_experts
 
 
+def keep_scales():
+    """If vLLM finds DeepGEMM, as --deep-gemm makes it do, it otherwise rounds the scales of rows to
+    powers of two, though it multiplies with Triton."""
+    os.environ.setdefault("VLLM_USE_DEEP_GEMM", "0")
+
+
 def from_vllm():
     """vLLM takes scales within a description of the format, and by themselves before there was
     one."""
-    # If it finds DeepGEMM, as --deep-gemm makes it do, it otherwise rounds the scales of rows to
-    # powers of two, though it multiplies with Triton.
-    os.environ.setdefault("VLLM_USE_DEEP_GEMM", "0")
+    keep_scales()
     folder = "vllm.model_executor.layers.fused_moe"
     fused = importlib.import_module(folder).fused_experts
     if "use_fp8_w8a8" in inspect.signature(fused).parameters:
@@ -100,8 +104,7 @@ class Triton(System):
             return f"{given}: {type(error).__name__}: {error}"
         if self.device.kind == "cpu":
             return "needs a GPU"
-        if given:
-            sys.path.insert(0, str(pathlib.Path(given).resolve()))
+        look_in(given)
         return self._engine()
 
     def _lacks_scales(self, given):
