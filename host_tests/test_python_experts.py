@@ -197,6 +197,26 @@ class Forward(unittest.TestCase):
         self.run_layer(model, given)
         self.compare(model, given)
 
+    def test_ids_that_a_map_gives(self):
+        """In two calls, and none of them where the next call has no map."""
+        model, given = Model(), Input(TOKENS_MAX + 3, no_expert=(7, -1, 6))
+        plain = Input(2)
+        named = {0: 3, 1: -1, 2: EXPERTS, 3: 0, 4: 2, 5: 1}
+        numbers = array.array("i", [named.get(place, 1) for place in range(7)])
+        expert_map = tensor(numbers.buffer_info()[0], (7,), "i32")
+        experts = Experts(self.library, CONFIG)
+        layer = experts.add_layer(*model.matrices())
+        layer.forward(given.tokens, *given.rows(), expert_map=expert_map)
+        layer.forward(plain.tokens, *plain.rows())
+        self.compare(model, plain)
+        given.ids = array.array("q", [numbers[e] if 0 <= e < 7 else -1 for e in given.ids])
+        self.compare(model, given)
+        with self.assertRaisesRegex(MoxieError, "batch.expert_map"):
+            layer.forward(plain.tokens, *plain.rows(),
+                          expert_map=tensor(numbers.buffer_info()[0], (3,), "i64"))
+        with self.assertRaisesRegex(MoxieError, "expert_map a Tensor or None"):
+            layer.forward(plain.tokens, *plain.rows(), expert_map=numbers)
+
     def test_layers_share_the_buffers(self):
         allocator = Allocator()
         models, given = (Model(1), Model(2)), (Input(4, 3), Input(4, 4))

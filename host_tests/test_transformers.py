@@ -379,14 +379,13 @@ class Layers(Case):
 
     def test_another_stream_waits_for_the_last(self):
         first, second = mock.Mock(), mock.Mock()
-        shared = adapter.Shared.__new__(adapter.Shared)
-        shared.allocator = adapter.Allocator(DEVICE)
+        allocator = adapter.Allocator(DEVICE)
         for stream in (first, first, second):
-            shared.follow(stream, lambda: False)
-        shared.follow(mock.Mock(), lambda: True)
+            allocator.follow(stream, lambda: False)
+        allocator.follow(mock.Mock(), lambda: True)
         first.wait_stream.assert_not_called()
         second.wait_stream.assert_called_once_with(first)
-        self.assertIs(shared.allocator.stream, second)
+        self.assertIs(allocator.stream, second)
 
     def test_threads_are_torchs(self):
         if not ON_CPU:

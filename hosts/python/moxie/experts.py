@@ -45,6 +45,7 @@ DTYPES = Words("number type", {  # by its name: DLPack's code, bits
     "i64": (DTYPE_INT, 64),
 })
 ERROR_BYTES = 1024
+NO_TENSOR = Tensor()
 
 
 I32, I64 = range(-(1 << 31), 1 << 31), range(-(1 << 63), 1 << 63)
@@ -117,9 +118,9 @@ class Layer:
         finalizer = weakref.finalize(self, experts.remove, index, handle)
         finalizer.atexit = False  # a process that ends takes its memory with it
 
-    def forward(self, tokens, x, ids, weights, y, stream=None):
+    def forward(self, tokens, x, ids, weights, y, stream=None, expert_map=None):
         """Experts.forward of this layer."""
-        self.experts.forward(self, tokens, x, ids, weights, y, stream)
+        self.experts.forward(self, tokens, x, ids, weights, y, stream, expert_map)
 
     def weights_updated(self):
         """To be called after the numbers of the weights were changed in place."""
@@ -235,6 +236,10 @@ class Experts:
         """Whether another layer can be added."""
         return bool(self.free or self.dead) or self.taken < self.layers_max
 
+    def layers(self):
+        """How many layers there are."""
+        return self.taken - len(self.free) - len(self.dead)
+
     def weights_updated(self, layer):
         with self.lock:
             self._call(self.runs.weights_updated, layer.handle, None, 0)
@@ -262,24 +267,28 @@ class Experts:
             self._call(self.moves.begin_forward, self.dispatcher, ctypes.byref(self.step))
             self.begun = tokens
 
-    def forward(self, layer, tokens, x, ids, weights, y, stream=None):
+    def forward(self, layer, tokens, x, ids, weights, y, stream=None, expert_map=None):
         """y = the weighted sum of each token's experts; each of the four is Rows.
 
-        Ids that name no expert of the layer count as no expert. More tokens than forward_tokens_max
-        go in several calls. On a device, `stream` is the handle of one, and nothing is waited for.
+        Ids that name no expert of the layer count as no expert. expert_map: a Tensor of i32 [n],
+        which says what the ids 0 to n - 1 stand for here; others are no expert. More tokens than
+        forward_tokens_max go in several calls. On a device, `stream` is the handle of one, and
+        nothing is waited for.
         """
         try:
             with self.lock:
-                self._forward(layer, tokens, (x, ids, weights, y), stream)
+                self._forward(layer, tokens, (x, ids, weights, y), stream,
+                              expert_map if expert_map is not None else NO_TENSOR)
         except (AttributeError, TypeError) as error:  # by which wrong types make themselves known
             raise MoxieError(E_INVALID, -1, f"forward: {error}; want tokens as an int, four Rows "
-                             "whose address and stride are ints, and as stream an int or None"
-                             ) from error
+                             "whose address and stride are ints, as stream an int or None, and as "
+                             "expert_map a Tensor or None") from error
 
-    def _forward(self, layer, tokens, given, stream):
+    def _forward(self, layer, tokens, given, stream, expert_map):
         if tokens < 0:
             raise MoxieError(E_INVALID, -1, f"tokens: {tokens}; want 0 or more")
         self.batch.layer, self.batch.stream = layer.index, stream
+        self.batch.expert_map = expert_map
         for part, rows in zip(self.parts, given):
             _, dtype, _, strides = part
             dtype.code, dtype.bits = DTYPES[rows.number]

@@ -1,5 +1,5 @@
-"""What moxie.transformers has to know of torch: its devices and number types, and the weights of a
-module of experts, in place, as moxie.experts takes them.
+"""What moxie.transformers and moxie.vllm have to know of torch: its devices and number types, and
+the weights of a module of experts, in place, as moxie.experts takes them.
 
 Nothing here is kept. What Moxie cannot compute raises MoxieError, by the name of the module.
 """
@@ -10,7 +10,7 @@ from typing import Any, Callable, NamedTuple
 import torch
 
 from moxie import abi
-from moxie.experts import matrix, tensor
+from moxie.experts import Rows, matrix, tensor
 
 
 def refusal(code, text):
@@ -90,6 +90,15 @@ class Allocator:
         address = -(-memory.data_ptr() // align) * align
         self.held[address] = memory
         return address
+
+    def follow(self, stream, capturing):
+        """A call on another stream than the last waits for that: both use the same buffers.
+        capturing: whether the stream is being captured, as Kind's."""
+        if stream is None or capturing():
+            return  # of a CPU; and torch has waited for everything before it captures
+        last, self.stream = self.stream, stream
+        if last is not None and last != stream:
+            stream.wait_stream(last)
 
     def release(self, address):
         memory = self.held.pop(address)
@@ -177,7 +186,17 @@ def check_module(module, parts, path=""):
                           "Moxie takes float32, bfloat16 or float16")
 
 
-def _describe(each):
+def compact(each):
+    """Itself, but for columns apart from each other, which no model has been seen to give."""
+    return each if each.stride(1) == 1 else each.contiguous()
+
+
+def rows_of(each):
+    """A tensor of two dimensions, compact, as a forward takes it."""
+    return Rows(each.data_ptr(), each.stride(0), NUMBERS[each.dtype])
+
+
+def describe(each):
     """A torch tensor as Moxie's."""
     kind = kind_of(each.device)
     return tensor(each.data_ptr(), each.shape, STORED[each.dtype], each.stride(),
@@ -189,10 +208,10 @@ def matrix_of(weight, weight_format, order, transposed, bias, scales):
     rows_in = transposed
     if weight.stride(-1) != 1 and weight.stride(-2) == 1:
         weight, rows_in = weight.transpose(-1, -2), not transposed
-    return matrix(_describe(weight), weight_format, order,
+    return matrix(describe(weight), weight_format, order,
                   abi.ROWS_IN if rows_in else abi.ROWS_OUT,
-                  _describe(bias) if bias is not None else None,
-                  _describe(scales) if scales is not None else None)
+                  describe(bias) if bias is not None else None,
+                  describe(scales) if scales is not None else None)
 
 
 def sizes_of(module, parts):

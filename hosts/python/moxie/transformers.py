@@ -32,11 +32,12 @@ except ImportError:  # it is younger than ExpertsInterface
     FP8ExpertsInterface = None
 
 from moxie import abi, gates
-from moxie.experts import Experts, Rows
+from moxie.experts import Experts
 from moxie.host import load
 from moxie.modules import (
-    FLOATS, INTEGERS, NUMBERS, Allocator, check_module, kind_of, layers_of, matrix_of, parts_of,
-    readable_scales, refusal, shaped_scales, sizes_of, tensors_of, weight_format_of)
+    FLOATS, INTEGERS, NUMBERS, Allocator, check_module, compact, kind_of, layers_of, matrix_of,
+    parts_of, readable_scales, refusal, rows_of, shaped_scales, sizes_of, tensors_of,
+    weight_format_of)
 
 TOKENS_MAX = 4096  # of one call: enough for the weights to be read once per many rows
 
@@ -159,19 +160,12 @@ class Shared:
             raise abi.MoxieError(error.code, error.rank, error.text + _derived(error.keys),
                                  error.keys) from error
 
-    def follow(self, stream, capturing):
-        """A call on another stream than the last waits for that: both use the same buffers."""
-        if stream is None or capturing():
-            return  # of a CPU; and torch has waited for everything before it captures
-        last, self.allocator.stream = self.allocator.stream, stream
-        if last is not None and last != stream:
-            stream.wait_stream(last)
-
     def follow_here(self, device):
-        """The same of torch's current stream, for what is copied on it before or after forwards."""
+        """The allocator's follow of torch's current stream, for what is copied on it before or
+        after forwards."""
         kind = kind_of(device)
         with self.lock:
-            self.follow(kind.stream(device), kind.capturing)
+            self.allocator.follow(kind.stream(device), kind.capturing)
 
 
 class Prepared(NamedTuple):
@@ -421,15 +415,6 @@ def _check_hidden(module, x, prepared):
                       f"these experts take [tokens, {hidden}]")
 
 
-def _compact(each):
-    """Itself, but for columns apart from each other, which no model has been seen to give."""
-    return each if each.stride(1) == 1 else each.contiguous()
-
-
-def _rows(each):
-    return Rows(each.data_ptr(), each.stride(0), NUMBERS[each.dtype])
-
-
 def _unrecorded(module, what, verb):
     return refusal(abi.E_UNSUPPORTED, f"{type(module).__name__}: {what} would not hold what Moxie "
                    f"computes: {verb} the model after model.set_experts_implementation('eager')")
@@ -462,15 +447,15 @@ def _forward(module, x, ids, weights):
                       "and the model is in training mode: call model.eval(), or train with "
                       "model.set_experts_implementation('grouped_mm')")
     _check_input(module, x, ids, weights, parts.w1)
-    x, ids, weights = _compact(x), _compact(ids), _compact(weights)
+    x, ids, weights = compact(x), compact(ids), compact(weights)
     kind = kind_of(x.device, type(module).__name__)
     prepared = _ready(module, parts, NUMBERS[x.dtype], x.device, ids.shape[1])
     _check_hidden(module, x, prepared)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     with kind.current(x.device), prepared.shared.lock:
         stream = kind.stream(x.device)
-        prepared.shared.follow(stream, kind.capturing)
-        prepared.layer.forward(x.shape[0], _rows(x), _rows(ids), _rows(weights), _rows(y),
+        prepared.shared.allocator.follow(stream, kind.capturing)
+        prepared.layer.forward(x.shape[0], rows_of(x), rows_of(ids), rows_of(weights), rows_of(y),
                                stream.cuda_stream if stream is not None else None)
     return InferenceOnly.apply(lambda: y, x, weights, *tensors_of(parts)) if graded else y
 

@@ -1,0 +1,129 @@
+"""bench/vllm.py with a stand-in for vLLM's engine: what it asks for, compares and refuses.
+
+Wants torch, as moxie.vllm does. No test reads a speed.
+"""
+
+import importlib.util
+import json
+import os
+import pathlib
+import runpy
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import torch_python
+
+torch_python.require(importlib.util.find_spec("torch"), "torch is")
+HERE = pathlib.Path(__file__).resolve().parent
+BENCH = HERE.parent / "bench" / "vllm.py"
+
+ENGINE = f"""
+import os, sys, types
+OURS = "MOXIE_PLUGIN" in os.environ
+__version__ = "0.26.0"
+if OURS:
+    sys.path.append({str(HERE)!r})
+    import vllm_stand_in
+    vllm_stand_in.install()
+SHIFT, LAYERS, FAULT = (os.environ.get(name, "") for name in ("SHIFT", "LAYERS", "FAULT"))
+
+
+class SamplingParams(types.SimpleNamespace):
+    pass
+
+
+class LLM:
+    def __init__(self, **given):
+        assert given["model"] == "somewhere" and given["skip_tokenizer_init"]
+        assert given["quantization"] == "fp8_per_block" and given["enforce_eager"] is True
+        assert given["max_model_len"] >= 1000 + 8
+        if OURS:
+            import moxie.vllm
+            moxie.vllm.layers_made = lambda: int(LAYERS or 4)
+            print("INFO Moxie was seen")
+        if FAULT and not OURS:
+            raise SystemExit("vLLM's own engine is broken")
+
+    def generate(self, prompts, sampling, use_tqdm):
+        assert sampling.temperature == 0 and sampling.ignore_eos and not use_tqdm
+        return [self.answer(prompt["prompt_token_ids"], sampling) for prompt in prompts]
+
+    def answer(self, prompt, sampling):
+        tokens = [sum(prompt) % 97 + step for step in range(sampling.max_tokens)]
+        shift = float(SHIFT or 0.01) if OURS else 0.0
+        if OURS and len(prompt) == 37:
+            tokens[3] += 1000  # from here on what is said is of another text
+        entries = [{{each: types.SimpleNamespace(logprob=-1.0 - each + shift + (
+            5.0 if each >= 1000 else 0.0)) for each in (token, token + 1)}} for token in tokens]
+        return types.SimpleNamespace(outputs=[types.SimpleNamespace(token_ids=tokens,
+                                                                    logprobs=entries)])
+"""
+
+
+class Program(unittest.TestCase):
+    def run_main(self, *more, **environment):
+        with tempfile.TemporaryDirectory() as folder:
+            (pathlib.Path(folder) / "vllm.py").write_text(ENGINE)
+            return subprocess.run(
+                [sys.executable, str(BENCH), "--model", "somewhere", "--quantization",
+                 "fp8_per_block", "--engine", '{"enforce_eager": true}', "--prompt", "600",
+                 "--steps", "3", "--batch", "1,2", *more], text=True, capture_output=True,
+                check=False, env={**os.environ, "PYTHONPATH": folder, **environment})
+
+    def test_what_is_measured(self):
+        ran = self.run_main("--json")
+        self.assertEqual(ran.returncode, 0, ran.stderr)
+        found = json.loads(ran.stdout)
+        # Of 600, 500, 37 and 5 tokens; the third goes on otherwise at its fourth.
+        self.assertEqual(found["logprobs"], {"most": 0.01, "same_tokens": 27, "tokens": 32})
+        self.assertEqual(found["moxie_layers"], 4)
+        self.assertEqual([run["contestant"] for run in found["runs"]], ["moxie"] * 2 + ["vllm"] * 2)
+        for run in found["runs"]:
+            for each in (run["prefill"], *run["decode"].values()):
+                self.assertEqual((len(each["seconds"]), each["busy_s"]), (3, 0.0))
+        for rates in found["results"].values():
+            self.assertEqual((set(rates), set(rates["decode"])),
+                             ({"prefill", "decode"}, {"1", "2"}))
+        self.assertEqual([line.split(":")[0] for line in ran.stderr.splitlines()],
+                         ["moxie", "vllm", "vllm", "moxie"])
+
+    def test_what_spans_cover(self):
+        union = runpy.run_path(str(BENCH), run_name="bench_vllm")["union"]
+        self.assertEqual(union([(0, 4), (1, 2), (3, 6), (8, 9), (9, 10)]), 8)
+        self.assertEqual(union([]), 0)
+
+    def test_another_answer(self):
+        ran = self.run_main(SHIFT="0.5")
+        self.assertEqual(ran.returncode, 3)
+        for text in ("fp8_per_block", "prefill of 600", "decode, 1 ", "decode, 2 ",
+                     "at most 0.5, 27 of 32 tokens"):
+            self.assertIn(text, ran.stdout)
+        self.assertEqual(self.run_main("--tolerance", "0.6", SHIFT="0.5").returncode, 0)
+
+    def test_what_cannot_be_measured(self):
+        ran = self.run_main(LAYERS="0")
+        self.assertEqual((ran.returncode, ran.stdout), (1, ""))
+        self.assertIn("computed no layer", ran.stderr)
+        self.assertIn("Moxie was seen", ran.stderr)
+        ran = self.run_main(FAULT="1")
+        self.assertEqual(ran.returncode, 1)
+        self.assertIn("vllm: its engine ended with 1:\nvLLM's own engine is broken", ran.stderr)
+        ran = self.run_main("--plugin", "/nowhere/libmoxie.so")
+        self.assertEqual(ran.returncode, 1)
+        self.assertIn("/nowhere/libmoxie.so", ran.stderr)
+
+    def test_usage(self):
+        for more, text in ((("--engine", "[1]"), "is an object"), (("--engine", "{"), "--engine"),
+                           (("--batch", "0"), "at least 1"), (("--plugin", ""), "empty path")):
+            ran = self.run_main(*more)
+            self.assertEqual(ran.returncode, 2)
+            self.assertIn(text, ran.stderr)
+        ran = self.run_main(MOXIE_PLUGIN="")
+        self.assertEqual(ran.returncode, 2)
+        self.assertIn("--plugin, or MOXIE_PLUGIN", ran.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

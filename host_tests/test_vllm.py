@@ -1,0 +1,427 @@
+"""moxie.vllm: layers through vLLM's modular kernel against plain loops, what Moxie takes, the entry
+point.
+
+Wants torch. Where vLLM is installed it is vLLM itself, else what vllm_stand_in.py has of it.
+MOXIE_TEST_DEVICE is cuda for a GPU; the default is the CPU.
+"""
+
+import contextlib
+import gc
+import importlib
+import importlib.util
+import os
+import pathlib
+import sys
+import unittest
+from unittest import mock
+
+import torch_python
+
+torch_python.require(importlib.util.find_spec("torch"), "torch is")
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "hosts" / "python"))
+
+import torch  # noqa: E402
+
+import vllm_stand_in  # noqa: E402
+
+REAL = importlib.util.find_spec("vllm") is not None
+if not REAL:
+    vllm_stand_in.install()
+
+from moxie import MoxieError, abi, vllm as adapter  # noqa: E402
+from vllm.model_executor.layers.fused_moe import config as vllm_config  # noqa: E402
+from vllm.model_executor.layers.fused_moe import modular_kernel  # noqa: E402
+from vllm.model_executor.layers.fused_moe.activation import MoEActivation  # noqa: E402
+from vllm.model_executor.layers.fused_moe.oracle import fp8, unquantized  # noqa: E402
+from vllm.model_executor.layers.fused_moe.prepare_finalize.no_dp_ep import (  # noqa: E402
+    MoEPrepareAndFinalizeNoDPEPModular)
+from vllm.model_executor.layers.quantization.utils import quant_utils  # noqa: E402
+
+for user in ("fused_moe.unquantized_fused_moe_method", "quantization.fp8"):  # of the selections
+    importlib.import_module("vllm.model_executor.layers." + user)
+DEVICE = torch.device(os.environ.get("MOXIE_TEST_DEVICE", "cpu"), 0)
+ON_CPU = DEVICE.type == "cpu"
+E4M3 = torch.float8_e4m3fn
+# vLLM refuses those without a gate on a CPU.
+ACTIVATIONS = [each for each in adapter.ACTIVATIONS if each.is_gated or not (REAL and ON_CPU)]
+BLOCK = quant_utils.kFp8Static128BlockSym, quant_utils.kFp8Dynamic128Sym
+CHANNEL = quant_utils.kFp8StaticChannelSym, quant_utils.kFp8DynamicTokenSym
+# Rows are quantised twice on a GPU.
+OFF_BY_MAX = {"bf16": 8e-3, "fp8": 8e-3 if ON_CPU else 6e-2}
+
+if REAL:
+    from vllm.v1.worker import workspace
+    workspace.init_workspace_manager(DEVICE)
+
+GATES = {
+    MoEActivation.SILU: lambda gate, up: torch.nn.functional.silu(gate) * up,
+    MoEActivation.GELU: lambda gate, up: torch.nn.functional.gelu(gate) * up,
+    MoEActivation.GELU_TANH: lambda gate, up: (
+        torch.nn.functional.gelu(gate, approximate="tanh") * up),
+}
+
+
+def between(activation, both):
+    """What lies between the products, as the engine's documentation has it."""
+    if activation == MoEActivation.RELU2_NO_MUL:
+        return torch.relu(both) ** 2
+    if activation == MoEActivation.SWIGLUOAI:
+        gate, up = both[..., ::2].clamp(max=7.0), both[..., 1::2].clamp(-7.0, 7.0)
+        return gate * torch.sigmoid(1.702 * gate) * (up + 1)
+    return GATES[activation](*both.chunk(2, -1))
+
+
+def off_by(seen, wanted):
+    return ((seen.float() - wanted).norm() / wanted.norm()).item()
+
+
+class Case:
+    """Weights and rows of a layer, and what it should give."""
+
+    experts, hidden, inner, top_k = 8, 256, 128, 2
+
+    def __init__(self, activation=MoEActivation.SILU, scheme=None, tokens=5, bias=False, **more):
+        self.activation, self.scheme, self.tokens = activation, scheme, tokens
+        for name, value in more.items():
+            setattr(self, name, value)
+        self.chance = torch.Generator(DEVICE).manual_seed(tokens)
+        rows = self.inner * (2 if activation.is_gated else 1)
+        sizes = (self.experts, rows, self.hidden), (self.experts, self.hidden, self.inner)
+        self.dense = [self.random(*size) / size[-1] ** 0.5 for size in sizes]
+        self.biases = [self.random(*size[:2]).bfloat16() if bias else None for size in sizes]
+        self.scales = [None, None]
+        if scheme is None:
+            self.weights = [each.bfloat16() for each in self.dense]
+        else:
+            self.weights, self.scales = zip(*map(self.quantised, self.dense))
+        self.dense = [self.dequantised(*each) for each in zip(self.weights, self.scales)]
+        self.x = self.random(tokens, self.hidden).bfloat16()
+        self.router = torch.rand(tokens, self.top_k, generator=self.chance, device=DEVICE)
+        self.ids = torch.rand(tokens, self.experts, generator=self.chance, device=DEVICE).topk(
+            self.top_k)[1].int()
+
+    def random(self, *shape):
+        return torch.randn(*shape, generator=self.chance, device=DEVICE)
+
+    def quantised(self, dense):
+        """Scales of one expert far from another's, so that the wrong ones are seen."""
+        blocks = dense.unflatten(-1, (-1, 128)).unflatten(1, (-1, 128))  # [E, N, 128, K, 128]
+        over = (2, 4) if self.scheme == BLOCK else (3, 4)
+        scales = blocks.abs().amax(over, keepdim=True) / 448
+        values = (blocks / scales).flatten(1, 2).flatten(2).to(E4M3)
+        scales = scales * torch.exp2(torch.randint(
+            -2, 3, scales.shape, generator=self.chance, device=DEVICE))
+        kept = scales.squeeze(4).squeeze(2) if self.scheme == BLOCK else scales.flatten(1, 3)
+        return values, kept.contiguous()
+
+    def dequantised(self, values, scales):
+        if scales is None:
+            return values.float()
+        if self.scheme == BLOCK:
+            scales = scales.repeat_interleave(128, 1).repeat_interleave(128, 2)
+        return values.float() * scales
+
+    def moe(self, **more):
+        given = dict(
+            num_experts=self.experts, num_local_experts=self.experts,
+            num_logical_experts=self.experts, experts_per_token=self.top_k, hidden_dim=self.hidden,
+            intermediate_size=self.inner, activation=self.activation, device=DEVICE,
+            routing_method=vllm_config.RoutingMethodType.TopK, in_dtype=torch.bfloat16,
+            moe_parallel_config=vllm_config.FusedMoEParallelConfig.make_no_parallel(),
+            max_num_tokens=16, has_bias=self.biases[0] is not None)
+        return vllm_config.FusedMoEConfig(**{**given, **more})
+
+    def quant(self):
+        named = {f"w{number}_{what}": each for what, both in (
+            ("scale", self.scales), ("bias", self.biases)) for number, each in enumerate(both, 1)}
+        if self.scheme is None:
+            return vllm_config.FusedMoEQuantConfig.make(**named)
+        block = self.scheme == BLOCK
+        return vllm_config.fp8_w8a8_moe_quant_config(
+            **named, block_shape=[128, 128] if block else None, per_act_token_quant=not block,
+            per_out_ch_quant=not block)
+
+    def kernel(self):
+        return modular_kernel.FusedMoEKernel(MoEPrepareAndFinalizeNoDPEPModular(),
+                                             adapter.MoxieExperts(self.moe(), self.quant()))
+
+    def run(self, kernel, expert_map=None, on_input=False):
+        w1, w2 = self.weights
+        return kernel.apply(
+            hidden_states=self.x, w1=w1, w2=w2, topk_ids=self.ids, topk_weights=self.router,
+            activation=self.activation, expert_map=expert_map,
+            apply_router_weight_on_input=on_input, global_num_experts=self.experts if expert_map is None else len(expert_map))
+
+    def wanted(self, expert_map=None, on_input=False):
+        found = torch.zeros(self.tokens, self.hidden, device=DEVICE)
+        for token in range(self.tokens):
+            for slot in range(self.top_k):
+                expert = self.ids[token, slot].item()
+                expert = expert if expert_map is None else expert_map[expert].item()
+                if expert < 0:
+                    continue
+                row, share = self.x[token].float(), self.router[token, slot]
+                if on_input:
+                    row, share = (self.x[token] * share.bfloat16()).float(), 1.0
+                both = self.dense[0][expert] @ row
+                if self.biases[0] is not None:
+                    both = both + self.biases[0][expert].float()
+                out = self.dense[1][expert] @ between(self.activation, both)
+                if self.biases[1] is not None:
+                    out = out + self.biases[1][expert].float()
+                found[token] += share * out
+        return found
+
+    def off_by(self, **more):
+        return off_by(self.run(self.kernel(), **more), self.wanted(**more))
+
+
+class Layers(unittest.TestCase):
+    def check(self, case, **more):
+        number = "bf16" if case.scheme is None else "fp8"
+        self.assertLess(case.off_by(**more), OFF_BY_MAX[number])
+
+    def test_activations(self):
+        for activation in ACTIVATIONS:
+            with self.subTest(activation=activation):
+                self.check(Case(activation))
+
+    def test_biases(self):
+        self.check(Case(MoEActivation.SWIGLUOAI, bias=True))
+
+    def test_fp8(self):
+        for scheme in (BLOCK, CHANNEL):
+            with self.subTest(scheme=scheme):
+                self.check(Case(scheme=scheme, inner=384))
+
+    def test_more_tokens_than_planned(self):
+        self.check(Case(tokens=41))  # 16 were
+
+    def test_experts_of_other_ranks(self):
+        """Ids are everybody's, -1 stands for those of others."""
+        case = Case(tokens=9, experts=4)
+        expert_map = torch.tensor([-1, 2, -1, 0, 1, -1, 3], dtype=torch.int32, device=DEVICE)
+        case.ids = torch.tensor([[token % 7, (token + 3) % 7] for token in range(9)],
+                                dtype=torch.int32, device=DEVICE)
+        self.check(case, expert_map=expert_map)
+
+    def test_router_weight_on_input(self):
+        self.check(Case(top_k=1), on_input=True)
+
+    def test_strided_rows_and_wide_ids(self):
+        case = Case()
+        case.ids = case.ids.long()
+        case.router = torch.stack((case.router, case.router), -1)[..., 0]
+        case.x = torch.cat((case.x, case.x), -1)[:, :case.hidden]
+        self.assertNotEqual((case.x.is_contiguous(), case.router.stride(1)), (True, 1))
+        output = torch.full((case.tokens, case.hidden), float("nan"), dtype=torch.bfloat16,
+                            device=DEVICE)
+        self.apply(adapter.MoxieExperts(case.moe(), case.quant()), case, output=output)
+        self.assertLess(off_by(output, case.wanted()), OFF_BY_MAX["bf16"])
+
+    def apply(self, experts, case, **changed):
+        given = dict(
+            output=torch.empty(case.tokens, case.hidden, dtype=torch.bfloat16, device=DEVICE),
+            hidden_states=case.x, w1=case.weights[0], w2=case.weights[1],
+            topk_weights=case.router, topk_ids=case.ids, activation=case.activation,
+            global_num_experts=case.experts, expert_map=None, a1q_scale=None, a2_scale=None,
+            workspace13=None, workspace2=None, expert_tokens_meta=None,
+            apply_router_weight_on_input=False)
+        experts.apply(**{**given, **changed})
+
+    def test_rows_that_do_not_fit(self):
+        case = Case()
+        experts = adapter.MoxieExperts(case.moe(), case.quant())
+        short = torch.empty(case.tokens, case.hidden - 8, dtype=torch.bfloat16, device=DEVICE)
+        for changed in ({"hidden_states": short}, {"output": short}, {"output": short[:4]},
+                        {"output": case.x.float()}, {"topk_ids": case.ids[:4]},
+                        {"topk_weights": case.router[:, :1]},
+                        {"topk_ids": case.ids[:4], "topk_weights": case.router[:4]}):
+            with self.subTest(changed={name: each.shape for name, each in changed.items()}):
+                with self.assertRaisesRegex(MoxieError, r"take output and hidden_states"):
+                    self.apply(experts, case, **changed)
+        with self.assertRaisesRegex(MoxieError, "expert_map"):
+            self.apply(experts, case,
+                       expert_map=torch.zeros(8, dtype=torch.int64, device=DEVICE))
+
+    def test_scales_of_another_type(self):
+        case = Case(scheme=BLOCK)
+        case.scales = [each.to(torch.float8_e8m0fnu) for each in case.scales]
+        with self.assertRaisesRegex(MoxieError, "takes float32"):
+            case.run(case.kernel())
+
+
+class Sharing(unittest.TestCase):
+    def setUp(self):
+        gc.collect()
+        self.before = len(adapter._shared)
+
+    def more(self):
+        gc.collect()
+        return len(adapter._shared) - self.before
+
+    def test_layers_that_are_alike(self):
+        layers, cases = adapter.layers_made(), [Case(tokens=tokens) for tokens in (3, 4, 5)]
+        kernels = [case.kernel() for case in cases]
+        for case, kernel in zip(cases, kernels):
+            self.assertLess(off_by(case.run(kernel), case.wanted()), OFF_BY_MAX["bf16"])
+        self.assertEqual(self.more(), 1)
+        other = Case(inner=256)
+        kernels.append(other.kernel())
+        other.run(kernels[-1])
+        self.assertEqual(self.more(), 2)
+        with mock.patch.object(adapter.Experts, "has_room", return_value=False):
+            kernels.append(cases[0].kernel())
+            cases[0].run(kernels[-1])
+        self.assertEqual(self.more(), 3)
+        self.assertEqual(adapter.layers_made() - layers, 5)
+        del kernels, kernel
+        self.assertEqual((self.more(), adapter.layers_made()), (0, layers))
+
+    def test_weights_that_moved(self):
+        case = Case()
+        kernel = case.kernel()
+        first = case.run(kernel)
+        experts = kernel.fused_experts
+        layer = experts.layer
+        self.assertTrue(torch.equal(case.run(kernel), first))
+        self.assertIs(experts.layer, layer)
+        case.weights[1] = -case.weights[1]
+        self.assertTrue(torch.equal(case.run(kernel), -first))
+        self.assertIsNot(experts.layer, layer)
+        case.weights[1].neg_()  # where they lie
+        layer = experts.layer
+        self.assertTrue(torch.equal(case.run(kernel), first))
+        self.assertIs(experts.layer, layer)
+
+    def test_every_call_follows_the_last_one_s_stream(self):
+        case = Case()
+        kernel = case.kernel()
+        with mock.patch.object(adapter.Allocator, "follow") as follow:
+            case.run(kernel)
+            case.run(kernel)
+        kind = adapter.kind_of(DEVICE)
+        self.assertEqual(follow.call_args_list,
+                         [mock.call(kind.stream(DEVICE), kind.capturing)] * 2)
+
+    def test_no_layer_is_made_in_a_capture(self):
+        kinds = {DEVICE.type: adapter.kind_of(DEVICE)._replace(capturing=lambda: True)}
+        case = Case()
+        with mock.patch("moxie.modules.KINDS", kinds), self.assertRaises(MoxieError) as caught:
+            case.run(case.kernel())
+        self.assertEqual(caught.exception.code, abi.E_CAPTURING)
+
+    @unittest.skipIf(ON_CPU, "of a GPU")
+    def test_a_graph(self):
+        case = Case(scheme=BLOCK, tokens=12)
+        kernel = case.kernel()
+        case.run(kernel)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = case.run(kernel)
+        case.x.copy_(Case(scheme=BLOCK, tokens=13).x[:12])
+        case.ids.copy_(case.ids.roll(1, 0))
+        y.fill_(float("nan"))
+        graph.replay()
+        self.assertLess(off_by(y, case.wanted()), OFF_BY_MAX["fp8"])
+
+
+@contextlib.contextmanager
+def served():
+    """Whatever this machine is, Moxie takes layers on DEVICE."""
+    with mock.patch.object(adapter.MoxieExperts, "_supports_current_device", lambda: True), \
+            mock.patch.object(adapter, "_device_here", lambda: DEVICE):
+        yield
+
+
+class Selection(unittest.TestCase):
+    def why_not(self, scheme=(None, None), **more):
+        activation = more.pop("activation", MoEActivation.SILU)
+        with served():
+            return adapter.why_not(Case(activation).moe(**more), *scheme)
+
+    def test_what_is_taken(self):
+        for activation in ACTIVATIONS:
+            self.assertIsNone(self.why_not(activation=activation))
+        for scheme in (BLOCK, CHANNEL):
+            self.assertIsNone(self.why_not(scheme))
+
+    def test_what_is_not(self):
+        if ON_CPU:
+            self.assertIn("device", adapter.why_not(Case().moe(), None, None))
+        tensor = quant_utils.kFp8StaticTensorSym
+        for text, reason in (
+                ("quantization scheme", self.why_not((tensor, tensor))),
+                ("SWIGLUSTEP", self.why_not(activation=MoEActivation.SWIGLUSTEP)),
+                ("LoRA", self.why_not(is_lora_enabled=True)),
+                ("swiglu_limit and swiglu_alpha", self.why_not(swiglu_limit=7.0, swiglu_alpha=1.0)),
+                ("hidden_size", self.why_not(hidden_dim=-8)),
+                ("intermediate_size", self.why_not(intermediate_size=-8))):
+            self.assertIn(text, reason or "")
+        with mock.patch.object(vllm_config.FusedMoEParallelConfig, "use_all2all_kernels", True):
+            self.assertIn("parallel config", self.why_not())
+        with mock.patch.object(vllm_config.FusedMoEParallelConfig,
+                               "use_batched_activation_format", True):
+            self.assertIn("batched", self.why_not())
+
+    def test_the_library_is_named_once(self):
+        with mock.patch.dict(os.environ, MOXIE_PLUGIN="/nowhere/libmoxie.so"):
+            self.assertIn("/nowhere/libmoxie.so", self.why_not())
+            with self.assertRaisesRegex(MoxieError, "MOXIE_PLUGIN, or unset it"):
+                adapter.register()
+
+
+class EntryPoint(unittest.TestCase):
+    def setUp(self):
+        # vLLM's methods import the selections by their names, before or after.
+        self.users = [(module, select.__name__) for select, _ in adapter.SELECTIONS
+                      for name, module in list(sys.modules.items())
+                      if name.startswith("vllm.") and vars(module).get(select.__name__) is select]
+        for module, name in self.users:
+            self.addCleanup(setattr, module, name, getattr(module, name))
+
+    def test_without_a_library_nothing_changes(self):
+        before = [getattr(module, name) for module, name in self.users]
+        with mock.patch.dict(os.environ):
+            del os.environ["MOXIE_PLUGIN"]
+            adapter.register()
+        self.assertEqual([getattr(module, name) for module, name in self.users], before)
+
+    def test_everybody_asks_moxie(self):
+        self.assertGreaterEqual(len(self.users), 4)
+        originals = {getattr(module, name) for module, name in self.users}
+        adapter.register()
+        now = [getattr(module, name) for module, name in self.users]
+        self.assertTrue(originals.isdisjoint(now))
+        adapter.register()
+        self.assertEqual([getattr(module, name) for module, name in self.users], now)
+
+    def test_what_is_selected(self):
+        adapter.register()
+        for scheme, select in (((None, None), unquantized.select_unquantized_moe_backend),
+                               (BLOCK, fp8.select_fp8_moe_backend)):
+            keys = {} if scheme == (None, None) else dict(zip(("weight_key", "activation_key"),
+                                                              scheme))
+            with served(), mock.patch.object(adapter, "logger") as logger:
+                backend, experts = select(Case().moe(), **keys)
+            self.assertEqual((backend.name, experts), ("TRITON", adapter.MoxieExperts))
+            self.assertIn(os.environ["MOXIE_PLUGIN"], logger.info_once.call_args[0])
+
+    @unittest.skipIf(REAL, "vLLM's own selection wants its own machine")
+    def test_what_stays_with_vllm(self):
+        adapter.register()
+        for more, said in (({"moe_backend": "triton"}, ""), ({"is_lora_enabled": True}, "LoRA"),
+                           ({"hidden_dim": -8}, "hidden_size")):
+            case = Case().moe(**more)
+            with served(), mock.patch.object(adapter, "logger") as logger:
+                self.assertEqual(unquantized.select_unquantized_moe_backend(moe_config=case),
+                                 ("vLLM's", case))
+                self.assertEqual(fp8.select_fp8_moe_backend(case, *BLOCK), ("vLLM's", case))
+            logger.info_once.assert_not_called()
+            warnings = [call[0][1] for call in logger.warning_once.call_args_list]
+            self.assertEqual([said in text for text in warnings], [True, True] if said else [])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,231 @@
+"""What moxie.vllm touches of vLLM 0.26, for where vLLM is not installed: it has a gigabyte, and
+wants a GPU. The names, signatures and orders of calls are vLLM's; what lies behind them is only as
+much as the adapter and its tests can tell. On a GPU test_vllm.py runs with vLLM itself.
+"""
+
+import enum
+import logging
+import sys
+import types
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+MOE = "vllm.model_executor.layers.fused_moe."
+
+
+class MoEActivation(enum.Enum):
+    SILU, GELU, GELU_TANH = "silu", "gelu", "gelu_tanh"
+    SWIGLUOAI, SWIGLUSTEP, RELU2_NO_MUL = "swigluoai", "swiglustep", "relu2_no_mul"
+
+    @property
+    def is_gated(self):
+        return not self.value.endswith("_no_mul")
+
+
+class FusedMoEActivationFormat(enum.Enum):
+    Standard, BatchedExperts = "standard", "batched_experts"
+
+
+class RoutingMethodType(enum.IntEnum):
+    TopK = 5
+
+
+class QuantKey(NamedTuple):
+    name: str
+
+
+@dataclass
+class FusedMoEParallelConfig:
+    tp_size: int = 1
+    use_all2all_kernels = use_batched_activation_format = property(lambda self: False)
+
+    @classmethod
+    def make_no_parallel(cls):
+        return cls()
+
+
+@dataclass
+class FusedMoEConfig:
+    num_experts: int
+    experts_per_token: int
+    hidden_dim: int
+    intermediate_size: int
+    num_local_experts: int
+    num_logical_experts: int
+    activation: MoEActivation
+    device: Any
+    routing_method: RoutingMethodType
+    moe_parallel_config: FusedMoEParallelConfig
+    in_dtype: torch.dtype
+    max_num_tokens: int = 256
+    moe_backend: str = "auto"
+    has_bias: bool = False
+    is_lora_enabled: bool = False
+    swiglu_limit: Any = None
+    swiglu_alpha: Any = None
+    swiglu_beta: Any = None
+    intermediate_size_per_partition: int = field(init=False)
+
+    def __post_init__(self):
+        self.intermediate_size_per_partition = (
+            self.intermediate_size // self.moe_parallel_config.tp_size)
+
+
+@dataclass
+class FusedMoEQuantConfig:
+    quant_dtype: Any = None
+    per_act_token_quant: bool = False
+    per_out_ch_quant: bool = False
+    block_shape: Any = None
+    w1_scale: Any = None
+    w2_scale: Any = None
+    w1_bias: Any = None
+    w2_bias: Any = None
+
+    @classmethod
+    def make(cls, quant_dtype=None, **given):
+        return cls(quant_dtype, **given)
+
+
+def fp8_w8a8_moe_quant_config(**given):
+    return FusedMoEQuantConfig.make(torch.float8_e4m3fn, **given)
+
+
+class FusedMoEExpertsModular:
+    def __init__(self, moe_config, quant_config):
+        self.moe_config, self.quant_config = moe_config, quant_config
+
+    def __getattr__(self, name):
+        if name in FusedMoEQuantConfig.__dataclass_fields__:
+            return getattr(self.quant_config, name)
+        raise AttributeError(name)
+
+    @staticmethod
+    def supports_lora():
+        return False
+
+    @staticmethod
+    def is_supported_config(cls, moe_config, weight_key, activation_key, activation_format):
+        lacks = {
+            "current device": cls._supports_current_device(),
+            "no act_and_mul MLP layer": (moe_config.activation.is_gated
+                                         or cls._supports_no_act_and_mul()),
+            f"{moe_config.activation} activation": cls._supports_activation(moe_config.activation),
+            f"quantization scheme {weight_key}x{activation_key}": cls._supports_quant_scheme(
+                weight_key, activation_key),
+            "parallel config": cls._supports_parallel_config(moe_config.moe_parallel_config),
+            f"{activation_format.value} activation format": (
+                activation_format == cls.activation_format()),
+            "LoRA": not moe_config.is_lora_enabled or cls.supports_lora()}
+        for what, served in lacks.items():
+            if not served:
+                return False, f"kernel does not support {what}"
+        return True, None
+
+
+class TopKWeightAndReduceNoOP:
+    def apply(self, output, fused_expert_output, topk_weights, topk_ids,
+              apply_router_weight_on_input):
+        return output.copy_(fused_expert_output)
+
+
+class MoEPrepareAndFinalizeNoDPEPModular:
+    """Rows as they are: the adapter wants them so."""
+
+    def prepare(self, a1, topk_weights, on_input):
+        return a1 * topk_weights.to(a1.dtype) if on_input else a1
+
+
+class FusedMoEKernel:
+    """As FusedMoEKernelModularImpl.apply does it."""
+
+    def __init__(self, prepare_finalize, fused_experts):
+        self.prepare_finalize, self.fused_experts = prepare_finalize, fused_experts
+
+    def apply(self, hidden_states, w1, w2, topk_weights, topk_ids, activation, global_num_experts,
+              expert_map, apply_router_weight_on_input):
+        experts, output = self.fused_experts, torch.empty_like(hidden_states)
+        assert experts.expects_unquantized_inputs
+        rows = self.prepare_finalize.prepare(hidden_states, topk_weights,
+                                             apply_router_weight_on_input)
+        shapes = experts.workspace_shapes(len(rows), w1.shape[1], w1.shape[2], topk_ids.shape[1],
+                                          global_num_experts, w1.shape[0], None, activation)
+        workspace13, workspace2, fused_out = (torch.full(shape, float("nan"), dtype=rows.dtype)
+                                              for shape in shapes)
+        experts.apply(
+            output=fused_out, hidden_states=rows, w1=w1, w2=w2, topk_weights=topk_weights,
+            topk_ids=topk_ids, activation=activation, global_num_experts=global_num_experts,
+            expert_map=expert_map, a1q_scale=None, a2_scale=None, workspace13=workspace13,
+            workspace2=workspace2, expert_tokens_meta=None,
+            apply_router_weight_on_input=apply_router_weight_on_input)
+        return experts.finalize_weight_and_reduce_impl().apply(
+            output, fused_out, topk_weights, topk_ids, apply_router_weight_on_input)
+
+
+class UnquantizedMoeBackend(enum.Enum):
+    TRITON = "TRITON"
+
+
+class Fp8MoeBackend(enum.Enum):
+    TRITON = "TRITON"
+
+
+def select_unquantized_moe_backend(moe_config):
+    return "vLLM's", moe_config
+
+
+def select_fp8_moe_backend(config, weight_key, activation_key, allow_vllm_cutlass=False):
+    return "vLLM's", config
+
+
+class Logger(logging.LoggerAdapter):
+    def info_once(self, *given):
+        self.info(*given)
+
+    def warning_once(self, *given):
+        self.warning(*given)
+
+
+def modules():
+    """{name: what is in it}."""
+    keys = {name: QuantKey(name) for name in (
+        "kFp8Static128BlockSym", "kFp8Dynamic128Sym", "kFp8StaticChannelSym",
+        "kFp8DynamicTokenSym", "kFp8StaticTensorSym")}
+    platform = types.SimpleNamespace(is_cuda=lambda: False,
+                                     is_device_capability=lambda capability: False)
+    oracle = MOE + "oracle."
+    found = {
+        "vllm": {"__version__": "0.26.0 (a stand-in)"},
+        "vllm.logger": {"init_logger": lambda name: Logger(logging.getLogger(name), {})},
+        "vllm.platforms": {"current_platform": platform},
+        "vllm.model_executor.layers.quantization.utils.quant_utils": keys,
+        MOE + "activation": [MoEActivation],
+        MOE + "config": [FusedMoEConfig, FusedMoEParallelConfig, RoutingMethodType,
+                         FusedMoEQuantConfig, fp8_w8a8_moe_quant_config],
+        MOE + "modular_kernel": [FusedMoEExpertsModular, FusedMoEActivationFormat, FusedMoEKernel],
+        MOE + "prepare_finalize.no_dp_ep": [MoEPrepareAndFinalizeNoDPEPModular],
+        MOE + "topk_weight_and_reduce": [TopKWeightAndReduceNoOP],
+        oracle + "unquantized": [select_unquantized_moe_backend, UnquantizedMoeBackend],
+        oracle + "fp8": [select_fp8_moe_backend, Fp8MoeBackend],
+        # As the modules of vLLM's methods do, which import the selections by their names.
+        MOE + "unquantized_fused_moe_method": [select_unquantized_moe_backend],
+        "vllm.model_executor.layers.quantization.fp8": [select_fp8_moe_backend],
+    }
+    return {name: content if isinstance(content, dict) else
+            {each.__name__: each for each in content} for name, content in found.items()}
+
+
+def install():
+    """As if vLLM was there."""
+    for name, content in modules().items():
+        parts = name.split(".")
+        for end in range(1, len(parts) + 1):
+            here = ".".join(parts[:end])
+            if here not in sys.modules:
+                sys.modules[here] = types.ModuleType(here)
+                if end > 1:
+                    setattr(sys.modules[".".join(parts[:end - 1])], parts[end - 1],
+                            sys.modules[here])
+        vars(sys.modules[name]).update(content)
