@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import os
 import pathlib
+import subprocess
 import sys
 import unittest
 from unittest import mock
@@ -29,7 +30,7 @@ REAL = importlib.util.find_spec("vllm") is not None
 if not REAL:
     vllm_stand_in.install()
 
-from moxie import MoxieError, abi, vllm as adapter  # noqa: E402
+from moxie import MoxieError, abi, vllm_plugin, vllm as adapter  # noqa: E402
 from vllm.model_executor.layers.fused_moe import config as vllm_config  # noqa: E402
 from vllm.model_executor.layers.fused_moe import modular_kernel  # noqa: E402
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation  # noqa: E402
@@ -151,7 +152,8 @@ class Case:
         return kernel.apply(
             hidden_states=self.x, w1=w1, w2=w2, topk_ids=self.ids, topk_weights=self.router,
             activation=self.activation, expert_map=expert_map,
-            apply_router_weight_on_input=on_input, global_num_experts=self.experts if expert_map is None else len(expert_map))
+            apply_router_weight_on_input=on_input,
+            global_num_experts=self.experts if expert_map is None else len(expert_map))
 
     def wanted(self, expert_map=None, on_input=False):
         found = torch.zeros(self.tokens, self.hidden, device=DEVICE)
@@ -372,6 +374,14 @@ class Selection(unittest.TestCase):
                 adapter.register()
 
 
+def python(program, **environment):
+    """What a program prints in a process of its own."""
+    path = [str(ROOT / "hosts" / "python"), str(ROOT / "host_tests")]
+    return subprocess.run(
+        [sys.executable, "-c", program], text=True, capture_output=True, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path), **environment})
+
+
 class EntryPoint(unittest.TestCase):
     def setUp(self):
         # vLLM's methods import the selections by their names, before or after.
@@ -382,11 +392,30 @@ class EntryPoint(unittest.TestCase):
             self.addCleanup(setattr, module, name, getattr(module, name))
 
     def test_without_a_library_nothing_changes(self):
-        before = [getattr(module, name) for module, name in self.users]
-        with mock.patch.dict(os.environ):
-            del os.environ["MOXIE_PLUGIN"]
-            adapter.register()
-        self.assertEqual([getattr(module, name) for module, name in self.users], before)
+        with mock.patch.object(adapter, "register") as register:
+            with mock.patch.dict(os.environ):
+                del os.environ["MOXIE_PLUGIN"]
+                vllm_plugin.register()
+            register.assert_not_called()
+            vllm_plugin.register()
+            register.assert_called_once_with()
+
+    def test_what_vllm_finds(self):
+        """The name in the package's description is that of the function; it imports no vLLM."""
+        described = (ROOT / "hosts" / "python" / "pyproject.toml").read_text()
+        name = f"{vllm_plugin.__name__}:{vllm_plugin.register.__name__}"
+        self.assertIn(f'[project.entry-points."vllm.general_plugins"]\nmoxie = "{name}"', described)
+        ran = python("from moxie import vllm_plugin; vllm_plugin.register(); import sys; "
+                     "print(sorted(sys.modules.keys() & {'torch', 'vllm', 'moxie.vllm'}))",
+                     MOXIE_PLUGIN="")
+        self.assertEqual((ran.stdout, ran.stderr), ("[]\n", ""))
+
+    def test_another_version_is_refused_in_words(self):
+        ran = python("import sys; import vllm_stand_in; vllm_stand_in.install(); "
+                     "del sys.modules[vllm_stand_in.MOE + 'oracle.fp8'].select_fp8_moe_backend; "
+                     "from moxie import vllm_plugin; vllm_plugin.register()")
+        self.assertRegex(ran.stderr, "ImportError: moxie.vllm fits vLLM 0.26, and this is 0.26.0 "
+                         ".*select_fp8_moe_backend.*; leave MOXIE_PLUGIN unset")
 
     def test_everybody_asks_moxie(self):
         self.assertGreaterEqual(len(self.users), 4)

@@ -4,9 +4,9 @@
     export MOXIE_PLUGIN=/opt/lib/libmoxie.so
     vllm serve Qwen/Qwen3-30B-A3B
 
-vLLM calls register() by itself, in each of its processes. What Moxie cannot compute stays with
-vLLM's own experts, and a warning says why. The weights stay where vLLM has them; layers that are
-alike share one instance, and with it the memory between the two products.
+vLLM calls register() by itself, in each of its processes (vllm_plugin.py). What Moxie cannot
+compute stays with vLLM's own experts, and a warning says why. The weights stay where vLLM has them;
+layers that are alike share one instance, and with it the memory between the two products.
 """
 
 import inspect
@@ -283,11 +283,8 @@ def _preferring_moxie(select, backend):
 
 
 def register():
-    """vLLM's entry point (vllm.general_plugins): has Moxie asked for every layer that vLLM's
-    --moe-backend leaves open. Without MOXIE_PLUGIN in the environment it does nothing; MoxieError
-    where that names no library that serves. Called again, it does nothing."""
-    if not os.environ.get("MOXIE_PLUGIN"):
-        return
+    """Has Moxie asked for every layer that vLLM's --moe-backend leaves open; MoxieError where there
+    is no library that serves. Called again, it does nothing."""
     _library()
     for select, backend in SELECTIONS:
         ours = _preferring_moxie(select, backend)
