@@ -1,8 +1,8 @@
 """moxie.vllm: layers through vLLM's modular kernel against plain loops, what Moxie takes, the entry
 point.
 
-Wants torch. Where vLLM is installed it is vLLM itself, else what vllm_stand_in.py has of it.
-MOXIE_TEST_DEVICE is cuda for a GPU; the default is the CPU.
+Wants torch, or exits with 77. Where vLLM is installed it is vLLM itself, else what vllm_stand_in.py
+has of it. With MOXIE_TEST_DEVICE=cuda it runs on a GPU, and wants vLLM.
 """
 
 import contextlib
@@ -27,6 +27,9 @@ import torch  # noqa: E402
 import vllm_stand_in  # noqa: E402
 
 REAL = importlib.util.find_spec("vllm") is not None
+if os.environ.get("MOXIE_TEST_DEVICE") == "cuda" and not (REAL and torch.cuda.is_available()):
+    print("skipped: vLLM is not installed, or torch sees no GPU")
+    sys.exit(77)
 if not REAL:
     vllm_stand_in.install()
 
