@@ -240,7 +240,7 @@ class Layers(Case):
     def test_what_is_ready_stays(self):
         """Graphs that were captured use its buffers."""
         model, released = model_of("mixtral", torch.bfloat16, num_hidden_layers=1), []
-        with mock.patch.object(adapter.Allocator, "release", lambda self, address: released.append(
+        with mock.patch.object(modules.Allocator, "release", lambda self, address: released.append(
                 id(self.held.pop(address)))):
             logits(model, "moxie", prompt())
             adapter.prepare(model)
@@ -379,7 +379,7 @@ class Layers(Case):
 
     def test_another_stream_waits_for_the_last(self):
         first, second = mock.Mock(), mock.Mock()
-        allocator = adapter.Allocator(DEVICE)
+        allocator = modules.Allocator(DEVICE)
         for stream in (first, first, second):
             allocator.follow(stream, lambda: False)
         allocator.follow(mock.Mock(), lambda: True)
@@ -462,7 +462,7 @@ class Layers(Case):
         self.assertEqual(told, [("follows", DEVICE)] * 2)
 
     def test_buffers_outlive_the_stream_that_used_them(self):
-        allocator, stream = adapter.Allocator(DEVICE), mock.Mock()
+        allocator, stream = modules.Allocator(DEVICE), mock.Mock()
         memory = mock.Mock(is_cuda=True)
         allocator.held[64], allocator.stream = memory, stream
         allocator.release(64)

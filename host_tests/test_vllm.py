@@ -276,7 +276,7 @@ class Sharing(unittest.TestCase):
         kernels.append(other.kernel())
         other.run(kernels[-1])
         self.assertEqual(self.more(), 2)
-        with mock.patch.object(adapter.Experts, "has_room", return_value=False):
+        with mock.patch("moxie.experts.Experts.has_room", return_value=False):
             kernels.append(cases[0].kernel())
             cases[0].run(kernels[-1])
         self.assertEqual(self.more(), 3)
@@ -303,7 +303,7 @@ class Sharing(unittest.TestCase):
     def test_every_call_follows_the_last_one_s_stream(self):
         case = Case()
         kernel = case.kernel()
-        with mock.patch.object(adapter.Allocator, "follow") as follow:
+        with mock.patch("moxie.modules.Allocator.follow") as follow:
             case.run(kernel)
             case.run(kernel)
         kind = adapter.kind_of(DEVICE)
@@ -370,7 +370,7 @@ class Selection(unittest.TestCase):
                                "use_batched_activation_format", True):
             self.assertIn("batched", self.why_not())
 
-    def test_the_library_is_named_once(self):
+    def test_a_library_that_is_not_there(self):
         with mock.patch.dict(os.environ, MOXIE_PLUGIN="/nowhere/libmoxie.so"):
             self.assertIn("/nowhere/libmoxie.so", self.why_not())
             with self.assertRaisesRegex(MoxieError, "MOXIE_PLUGIN, or unset it"):

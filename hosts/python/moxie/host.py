@@ -101,11 +101,16 @@ def _numbers(version):
     return f"{version >> 16}.{version & 0xffff}"
 
 
+def default_path():
+    """That of MOXIE_PLUGIN in the environment, or else libmoxie.so where the loader looks."""
+    return os.environ.get("MOXIE_PLUGIN") or "libmoxie.so"
+
+
 def load(path=None, host_build=f"moxie for Python {VERSION}", advice=ADVICE):
     """Loads a libmoxie, agrees on the ABI and checks the mirror.
 
-    path: a str or a path-like; None is that of MOXIE_PLUGIN in the environment, or else libmoxie.so
-    where the loader looks. advice: how whoever reads a refusal names another one.
+    path: a str or a path-like; None is default_path(). advice: how whoever reads a refusal names
+    another one.
 
     A file that does not serve is a MoxieError, whose text has the path, and whose code says why:
 
@@ -116,9 +121,7 @@ def load(path=None, host_build=f"moxie for Python {VERSION}", advice=ADVICE):
         E_VERSION      it speaks another ABI, or was compiled from another abi.h
         E_INTERNAL     its tables break the contract: one is NULL, too short or has a NULL in it
     """
-    if path is None:
-        path = os.environ.get("MOXIE_PLUGIN") or "libmoxie.so"
-    return Library(os.fsdecode(path), host_build, advice)
+    return Library(os.fsdecode(default_path() if path is None else path), host_build, advice)
 
 
 def _is_text(value):

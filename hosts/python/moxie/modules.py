@@ -5,12 +5,13 @@ Nothing here is kept. What Moxie cannot compute raises MoxieError, by the name o
 """
 
 import contextlib
+import threading
 from typing import Any, Callable, NamedTuple
 
 import torch
 
 from moxie import abi
-from moxie.experts import Rows, matrix, tensor
+from moxie.experts import Experts, Rows, matrix, tensor
 
 
 def refusal(code, text):
@@ -106,6 +107,52 @@ class Allocator:
             memory.record_stream(self.stream)  # which may not have come so far yet
 
 
+def _compact(each):
+    """Itself, but for columns apart from each other, which no model has been seen to give."""
+    return each if each.stride(1) == 1 else each.contiguous()
+
+
+class Shared:
+    """The Experts of the layers that are alike, on one device, with buffers from torch. The lock
+    makes one of following the stream of the last call and enqueueing."""
+
+    def __init__(self, library, config, name, device):
+        kind, self.lock, self.allocator = kind_of(device), threading.Lock(), Allocator(device)
+        with kind.current(device):
+            self.experts = Experts(library, config, name, self.allocator,
+                                   (kind.dlpack, device.index or 0))
+
+    def follow_here(self, device):
+        """The allocator's follow of torch's current stream, for what is copied on it before or
+        after forwards."""
+        kind = kind_of(device)
+        with self.lock:
+            self.allocator.follow(kind.stream(device), kind.capturing)
+
+    def forward(self, layer, x, ids, weights, y, expert_map=None):
+        """Layer.forward on tensors of two dimensions, whose shapes the caller has compared, on
+        torch's current stream."""
+        kind, given = kind_of(x.device), (*map(_compact, (x, ids, weights)), y)  # kept to the end
+        rows = [Rows(each.data_ptr(), each.stride(0), NUMBERS[each.dtype]) for each in given]
+        with kind.current(x.device), self.lock:
+            stream = kind.stream(x.device)
+            self.allocator.follow(stream, kind.capturing)
+            layer.forward(len(x), *rows, stream.cuda_stream if stream is not None else None,
+                          _describe(expert_map) if expert_map is not None else None)
+
+
+def with_room(shared, key, make):
+    """The first Shared of this key in a dictionary that has a place left, or a new one."""
+    for turn in range(1 << 16):
+        found = shared.get((*key, turn))
+        if found is None:
+            found = shared[(*key, turn)] = make()
+            return found
+        if found.experts.has_room():
+            return found
+    raise refusal(abi.E_INTERNAL, "too many layers")
+
+
 # ---- What a module says about itself -----------------------------------------------------------
 
 PLAIN = (torch.nn.Parameter, torch.Tensor)
@@ -186,17 +233,7 @@ def check_module(module, parts, path=""):
                           "Moxie takes float32, bfloat16 or float16")
 
 
-def compact(each):
-    """Itself, but for columns apart from each other, which no model has been seen to give."""
-    return each if each.stride(1) == 1 else each.contiguous()
-
-
-def rows_of(each):
-    """A tensor of two dimensions, compact, as a forward takes it."""
-    return Rows(each.data_ptr(), each.stride(0), NUMBERS[each.dtype])
-
-
-def describe(each):
+def _describe(each):
     """A torch tensor as Moxie's."""
     kind = kind_of(each.device)
     return tensor(each.data_ptr(), each.shape, STORED[each.dtype], each.stride(),
@@ -208,10 +245,10 @@ def matrix_of(weight, weight_format, order, transposed, bias, scales):
     rows_in = transposed
     if weight.stride(-1) != 1 and weight.stride(-2) == 1:
         weight, rows_in = weight.transpose(-1, -2), not transposed
-    return matrix(describe(weight), weight_format, order,
+    return matrix(_describe(weight), weight_format, order,
                   abi.ROWS_IN if rows_in else abi.ROWS_OUT,
-                  describe(bias) if bias is not None else None,
-                  describe(scales) if scales is not None else None)
+                  _describe(bias) if bias is not None else None,
+                  _describe(scales) if scales is not None else None)
 
 
 def sizes_of(module, parts):

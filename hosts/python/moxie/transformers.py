@@ -32,12 +32,10 @@ except ImportError:  # it is younger than ExpertsInterface
     FP8ExpertsInterface = None
 
 from moxie import abi, gates
-from moxie.experts import Experts
-from moxie.host import load
+from moxie.host import default_path, load
 from moxie.modules import (
-    FLOATS, INTEGERS, NUMBERS, Allocator, check_module, compact, kind_of, layers_of, matrix_of,
-    parts_of, readable_scales, refusal, rows_of, shaped_scales, sizes_of, tensors_of,
-    weight_format_of)
+    FLOATS, INTEGERS, NUMBERS, Shared, check_module, kind_of, layers_of, matrix_of, parts_of,
+    readable_scales, refusal, shaped_scales, sizes_of, tensors_of, weight_format_of, with_room)
 
 TOKENS_MAX = 4096  # of one call: enough for the weights to be read once per many rows
 
@@ -118,7 +116,7 @@ def configure(plugin=..., forward_tokens_max=..., **keys):
 
 def _library():
     """The library that is configured, loaded once; MoxieError as of moxie.load."""
-    path = _settings["plugin"] or os.environ.get("MOXIE_PLUGIN") or "libmoxie.so"
+    path = _settings["plugin"] or default_path()
     if path not in _libraries:
         _libraries[path] = load(
             path, f"moxie.transformers {abi.VERSION}", "name a libmoxie.so with "
@@ -139,33 +137,20 @@ def _check_device(key, device):
                       "with .to('cpu'), or use experts_implementation='grouped_mm'")
 
 
-class Shared:
-    """The Experts of the layers that are alike, and the stream of their last call. The lock makes
-    one of following that stream and enqueueing."""
-
-    def __init__(self, config, device):
-        kind, self.lock, self.allocator = kind_of(device), threading.Lock(), Allocator(device)
-        _check_device(config["device"], device)
-        try:
-            with kind.current(device):
-                self.experts = Experts(_library(), config, "transformers", self.allocator,
-                                       (kind.dlpack, device.index or 0))
-        except abi.NoSuchKey as error:
-            for key in error.keys:
-                _settings.pop(key, None)  # a word that is no key cannot be taken back otherwise
+def _make_shared(config, device):
+    """A Shared of a configuration, part of which configure said."""
+    _check_device(config["device"], device)
+    try:
+        return Shared(_library(), config, "transformers", device)
+    except abi.NoSuchKey as error:
+        for key in error.keys:
+            _settings.pop(key, None)  # a word that is no key cannot be taken back otherwise
+        raise
+    except abi.MoxieError as error:
+        if not _derived(error.keys):
             raise
-        except abi.MoxieError as error:
-            if not _derived(error.keys):
-                raise
-            raise abi.MoxieError(error.code, error.rank, error.text + _derived(error.keys),
-                                 error.keys) from error
-
-    def follow_here(self, device):
-        """The allocator's follow of torch's current stream, for what is copied on it before or
-        after forwards."""
-        kind = kind_of(device)
-        with self.lock:
-            self.allocator.follow(kind.stream(device), kind.capturing)
+        raise abi.MoxieError(error.code, error.rank, error.text + _derived(error.keys),
+                             error.keys) from error
 
 
 class Prepared(NamedTuple):
@@ -224,14 +209,8 @@ def _share(module, model, config, device):
     Layers that no model called are told apart by what transformers configured them with."""
     # A reference, because another model may come to have the id of one that is gone.
     owner = id(module.config) if model is None else weakref.ref(model)
-    for turn in range(1 << 16):
-        key = (_library().path, owner, device, turn, *sorted(config.items()))
-        shared = _shared.get(key)
-        if shared is None:
-            shared = _shared[key] = Shared(config, device)
-        if shared.experts.has_room():
-            return shared
-    raise refusal(abi.E_INTERNAL, f"{type(module).__name__}: too many layers")
+    return with_room(_shared, (_library().path, owner, device, *sorted(config.items())),
+                     lambda: _make_shared(config, device))
 
 
 def _prepare(module, parts, model, path, number, device, top_k):
@@ -447,16 +426,10 @@ def _forward(module, x, ids, weights):
                       "and the model is in training mode: call model.eval(), or train with "
                       "model.set_experts_implementation('grouped_mm')")
     _check_input(module, x, ids, weights, parts.w1)
-    x, ids, weights = compact(x), compact(ids), compact(weights)
-    kind = kind_of(x.device, type(module).__name__)
     prepared = _ready(module, parts, NUMBERS[x.dtype], x.device, ids.shape[1])
     _check_hidden(module, x, prepared)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    with kind.current(x.device), prepared.shared.lock:
-        stream = kind.stream(x.device)
-        prepared.shared.allocator.follow(stream, kind.capturing)
-        prepared.layer.forward(x.shape[0], rows_of(x), rows_of(ids), rows_of(weights), rows_of(y),
-                               stream.cuda_stream if stream is not None else None)
+    prepared.shared.forward(prepared.layer, x, ids, weights, y)
     return InferenceOnly.apply(lambda: y, x, weights, *tensors_of(parts)) if graded else y
 
 

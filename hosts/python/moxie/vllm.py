@@ -10,7 +10,6 @@ layers that are alike share one instance, and with it the memory between the two
 """
 
 import inspect
-import os
 import sys
 import threading
 import weakref
@@ -20,10 +19,8 @@ import vllm
 from vllm.logger import init_logger
 
 from moxie import abi
-from moxie.experts import Experts
-from moxie.host import load
-from moxie.modules import (
-    NUMBERS, Allocator, compact, describe, kind_of, matrix_of, refusal, rows_of)
+from moxie.host import default_path, load
+from moxie.modules import NUMBERS, Shared, kind_of, matrix_of, refusal, with_room
 
 try:
     from vllm.model_executor.layers.fused_moe import modular_kernel
@@ -64,12 +61,12 @@ LAYERS_MAX = 256  # of one instance; more of one kind have another
 logger = init_logger("vllm.moxie")  # beneath vLLM's, so that its settings hold for it
 _lock = threading.Lock()  # around whatever changes these
 _libraries = {}  # path -> Library
-_shared = weakref.WeakSet()  # what layers hold, and what others like them may share
+_shared = weakref.WeakValueDictionary()  # what must be equal -> Shared
 
 
 def _library():
     """The library of MOXIE_PLUGIN, loaded once; MoxieError as of moxie.load."""
-    path = os.environ.get("MOXIE_PLUGIN") or "libmoxie.so"
+    path = default_path()
     if path not in _libraries:
         _libraries[path] = load(path, f"moxie.vllm {abi.VERSION}",
                                 "name a libmoxie.so by the variable MOXIE_PLUGIN, or unset it")
@@ -124,28 +121,6 @@ def why_not(moe, weight_key, activation_key):
 # ---- The layer ---------------------------------------------------------------------------------
 
 
-class Shared:
-    """The Experts of layers that are alike. The lock makes one of following the stream of the last
-    call and enqueueing."""
-
-    def __init__(self, keys, device):
-        kind, self.made_of, self.lock = kind_of(device), (keys, device), threading.Lock()
-        self.allocator = Allocator(device)
-        with kind.current(device):
-            self.experts = Experts(_library(), keys, "vllm", self.allocator,
-                                   (kind.dlpack, device.index or 0))
-
-
-def _share(keys, device):
-    """The Shared of this configuration with a place left, or a new one."""
-    for each in _shared:
-        if each.made_of == (keys, device) and each.experts.has_room():
-            return each
-    shared = Shared(keys, device)
-    _shared.add(shared)
-    return shared
-
-
 def _check(y, x, w1, weights, ids):
     """Only addresses go further: rows that are too short would be read past their ends."""
     wanted = [len(x), w1.shape[2]]
@@ -161,7 +136,7 @@ def _check(y, x, w1, weights, ids):
 
 def layers_made():
     """How many layers of vLLM have computed with Moxie in this process, and are still there."""
-    return sum(each.experts.layers() for each in _shared)
+    return sum(each.experts.layers() for each in _shared.values())
 
 
 class MoxieExperts(Base):
@@ -235,7 +210,9 @@ class MoxieExperts(Base):
             weight_format = "fp8_block128" if self.block_shape else "fp8_channel"
         keys = {**_keys(self.moe_config, weight_format, device), "top_k": top_k}
         self.seen = self.layer = None  # whose place may be wanted
-        self.scales, self.shared = self._scales(), _share(keys, device)
+        self.scales = self._scales()
+        self.shared = with_room(_shared, (_library().path, device, *sorted(keys.items())),
+                                lambda: Shared(_library(), keys, "vllm", device))
         orders = ACTIVATIONS[self.moe_config.activation][1], abi.ORDER_PLAIN
         with kind.current(device):
             self.layer = self.shared.experts.add_layer(*(
@@ -250,16 +227,9 @@ class MoxieExperts(Base):
         """output [M, K] = the weighted sums, of rows [M, K] that are not quantised."""
         _check(output, hidden_states, w1, topk_weights, topk_ids)
         layer = self._ready(hidden_states, w1, w2, topk_ids.shape[1])
-        device, kind = hidden_states.device, kind_of(hidden_states.device)
         if apply_router_weight_on_input:  # vLLM has multiplied the rows by them
             topk_weights = torch.ones_like(topk_weights)
-        x, ids, weights = compact(hidden_states), compact(topk_ids), compact(topk_weights)
-        with kind.current(device), self.shared.lock:
-            stream = kind.stream(device)
-            self.shared.allocator.follow(stream, kind.capturing)
-            layer.forward(len(x), rows_of(x), rows_of(ids), rows_of(weights), rows_of(output),
-                          stream.cuda_stream if stream is not None else None,
-                          describe(expert_map) if expert_map is not None else None)
+        self.shared.forward(layer, hidden_states, topk_ids, topk_weights, output, expert_map)
 
 
 # ---- The entry point ---------------------------------------------------------------------------
