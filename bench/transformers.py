@@ -12,7 +12,6 @@ stderr. Exit code 1: Moxie cannot run here; 2: usage; 3: Moxie's logits differ b
 
 import argparse
 import contextlib
-import json
 import os
 import pathlib
 import platform
@@ -27,41 +26,14 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch  # noqa: E402
 import transformers  # noqa: E402
-from transformers import AutoConfig, AutoModelForCausalLM, StaticCache  # noqa: E402
+from transformers import AutoConfig, StaticCache  # noqa: E402
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS  # noqa: E402
 
 import moxie.transformers as adapter  # noqa: E402
 from measure import numbers  # noqa: E402
-from measure.command import at_least, named_path, say, words  # noqa: E402
+from measure.command import CannotRun, at_least, named_path, say, show, words  # noqa: E402
+from measure.models import SHAPES, config_of, random_model  # noqa: E402
 from moxie import MoxieError  # noqa: E402
-
-# The published sizes of each model; --layers cuts what does not fit.
-SHAPES = {
-    "tiny": ("qwen3_moe", {
-        "vocab_size": 1024, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4,
-        "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 32, "num_experts": 16,
-        "moe_intermediate_size": 128, "num_experts_per_tok": 4, "norm_topk_prob": True}),
-    "qwen3-30b-a3b": ("qwen3_moe", {
-        "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144,
-        "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4,
-        "head_dim": 128, "num_experts": 128, "moe_intermediate_size": 768,
-        "num_experts_per_tok": 8, "norm_topk_prob": True}),
-    "mixtral-8x7b": ("mixtral", {
-        "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336,
-        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
-        "num_local_experts": 8, "num_experts_per_tok": 2}),
-    "gpt-oss-20b": ("gpt_oss", {
-        "vocab_size": 201088, "hidden_size": 2880, "intermediate_size": 2880,
-        "num_hidden_layers": 24, "num_attention_heads": 64, "num_key_value_heads": 8,
-        "head_dim": 64, "num_local_experts": 32, "num_experts_per_tok": 4}),
-    "deepseek-v3": ("deepseek_v3", {
-        "vocab_size": 129280, "hidden_size": 7168, "intermediate_size": 18432,
-        "moe_intermediate_size": 2048, "num_hidden_layers": 61, "num_attention_heads": 128,
-        "num_key_value_heads": 128, "n_routed_experts": 256, "num_experts_per_tok": 8,
-        "n_group": 8, "topk_group": 4, "q_lora_rank": 1536, "kv_lora_rank": 512,
-        "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}),
-}
-
 
 def parse(arguments):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -106,26 +78,10 @@ def parse(arguments):
 
 def make_config(options):
     """The model's, of as many layers as were asked for."""
+    if not options.config:
+        return config_of(options.shape, options.layers)
     cut = {"num_hidden_layers": options.layers} if options.layers else {}
-    if options.config:
-        return AutoConfig.from_pretrained(options.config, **cut)
-    kind, keys = SHAPES[options.shape]
-    if options.layers and kind == "deepseek_v3":
-        cut["first_k_dense_replace"] = 1  # of 3 dense layers before the first with experts
-    return AutoConfig.for_model(kind, **{**keys, **cut})
-
-
-def make_model(options):
-    """The model with random weights, made where it will run."""
-    torch.manual_seed(0)
-    with torch.device(options.device):
-        model = AutoModelForCausalLM.from_config(options.model_config,
-                                                 dtype=getattr(torch, options.dtype))
-    return model.eval()
-
-
-class CannotRun(Exception):
-    """Why there is nothing to measure."""
+    return AutoConfig.from_pretrained(options.config, **cut)
 
 
 class Contestant:
@@ -314,7 +270,7 @@ def measure(options):
     adapter._library()  # a model takes minutes, and the first forward would be the first to miss it
     say("making the model")
     with torch.no_grad():
-        model = make_model(options)
+        model = random_model(options.model_config, options.device, options.dtype).eval()
         names = ["moxie", *options.against]
         contestants = [Contestant(name, model, options) for name in names]
         prompt = torch.randint(0, model.config.vocab_size, (options.batch, options.prompt),
@@ -348,10 +304,7 @@ def main(arguments):
     except CannotRun as error:
         say(str(error))
         return 1
-    if options.json:
-        print(json.dumps(found, indent=1, allow_nan=False))
-    else:
-        report(found)
+    show(found, options.json, report)
     apart = found["logits"]["moxie"]["whole"]
     return 0 if apart is not None and apart <= options.tolerance else 3
 

@@ -26,13 +26,9 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 # In the place of this folder, in which vllm is this file.
 sys.path[0] = str(ROOT / "bench" / "layer")
 
-from measure.command import at_least, counts, named_path, say  # noqa: E402
+from measure.command import CannotRun, at_least, counts, named_path, say, show  # noqa: E402
+from measure.models import config_of, random_model  # noqa: E402
 
-QWEN3_30B_A3B = {
-    "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48,
-    "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "num_experts": 128,
-    "moe_intermediate_size": 768, "num_experts_per_tok": 8, "norm_topk_prob": True,
-    "tie_word_embeddings": False}
 REPEATS = 3
 COMPARED_TOKENS = 8
 COMPARED_PROMPTS = (1000, 500, 37, 5)  # tokens, cut to --prompt
@@ -157,21 +153,10 @@ def run_contestant(options):
 # ---- All of them -------------------------------------------------------------------------------
 
 
-class CannotRun(Exception):
-    """Why there is nothing to measure."""
-
-
 def make_model(options, folder):
     """A checkpoint with random weights, where nobody gave one."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
     say(f"making {options.layers} layers of Qwen3-30B-A3B")
-    torch.manual_seed(0)
-    config = AutoConfig.for_model("qwen3_moe", **{**QWEN3_30B_A3B,
-                                                  "num_hidden_layers": options.layers})
-    with torch.device("cuda"):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    model.save_pretrained(folder)
+    random_model(config_of("qwen3-30b-a3b", options.layers), "cuda").save_pretrained(folder)
     return folder
 
 
@@ -277,10 +262,7 @@ def main(arguments):
     except (CannotRun, ImportError) as error:
         say(str(error))
         return 1
-    if options.json:
-        print(json.dumps(found, indent=1, allow_nan=False))
-    else:
-        report(found)
+    show(found, options.json, report)
     return 0 if found["logprobs"]["most"] <= options.tolerance else 3
 
 

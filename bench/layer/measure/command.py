@@ -1,6 +1,7 @@
 """What the commands of the benchmarks take and say alike."""
 
 import argparse
+import json
 import math
 import pathlib
 import subprocess
@@ -10,8 +11,20 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent.parent
 
 
+class CannotRun(Exception):
+    """Why there is nothing to measure."""
+
+
 def say(text):
     print(text, file=sys.stderr, flush=True)
+
+
+def show(found, as_json, report):
+    """What was measured, on stdout: one JSON object, or as report prints it."""
+    if as_json:
+        print(json.dumps(found, indent=1, allow_nan=False))
+    else:
+        report(found)
 
 
 def words(allowed):

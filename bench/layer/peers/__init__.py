@@ -11,12 +11,19 @@ import importlib.util
 import pathlib
 import sys
 
+from measure import fp8
 from measure.case import FORWARDS, off_by
 from measure.cells import WHOLE
 
 
 class Unfit(Exception):
     """prepare() cannot serve this case; the text says why."""
+
+
+def check_blocks(case):
+    """For systems whose scales of up go on where gate's end."""
+    if case.number == "fp8" and case.sizes.intermediate % fp8.BLOCK != 0:
+        raise Unfit("its blocks do not begin anew at up")
 
 
 def look_in(folder):

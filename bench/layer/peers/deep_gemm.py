@@ -11,7 +11,7 @@ import torch
 from measure import fp8
 from measure.case import ALIGN, FORWARDS, off_by
 from measure.cells import PRODUCTS
-from peers import System, Unfit, lacks
+from peers import System, Unfit, check_blocks, lacks
 
 MASKED_TOKENS = 256  # every expert has room for all of them
 
@@ -58,8 +58,7 @@ class _DeepGemm(System):
 
     def prepare(self, case):
         super().prepare(case)
-        if case.number == "fp8" and case.sizes.intermediate % fp8.BLOCK != 0:
-            raise Unfit("its blocks do not begin anew at up")
+        check_blocks(case)
 
     def make(self, *rows):
         """The second product's input, and both outputs; the first's is one, as an engine has it."""

@@ -15,7 +15,7 @@ import sys
 
 from measure import fp8
 from measure.case import FORWARDS
-from peers import System, Unfit, look_in
+from peers import System, check_blocks, look_in
 
 
 def from_file(path):
@@ -131,10 +131,9 @@ class Triton(System):
 
     def prepare(self, case):
         super().prepare(case)
+        check_blocks(case)
         self.scales = [{}] * FORWARDS
         if case.number == "fp8":
-            if case.sizes.intermediate % fp8.BLOCK != 0:
-                raise Unfit("its blocks do not begin anew at up")
             self.scales = [dict(zip(SCALES, (*case.scales(forward), [fp8.BLOCK, fp8.BLOCK])))
                            for forward in range(FORWARDS)]
 

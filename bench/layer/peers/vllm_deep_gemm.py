@@ -13,7 +13,7 @@ import torch
 
 from measure import fp8
 from measure.case import FORWARDS
-from peers import System, Unfit, lacks
+from peers import System, check_blocks, lacks
 from peers.triton import keep_scales
 
 MOE = "vllm.model_executor.layers.fused_moe."
@@ -49,8 +49,7 @@ class Layer(System):
 
     def prepare(self, case):
         super().prepare(case)
-        if case.sizes.intermediate % fp8.BLOCK != 0:
-            raise Unfit("its blocks do not begin anew at up")
+        check_blocks(case)
         self.kernels = [self._kernel(case, forward) for forward in range(FORWARDS)]
 
     def _kernel(self, case, forward):
