@@ -24,7 +24,10 @@ sys.path.insert(0, str(ROOT / "hosts" / "python"))
 
 import torch  # noqa: E402
 
+import experts_case  # noqa: E402
 import vllm_stand_in  # noqa: E402
+from experts_case import (  # noqa: E402
+    DEVICE, GATES, OFF_BY_MAX, ON_CPU, halves, in_turns, off_by, swiglu)
 
 REAL = importlib.util.find_spec("vllm") is not None
 if os.environ.get("MOXIE_TEST_DEVICE") == "cuda" and not (REAL and torch.cuda.is_available()):
@@ -44,87 +47,30 @@ from vllm.model_executor.layers.quantization.utils import quant_utils  # noqa: E
 
 for user in ("fused_moe.unquantized_fused_moe_method", "quantization.fp8"):  # of the selections
     importlib.import_module("vllm.model_executor.layers." + user)
-DEVICE = torch.device(os.environ.get("MOXIE_TEST_DEVICE", "cpu"), 0)
-ON_CPU = DEVICE.type == "cpu"
-E4M3 = torch.float8_e4m3fn
 # vLLM refuses those without a gate on a CPU.
 ACTIVATIONS = [each for each in adapter.ACTIVATIONS if each.is_gated or not (REAL and ON_CPU)]
 BLOCK = quant_utils.kFp8Static128BlockSym, quant_utils.kFp8Dynamic128Sym
 CHANNEL = quant_utils.kFp8StaticChannelSym, quant_utils.kFp8DynamicTokenSym
-# Rows are quantised twice on a GPU.
-OFF_BY_MAX = {"bf16": 8e-3, "fp8": 8e-3 if ON_CPU else 6e-2}
+SCHEMES = {(None, None): None, BLOCK: "block", CHANNEL: "channel"}
+BETWEEN = {
+    MoEActivation.SILU: halves(GATES["silu"]),
+    MoEActivation.GELU: halves(GATES["gelu"]),
+    MoEActivation.GELU_TANH: halves(GATES["gelu_tanh"]),
+    MoEActivation.RELU2_NO_MUL: lambda up: torch.relu(up) ** 2,
+    MoEActivation.SWIGLUOAI: in_turns(swiglu(1.702, 1.0, 7.0)),
+}
 
 if REAL:
     from vllm.v1.worker import workspace
     workspace.init_workspace_manager(DEVICE)
 
-GATES = {
-    MoEActivation.SILU: lambda gate, up: torch.nn.functional.silu(gate) * up,
-    MoEActivation.GELU: lambda gate, up: torch.nn.functional.gelu(gate) * up,
-    MoEActivation.GELU_TANH: lambda gate, up: (
-        torch.nn.functional.gelu(gate, approximate="tanh") * up),
-}
 
+class Case(experts_case.Case):
+    """A layer as vLLM has it."""
 
-def between(activation, both):
-    """What lies between the products, as the engine's documentation has it."""
-    if activation == MoEActivation.RELU2_NO_MUL:
-        return torch.relu(both) ** 2
-    if activation == MoEActivation.SWIGLUOAI:
-        gate, up = both[..., ::2].clamp(max=7.0), both[..., 1::2].clamp(-7.0, 7.0)
-        return gate * torch.sigmoid(1.702 * gate) * (up + 1)
-    return GATES[activation](*both.chunk(2, -1))
-
-
-def off_by(seen, wanted):
-    return ((seen.float() - wanted).norm() / wanted.norm()).item()
-
-
-class Case:
-    """Weights and rows of a layer, and what it should give."""
-
-    experts, hidden, inner, top_k = 8, 256, 128, 2
-
-    def __init__(self, activation=MoEActivation.SILU, scheme=None, tokens=5, bias=False, **more):
-        self.activation, self.scheme, self.tokens = activation, scheme, tokens
-        for name, value in more.items():
-            setattr(self, name, value)
-        self.chance = torch.Generator(DEVICE).manual_seed(tokens)
-        rows = self.inner * (2 if activation.is_gated else 1)
-        sizes = (self.experts, rows, self.hidden), (self.experts, self.hidden, self.inner)
-        self.dense = [self.random(*size) / size[-1] ** 0.5 for size in sizes]
-        self.biases = [self.random(*size[:2]).bfloat16() if bias else None for size in sizes]
-        self.scales = [None, None]
-        if scheme is None:
-            self.weights = [each.bfloat16() for each in self.dense]
-        else:
-            self.weights, self.scales = zip(*map(self.quantised, self.dense))
-        self.dense = [self.dequantised(*each) for each in zip(self.weights, self.scales)]
-        self.x = self.random(tokens, self.hidden).bfloat16()
-        self.router = torch.rand(tokens, self.top_k, generator=self.chance, device=DEVICE)
-        self.ids = torch.rand(tokens, self.experts, generator=self.chance, device=DEVICE).topk(
-            self.top_k)[1].int()
-
-    def random(self, *shape):
-        return torch.randn(*shape, generator=self.chance, device=DEVICE)
-
-    def quantised(self, dense):
-        """Scales of one expert far from another's, so that the wrong ones are seen."""
-        blocks = dense.unflatten(-1, (-1, 128)).unflatten(1, (-1, 128))  # [E, N, 128, K, 128]
-        over = (2, 4) if self.scheme == BLOCK else (3, 4)
-        scales = blocks.abs().amax(over, keepdim=True) / 448
-        values = (blocks / scales).flatten(1, 2).flatten(2).to(E4M3)
-        scales = scales * torch.exp2(torch.randint(
-            -2, 3, scales.shape, generator=self.chance, device=DEVICE))
-        kept = scales.squeeze(4).squeeze(2) if self.scheme == BLOCK else scales.flatten(1, 3)
-        return values, kept.contiguous()
-
-    def dequantised(self, values, scales):
-        if scales is None:
-            return values.float()
-        if self.scheme == BLOCK:
-            scales = scales.repeat_interleave(128, 1).repeat_interleave(128, 2)
-        return values.float() * scales
+    def __init__(self, activation=MoEActivation.SILU, scheme=(None, None), **more):
+        self.activation = activation
+        super().__init__(BETWEEN.get(activation), activation.is_gated, SCHEMES[scheme], **more)
 
     def moe(self, **more):
         given = dict(
@@ -141,7 +87,7 @@ class Case:
             ("scale", self.scales), ("bias", self.biases)) for number, each in enumerate(both, 1)}
         if self.scheme is None:
             return vllm_config.FusedMoEQuantConfig.make(**named)
-        block = self.scheme == BLOCK
+        block = self.scheme == "block"
         return vllm_config.fp8_w8a8_moe_quant_config(
             **named, block_shape=[128, 128] if block else None, per_act_token_quant=not block,
             per_out_ch_quant=not block)
@@ -158,34 +104,13 @@ class Case:
             apply_router_weight_on_input=on_input,
             global_num_experts=self.experts if expert_map is None else len(expert_map))
 
-    def wanted(self, expert_map=None, on_input=False):
-        found = torch.zeros(self.tokens, self.hidden, device=DEVICE)
-        for token in range(self.tokens):
-            for slot in range(self.top_k):
-                expert = self.ids[token, slot].item()
-                expert = expert if expert_map is None else expert_map[expert].item()
-                if expert < 0:
-                    continue
-                row, share = self.x[token].float(), self.router[token, slot]
-                if on_input:
-                    row, share = (self.x[token] * share.bfloat16()).float(), 1.0
-                both = self.dense[0][expert] @ row
-                if self.biases[0] is not None:
-                    both = both + self.biases[0][expert].float()
-                out = self.dense[1][expert] @ between(self.activation, both)
-                if self.biases[1] is not None:
-                    out = out + self.biases[1][expert].float()
-                found[token] += share * out
-        return found
-
     def off_by(self, **more):
         return off_by(self.run(self.kernel(), **more), self.wanted(**more))
 
 
 class Layers(unittest.TestCase):
     def check(self, case, **more):
-        number = "bf16" if case.scheme is None else "fp8"
-        self.assertLess(case.off_by(**more), OFF_BY_MAX[number])
+        self.assertLess(case.off_by(**more), OFF_BY_MAX[case.scheme])
 
     def test_activations(self):
         for activation in ACTIVATIONS:
@@ -223,7 +148,7 @@ class Layers(unittest.TestCase):
         output = torch.full((case.tokens, case.hidden), float("nan"), dtype=torch.bfloat16,
                             device=DEVICE)
         self.apply(adapter.MoxieExperts(case.moe(), case.quant()), case, output=output)
-        self.assertLess(off_by(output, case.wanted()), OFF_BY_MAX["bf16"])
+        self.assertLess(off_by(output, case.wanted()), OFF_BY_MAX[None])
 
     def apply(self, experts, case, **changed):
         given = dict(
@@ -260,17 +185,17 @@ class Layers(unittest.TestCase):
 class Sharing(unittest.TestCase):
     def setUp(self):
         gc.collect()
-        self.before = len(adapter._shared)
+        self.before = len(adapter.ENGINE.shared)
 
     def more(self):
         gc.collect()
-        return len(adapter._shared) - self.before
+        return len(adapter.ENGINE.shared) - self.before
 
     def test_layers_that_are_alike(self):
         layers, cases = adapter.layers_made(), [Case(tokens=tokens) for tokens in (3, 4, 5)]
         kernels = [case.kernel() for case in cases]
         for case, kernel in zip(cases, kernels):
-            self.assertLess(off_by(case.run(kernel), case.wanted()), OFF_BY_MAX["bf16"])
+            self.assertLess(off_by(case.run(kernel), case.wanted()), OFF_BY_MAX[None])
         self.assertEqual(self.more(), 1)
         other = Case(inner=256)
         kernels.append(other.kernel())
@@ -329,7 +254,7 @@ class Sharing(unittest.TestCase):
         case.ids.copy_(case.ids.roll(1, 0))
         y.fill_(float("nan"))
         graph.replay()
-        self.assertLess(off_by(y, case.wanted()), OFF_BY_MAX["fp8"])
+        self.assertLess(off_by(y, case.wanted()), OFF_BY_MAX["block"])
 
 
 @contextlib.contextmanager

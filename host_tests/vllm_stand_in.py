@@ -5,12 +5,13 @@ much as the adapter and its tests can tell. On a GPU test_vllm.py runs with vLLM
 
 import enum
 import logging
-import sys
 import types
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
+
+import stand_in
 
 MOE = "vllm.model_executor.layers.fused_moe."
 
@@ -189,7 +190,7 @@ class Logger(logging.LoggerAdapter):
 
 
 def modules():
-    """{name: what is in it}."""
+    """As stand_in.install takes them."""
     keys = {name: QuantKey(name) for name in (
         "kFp8Static128BlockSym", "kFp8Dynamic128Sym", "kFp8StaticChannelSym",
         "kFp8DynamicTokenSym", "kFp8StaticTensorSym")}
@@ -213,19 +214,9 @@ def modules():
         MOE + "unquantized_fused_moe_method": [select_unquantized_moe_backend],
         "vllm.model_executor.layers.quantization.fp8": [select_fp8_moe_backend],
     }
-    return {name: content if isinstance(content, dict) else
-            {each.__name__: each for each in content} for name, content in found.items()}
+    return found
 
 
 def install():
     """As if vLLM was there."""
-    for name, content in modules().items():
-        parts = name.split(".")
-        for end in range(1, len(parts) + 1):
-            here = ".".join(parts[:end])
-            if here not in sys.modules:
-                sys.modules[here] = types.ModuleType(here)
-                if end > 1:
-                    setattr(sys.modules[".".join(parts[:end - 1])], parts[end - 1],
-                            sys.modules[here])
-        vars(sys.modules[name]).update(content)
+    stand_in.install(modules())

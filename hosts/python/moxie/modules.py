@@ -1,5 +1,5 @@
-"""What moxie.transformers and moxie.vllm have to know of torch: its devices and number types, and
-the weights of a module of experts, in place, as moxie.experts takes them.
+"""What the adapters of transformers and of engines have to know of torch: its devices and number
+types, and the weights of a module of experts, in place, as moxie.experts takes them.
 
 Nothing here is kept. What Moxie cannot compute raises MoxieError, by the name of the module.
 """

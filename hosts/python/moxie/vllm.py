@@ -11,16 +11,14 @@ layers that are alike share one instance, and with it the memory between the two
 
 import inspect
 import sys
-import threading
-import weakref
 
 import torch
 import vllm
 from vllm.logger import init_logger
 
 from moxie import abi
-from moxie.host import default_path, load
-from moxie.modules import NUMBERS, Shared, kind_of, matrix_of, refusal, with_room
+from moxie.engine import LAYERS_MAX, Borrower, Engine, check_rows, marks_of
+from moxie.modules import NUMBERS, kind_of, refusal
 
 try:
     from vllm.model_executor.layers.fused_moe import modular_kernel
@@ -57,20 +55,8 @@ except (ImportError, AttributeError) as error:
     raise ImportError(f"moxie.vllm fits vLLM 0.26, and this is {vllm.__version__}: {error}; leave "
                       "MOXIE_PLUGIN unset, or take the Moxie that fits") from error
 
-LAYERS_MAX = 256  # of one instance; more of one kind have another
+ENGINE = Engine("vllm")
 logger = init_logger("vllm.moxie")  # beneath vLLM's, so that its settings hold for it
-_lock = threading.Lock()  # around whatever changes these
-_libraries = {}  # path -> Library
-_shared = weakref.WeakValueDictionary()  # what must be equal -> Shared
-
-
-def _library():
-    """The library of MOXIE_PLUGIN, loaded once; MoxieError as of moxie.load."""
-    path = default_path()
-    if path not in _libraries:
-        _libraries[path] = load(path, f"moxie.vllm {abi.VERSION}",
-                                "name a libmoxie.so by the variable MOXIE_PLUGIN, or unset it")
-    return _libraries[path]
 
 
 # ---- What Moxie takes --------------------------------------------------------------------------
@@ -111,8 +97,7 @@ def why_not(moe, weight_key, activation_key):
         return f"kernel does not support a gate with {' and '.join(gates)}"
     try:
         keys = _keys(moe, SCHEMES[weight_key, activation_key], _device_here())
-        with _library().open(keys, "vllm") as instance:
-            instance.refuse()
+        ENGINE.refuse(keys)
     except abi.MoxieError as error:
         return str(error)
     return None
@@ -121,28 +106,15 @@ def why_not(moe, weight_key, activation_key):
 # ---- The layer ---------------------------------------------------------------------------------
 
 
-def _check(y, x, w1, weights, ids):
-    """Only addresses go further: rows that are too short would be read past their ends."""
-    wanted = [len(x), w1.shape[2]]
-    if not (list(x.shape) == list(y.shape) == wanted and x.dtype == y.dtype
-            and ids.shape == weights.shape and ids.dim() == 2 and len(ids) == len(x)
-            and {each.device for each in (y, x, w1, weights, ids)} == {x.device}):
-        given = {"output": y, "hidden_states": x, "topk_weights": weights, "topk_ids": ids}
-        seen = ", ".join(f"{name} {each.dtype} {list(each.shape)} on {each.device}"
-                         for name, each in given.items())
-        raise refusal(abi.E_INVALID, f"{seen}; these experts on {w1.device} take output and "
-                      f"hidden_states of one type and of {wanted}, and twice [{len(x)}, top_k]")
-
-
 def layers_made():
     """How many layers of vLLM have computed with Moxie in this process, and are still there."""
-    return sum(each.experts.layers() for each in _shared.values())
+    return ENGINE.layers()
 
 
-class MoxieExperts(Base):
+class MoxieExperts(Borrower, Base):
     """vLLM's modular experts from rows as they are to their weighted sums, quantised on the way."""
 
-    seen = layer = shared = scales = None  # of the first forward, and what was made for it
+    engine = ENGINE
 
     @property
     def expects_unquantized_inputs(self):
@@ -193,39 +165,22 @@ class MoxieExperts(Base):
 
     def _ready(self, x, w1, w2, top_k):
         """The layer of these weights, made where there is none, or one of others."""
-        given = (w1, w2, self.w1_bias, self.w2_bias, self.w1_scale, self.w2_scale)
-        seen = [x.dtype, top_k, *(each.data_ptr() for each in given if each is not None)]
-        if seen != self.seen:
-            with _lock:
-                self._make(seen, x.device, w1, w2, top_k)
+        biases = self.w1_bias, self.w2_bias
+        marks = marks_of((w1, w2, *biases, self.w1_scale, self.w2_scale), x.dtype, top_k)
+        if marks != self.marks:
+            weight_format = None
+            if self.quant_dtype is not None:
+                weight_format = "fp8_block128" if self.block_shape else "fp8_channel"
+            keys = {**_keys(self.moe_config, weight_format, x.device), "top_k": top_k}
+            orders = ACTIVATIONS[self.moe_config.activation][1], abi.ORDER_PLAIN
+            self.borrow(marks, keys, (w1, w2), orders, biases, self._scales())
         return self.layer
-
-    def _make(self, seen, device, w1, w2, top_k):
-        kind = kind_of(device)
-        if kind.capturing():
-            raise refusal(abi.E_CAPTURING, "this layer has not run yet, or its weights moved, and "
-                          "a graph is being captured: run the model once before")
-        weight_format = None
-        if self.quant_dtype is not None:
-            weight_format = "fp8_block128" if self.block_shape else "fp8_channel"
-        keys = {**_keys(self.moe_config, weight_format, device), "top_k": top_k}
-        self.seen = self.layer = None  # whose place may be wanted
-        self.scales = self._scales()
-        self.shared = with_room(_shared, (_library().path, device, *sorted(keys.items())),
-                                lambda: Shared(_library(), keys, "vllm", device))
-        orders = ACTIVATIONS[self.moe_config.activation][1], abi.ORDER_PLAIN
-        with kind.current(device):
-            self.layer = self.shared.experts.add_layer(*(
-                matrix_of(weight, keys["weight_format"], order, False, bias, scales)
-                for weight, order, bias, scales in zip(
-                    (w1, w2), orders, (self.w1_bias, self.w2_bias), self.scales)))
-        self.seen = seen
 
     def apply(self, output, hidden_states, w1, w2, topk_weights, topk_ids, activation,
               global_num_experts, expert_map, a1q_scale, a2_scale, workspace13, workspace2,
               expert_tokens_meta, apply_router_weight_on_input):
         """output [M, K] = the weighted sums, of rows [M, K] that are not quantised."""
-        _check(output, hidden_states, w1, topk_weights, topk_ids)
+        check_rows(output, hidden_states, w1, topk_weights, topk_ids)
         layer = self._ready(hidden_states, w1, w2, topk_ids.shape[1])
         if apply_router_weight_on_input:  # vLLM has multiplied the rows by them
             topk_weights = torch.ones_like(topk_weights)
@@ -244,7 +199,7 @@ def _preferring_moxie(select, backend):
             return select(*given, **named)  # somebody has chosen another
         reason = why_not(moe, asked.get("weight_key"), asked.get("activation_key"))
         if reason is None:
-            logger.info_once("Moxie computes the experts: %s", _library().path)
+            logger.info_once("Moxie computes the experts: %s", ENGINE.library().path)
             return backend, MoxieExperts
         logger.warning_once("Moxie leaves experts to vLLM: %s", reason)
         return select(*given, **named)
@@ -255,7 +210,7 @@ def _preferring_moxie(select, backend):
 def register():
     """Has Moxie asked for every layer that vLLM's --moe-backend leaves open; MoxieError where there
     is no library that serves. Called again, it does nothing."""
-    _library()
+    ENGINE.library()
     for select, backend in SELECTIONS:
         ours = _preferring_moxie(select, backend)
         for name, module in list(sys.modules.items()):  # those that have imported it by its name

@@ -1,0 +1,113 @@
+"""A layer of experts for the tests of an engine's adapter: its weights and rows, and what plain
+loops over them give."""
+
+import os
+
+import torch
+
+DEVICE = torch.device(os.environ.get("MOXIE_TEST_DEVICE", "cpu"), 0)
+ON_CPU = DEVICE.type == "cpu"
+E4M3 = torch.float8_e4m3fn
+# Of None, weights as the rows; fp8 by blocks, weight rows, experts. A GPU quantises rows twice.
+OFF_BY_MAX = {scheme: 8e-3 if ON_CPU or scheme is None else 6e-2
+              for scheme in (None, "block", "channel", "tensor")}
+# Dimensions of [E, N blocks, 128, K blocks, 128] that have one scale.
+SCALED = {"block": (2, 4), "channel": (3, 4), "tensor": (1, 2, 3, 4)}
+
+# What lies between the products, of gate and up by halves or in turns.
+GATES = {
+    "silu": lambda gate, up: torch.nn.functional.silu(gate) * up,
+    "gelu": lambda gate, up: torch.nn.functional.gelu(gate) * up,
+    "gelu_tanh": lambda gate, up: torch.nn.functional.gelu(gate, approximate="tanh") * up,
+}
+
+
+def halves(gate):
+    return lambda both: gate(*both.chunk(2, -1))
+
+
+def in_turns(gate):
+    return lambda both: gate(both[..., ::2], both[..., 1::2])
+
+
+def swiglu(alpha, beta, limit):
+    """The gate of gpt-oss."""
+    def gate(gate, up):
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+        return gate * torch.sigmoid(alpha * gate) * (up + beta)
+    return gate
+
+
+def off_by(seen, wanted):
+    return ((seen.float() - wanted).norm() / wanted.norm()).item()
+
+
+class Case:
+    """between: of a row's gate and up, or of up alone where it is not gated. scheme: of
+    OFF_BY_MAX. more: other sizes."""
+
+    experts, hidden, inner, top_k = 8, 256, 128, 2
+
+    def __init__(self, between, gated=True, scheme=None, tokens=5, bias=False, **more):
+        self.between, self.scheme, self.tokens = between, scheme, tokens
+        for name, value in more.items():
+            setattr(self, name, value)
+        self.chance = torch.Generator(DEVICE).manual_seed(tokens)
+        rows = self.inner * (2 if gated else 1)
+        sizes = (self.experts, rows, self.hidden), (self.experts, self.hidden, self.inner)
+        self.dense = [self.random(*size) / size[-1] ** 0.5 for size in sizes]
+        self.biases = [self.random(*size[:2]).bfloat16() if bias else None for size in sizes]
+        self.scales = [None, None]
+        if scheme is None:
+            self.weights = [each.bfloat16() for each in self.dense]
+        else:
+            self.weights, self.scales = zip(*map(self.quantised, self.dense))
+        self.dense = [self.dequantised(*each) for each in zip(self.weights, self.scales)]
+        self.x = self.random(tokens, self.hidden).bfloat16()
+        self.router = torch.rand(tokens, self.top_k, generator=self.chance, device=DEVICE)
+        self.ids = torch.rand(tokens, self.experts, generator=self.chance, device=DEVICE).topk(
+            self.top_k)[1].int()
+
+    def random(self, *shape):
+        return torch.randn(*shape, generator=self.chance, device=DEVICE)
+
+    def quantised(self, dense):
+        """Values and scales, [E, N / 128, K / 128], [E, N, 1] or [E]; those of one expert are far
+        from another's, so that the wrong ones are seen."""
+        blocks = dense.unflatten(-1, (-1, 128)).unflatten(1, (-1, 128))
+        scales = blocks.abs().amax(SCALED[self.scheme], keepdim=True) / 448
+        values = (blocks / scales).flatten(1, 2).flatten(2).to(E4M3)
+        scales = scales * torch.exp2(torch.randint(
+            -2, 3, scales.shape, generator=self.chance, device=DEVICE))
+        kept = {"block": lambda: scales.squeeze(4).squeeze(2), "channel": lambda: scales.flatten(1, 3),
+                "tensor": scales.flatten}[self.scheme]()
+        return values, kept.contiguous()
+
+    def dequantised(self, values, scales):
+        if scales is None:
+            return values.float()
+        if self.scheme == "block":
+            return values.float() * scales.repeat_interleave(128, 1).repeat_interleave(128, 2)
+        return values.float() * (scales if self.scheme == "channel" else scales[:, None, None])
+
+    def one(self, expert, row):
+        """What an expert gives of a row."""
+        both = self.dense[0][expert] @ row
+        if self.biases[0] is not None:
+            both = both + self.biases[0][expert].float()
+        out = self.dense[1][expert] @ self.between(both)
+        return out if self.biases[1] is None else out + self.biases[1][expert].float()
+
+    def wanted(self, expert_map=None, on_input=False):
+        found = torch.zeros(self.tokens, self.hidden, device=DEVICE)
+        for token in range(self.tokens):
+            for slot in range(self.top_k):
+                expert = self.ids[token, slot].item()
+                expert = expert if expert_map is None else expert_map[expert].item()
+                if expert < 0:
+                    continue
+                row, share = self.x[token].float(), self.router[token, slot]
+                if on_input:
+                    row, share = (self.x[token] * share.bfloat16()).float(), 1.0
+                found[token] += share * self.one(expert, row)
+        return found

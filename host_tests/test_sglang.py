@@ -1,0 +1,502 @@
+"""moxie.sglang: layers through SGLang's MoeRunner against plain loops, what Moxie takes, the entry
+point.
+
+Wants torch, or exits with 77. Where SGLang is installed it is SGLang itself, else what
+sglang_stand_in.py has of it. With MOXIE_TEST_DEVICE=cuda it runs on a GPU, and wants SGLang.
+"""
+
+import contextlib
+import gc
+import importlib.util
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import types
+import unittest
+from unittest import mock
+
+import torch_python
+
+torch_python.require(importlib.util.find_spec("torch"), "torch is")
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "hosts" / "python"))
+
+import torch  # noqa: E402
+
+import experts_case  # noqa: E402
+import sglang_stand_in  # noqa: E402
+from experts_case import (  # noqa: E402
+    DEVICE, GATES, OFF_BY_MAX, ON_CPU, halves, in_turns, off_by, swiglu)
+
+REAL = importlib.util.find_spec("sglang") is not None
+if os.environ.get("MOXIE_TEST_DEVICE") == "cuda" and not (REAL and torch.cuda.is_available()):
+    print("skipped: SGLang is not installed, or torch sees no GPU")
+    sys.exit(77)
+if not REAL:
+    sglang_stand_in.install()
+
+from moxie import MoxieError, abi, sglang as adapter, sglang_plugin  # noqa: E402
+from sglang.srt.layers.moe.moe_runner.base import MoeRunnerConfig  # noqa: E402
+from sglang.srt.layers.moe.moe_runner.runner import MoeRunner  # noqa: E402
+from sglang.srt.layers.moe.moe_runner.triton import TritonMoeQuantInfo  # noqa: E402
+from sglang.srt.layers.moe.token_dispatcher.standard import StandardDispatchOutput  # noqa: E402
+from sglang.srt.layers.moe.topk import StandardTopKOutput  # noqa: E402
+from sglang.srt.layers.moe.utils import MoeRunnerBackend  # noqa: E402
+from sglang.srt.plugins.hook_registry import HookRegistry  # noqa: E402
+
+# What a server has resolved, and nobody has started one.
+STATE = {"get_parallel": types.SimpleNamespace(attn_dp_size=1, tp_group=None),
+         "get_schedule": types.SimpleNamespace(chunked_prefill_size=16, max_prefill_tokens=32)}
+for getter, answer in STATE.items():
+    setattr(adapter, getter, lambda answer=answer: answer)
+OUTPUT = adapter._output  # which asks for the memory of a group of ranks
+adapter._output = lambda x: x.new_empty(x.shape)
+
+# SGLang's words of a layer: what lies between, and its MoeRunnerConfig.
+FORMS = {
+    "silu": (halves(GATES["silu"]), {}),
+    "gelu": (halves(GATES["gelu"]), {"activation": "gelu"}),
+    "gelu_tanh": (halves(GATES["gelu_tanh"]), {"activation": "gelu_tanh"}),
+    "relu2": (lambda up: torch.relu(up) ** 2, {"activation": "relu2", "is_gated": False}),
+    "gpt-oss": (in_turns(swiglu(1.702, 1.0, 0.7)),
+                {"gemm1_alpha": 1.702, "gemm1_clamp_limit": 0.7}),
+    "its halves": (halves(swiglu(1.5, 1.0, 0.7)),
+                   {"gemm1_alpha": 1.5, "gemm1_clamp_limit": 0.7, "gate_up_interleaved": False}),
+    "deepseek v4": (halves(swiglu(1.0, 0.0, 0.5)), {"swiglu_limit": 0.5}),
+}
+
+
+class Case(experts_case.Case):
+    """A layer as SGLang has it."""
+
+    def __init__(self, form="silu", scheme=None, **more):
+        between, self.words = FORMS[form]
+        super().__init__(between, self.words.get("is_gated", True), scheme, **more)
+
+    def config(self, **more):
+        given = dict(
+            num_experts=self.experts, num_local_experts=self.experts, hidden_size=self.hidden,
+            intermediate_size_per_partition=self.inner, top_k=self.top_k,
+            params_dtype=torch.bfloat16, **self.words)
+        return MoeRunnerConfig(**{**given, **more})
+
+    def quant(self, **more):
+        w1, w2 = self.weights
+        given = dict(w13_weight=w1, w2_weight=w2, b13=self.biases[0], b2=self.biases[1])
+        if self.scheme is not None:
+            given.update(use_fp8_w8a8=True, w13_scale=self.scales[0], w2_scale=self.scales[1],
+                         block_shape=[128, 128] if self.scheme == "block" else None,
+                         per_channel_quant=self.scheme == "channel")
+        return TritonMoeQuantInfo(**{**given, **more})
+
+    def rows(self, **more):
+        given = dict(hidden_states=self.x, topk_weights=self.router, topk_ids=self.ids)
+        given.update(more)
+        x = given.pop("hidden_states")
+        return StandardDispatchOutput(x, None, StandardTopKOutput(**given, router_logits=None))
+
+    def runner(self, **more):
+        return hooked(MoeRunnerBackend.TRITON, self.config(**more))
+
+    def run(self, runner, quant=None, **rows):
+        return runner.run(self.rows(**rows), quant or self.quant()).hidden_states
+
+    def off_by(self, **more):
+        return off_by(self.run(self.runner(**more)), self.wanted())
+
+
+def hooked(*given, **named):
+    """A MoeRunner as the hook leaves it."""
+    runner = MoeRunner(*given, **named)
+    if not isinstance(runner.fused_func, adapter.FusedExperts):  # where it is not applied yet
+        adapter._made(None, runner)
+    return runner
+
+
+class Layers(unittest.TestCase):
+    def check(self, case, **more):
+        self.assertLess(case.off_by(**more), OFF_BY_MAX[case.scheme])
+
+    def test_activations(self):
+        for form in FORMS:
+            with self.subTest(form=form):
+                self.check(Case(form))
+
+    def test_the_two_forms_of_gelu(self):
+        """Whose numbers are too near each other to tell."""
+        for form in ("gelu", "gelu_tanh"):
+            case = Case(form)
+            keys, _, _ = adapter.describe(case.config(), case.quant(), torch.bfloat16, 2)
+            self.assertEqual(keys["activation"], form)
+
+    def test_biases(self):
+        self.check(Case("gpt-oss", bias=True))
+
+    def test_fp8(self):
+        for scheme in ("block", "channel", "tensor"):
+            with self.subTest(scheme=scheme):
+                self.check(Case(scheme=scheme, inner=384))
+
+    def test_rows_interleaved_for_its_own_epilogue(self):
+        case = Case()
+        gate, up = case.weights[0].chunk(2, 1)
+        case.weights[0] = torch.stack((gate, up), 2).flatten(1, 2)
+        seen = case.run(case.runner(), case.quant(fuse_swiglu_interleaved=True))
+        self.assertLess(off_by(seen, case.wanted()), OFF_BY_MAX[None])
+
+    def test_more_tokens_than_planned(self):
+        self.check(Case(tokens=41))  # 16 were
+
+    def test_no_tokens(self):
+        case = Case(tokens=0)
+        self.assertEqual(list(case.run(case.runner()).shape), [0, case.hidden])
+
+    def test_scaling(self):
+        case = Case()
+        seen = case.run(case.runner(routed_scaling_factor=2.5))
+        self.assertLess(off_by(seen, 2.5 * case.wanted()), OFF_BY_MAX[None])
+
+    def test_experts_of_other_ranks(self):
+        """SGLang has made their ids -1."""
+        case = Case(tokens=9)
+        case.ids[::2, 1] = -1
+        case.ids[4] = -1
+        everybody = torch.arange(-1, case.experts, device=DEVICE).roll(-1)  # -1 stays itself
+        self.assertLess(off_by(case.run(case.runner(num_experts=2 * case.experts)),
+                               case.wanted(everybody)), OFF_BY_MAX[None])
+
+    def test_router_weight_on_input(self):
+        case = Case(top_k=1)
+        seen = case.run(case.runner(apply_router_weight_on_input=True))
+        self.assertLess(off_by(seen, case.wanted(on_input=True)), OFF_BY_MAX[None])
+
+    def test_its_rows_stay_as_they_are(self):
+        """SGLang lets its own experts write over them, where nobody reads them again."""
+        case = Case()
+        before = case.x.clone()
+        seen = case.run(case.runner(inplace=True))
+        self.assertTrue(torch.equal(case.x, before))
+        self.assertNotEqual(seen.data_ptr(), case.x.data_ptr())
+
+    def test_where_the_results_go(self):
+        """Into memory that an all-reduce may want, and never over the rows."""
+        x = Case().x.t().contiguous().t()
+        for symmetric in (True, False):
+            with mock.patch.object(adapter, "is_allocation_symmetric", lambda: symmetric), \
+                    mock.patch.object(adapter, "use_symmetric_memory") as memory:
+                y = OUTPUT(x)
+            memory.assert_called_once_with(None, disabled=not symmetric)
+            self.assertTrue(y.is_contiguous() and y.shape == x.shape and y.dtype == x.dtype)
+            self.assertNotEqual(y.data_ptr(), x.data_ptr())
+
+    def test_strided_rows_and_wide_ids(self):
+        case = Case()
+        case.ids = case.ids.long()
+        case.router = torch.stack((case.router, case.router), -1)[..., 0]
+        case.x = torch.cat((case.x, case.x), -1)[:, :case.hidden]
+        self.assertNotEqual((case.x.is_contiguous(), case.router.stride(1)), (True, 1))
+        self.check(case)
+
+    def test_rows_that_do_not_fit(self):
+        case = Case()
+        runner = case.runner()
+        for changed in ({"hidden_states": case.x[:, :-8]}, {"topk_ids": case.ids[:4]},
+                        {"topk_weights": case.router[:, :1]},
+                        {"topk_ids": case.ids[:4], "topk_weights": case.router[:4]}):
+            with self.subTest(changed={name: each.shape for name, each in changed.items()}):
+                with self.assertRaisesRegex(MoxieError, r"take output and hidden_states"):
+                    case.run(runner, **changed)
+
+
+class Sharing(unittest.TestCase):
+    def setUp(self):
+        gc.collect()
+        self.before = len(adapter.ENGINE.shared)
+
+    def more(self):
+        gc.collect()
+        return len(adapter.ENGINE.shared) - self.before
+
+    def test_layers_that_are_alike(self):
+        layers, cases = adapter.layers_made(), [Case(tokens=tokens) for tokens in (3, 4, 5)]
+        runners = [case.runner() for case in cases]
+        for case, runner in zip(cases, runners):
+            self.assertLess(off_by(case.run(runner), case.wanted()), OFF_BY_MAX[None])
+        self.assertEqual((self.more(), adapter.layers_made() - layers), (1, 3))
+        other = Case(inner=256)
+        runners.append(other.runner())
+        other.run(runners[-1])
+        self.assertEqual((self.more(), adapter.layers_made() - layers), (2, 4))
+        del runners, runner
+        self.assertEqual((self.more(), adapter.layers_made()), (0, layers))
+
+    def test_weights_that_moved(self):
+        case = Case()
+        runner = case.runner()
+        first = case.run(runner)
+        layer = runner.fused_func.layer
+        self.assertTrue(torch.equal(case.run(runner), first))
+        self.assertIs(runner.fused_func.layer, layer)
+        case.weights[1] = -case.weights[1]
+        self.assertTrue(torch.equal(case.run(runner), -first))
+        self.assertIsNot(runner.fused_func.layer, layer)
+        case.weights[1].neg_()  # where they lie
+        layer = runner.fused_func.layer
+        self.assertTrue(torch.equal(case.run(runner), first))
+        self.assertIs(runner.fused_func.layer, layer)
+
+    def test_buffers_before_the_first_forward(self):
+        """As soon as a layer is made, so that SGLang shares out what is left."""
+        for scheme in (None, "block"):
+            case = Case(scheme=scheme, inner=512)
+            method = types.SimpleNamespace(get_triton_quant_info=lambda module: module.quant)
+            module = types.SimpleNamespace(quant_method=method, quant=case.quant())
+            runner = case.runner(layer=module)
+            self.assertEqual(self.more(), 1)
+            shared = runner.fused_func.shared
+            case.run(runner)
+            self.assertIs(runner.fused_func.shared, shared)
+            del runner, shared
+
+    def test_no_buffers_where_nothing_is_known(self):
+        """And nothing is said: weights may become others when they are loaded."""
+        def refused(module):
+            raise NotImplementedError
+        case = Case(scheme="block")
+        later = case.quant(w13_weight=case.dense[0].bfloat16())
+        for answer in (refused, lambda module: later):
+            module = types.SimpleNamespace(
+                quant_method=types.SimpleNamespace(get_triton_quant_info=answer))
+            with mock.patch.object(adapter, "logger") as logger:
+                runner = case.runner(layer=module)
+            logger.warning.assert_not_called()
+            self.assertEqual(self.more(), 0)
+            self.assertLess(off_by(case.run(runner), case.wanted()), OFF_BY_MAX["block"])
+            del runner
+
+    def test_how_many_tokens(self):
+        for chunk, ranks, wanted in ((16, 1, 16), (16, 4, 64), (-1, 2, 64), (None, 1, 32)):
+            schedule = types.SimpleNamespace(chunked_prefill_size=chunk, max_prefill_tokens=32)
+            parallel = types.SimpleNamespace(attn_dp_size=ranks, tp_group=None)
+            with mock.patch.object(adapter, "get_schedule", lambda: schedule), \
+                    mock.patch.object(adapter, "get_parallel", lambda: parallel):
+                keys, _, _ = adapter.describe(Case().config(), Case().quant(), torch.bfloat16, 2)
+            self.assertEqual(keys["forward_tokens_max"], wanted)
+
+    @unittest.skipIf(ON_CPU, "of a GPU")
+    def test_a_graph(self):
+        case = Case(scheme="block", tokens=12)
+        runner = case.runner()
+        case.run(runner)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = case.run(runner)
+        case.x.copy_(Case(scheme="block", tokens=13).x[:12])
+        case.ids.copy_(case.ids.roll(1, 0))
+        y.fill_(float("nan"))
+        graph.replay()
+        self.assertLess(off_by(y, case.wanted()), OFF_BY_MAX["block"])
+
+
+class Selection(unittest.TestCase):
+    """What stays with SGLang, and what is said of it."""
+
+    def run_with(self, case, config, quant, runner=None):
+        """What a layer gives, and the warnings."""
+        adapter._once.cache_clear()
+        runner = runner or hooked(MoeRunnerBackend.TRITON, config)
+        runner.fused_func.otherwise = lambda *given: "SGLang's"
+        with mock.patch.object(adapter, "logger") as logger:
+            seen = [runner.run(case.rows(), quant) for _ in range(2)]
+        self.assertEqual(seen, ["SGLang's"] * 2)
+        (call,) = logger.warning.call_args_list
+        return call[0][1]
+
+    def test_what_is_not_taken(self):
+        case, fp8 = Case(), Case(scheme="block")
+        half = {"w13_weight": case.weights[0].half()}
+        for text, config, quant in (
+                ("not summed", {"no_combine": True, "inplace": False}, {}),
+                ("activation 'situ' with a gate", {"activation": "situ"}, {}),
+                ("activation 'silu' without a gate", {"is_gated": False}, {}),
+                ("result has a limit of 7", {"gemm1_clamp_limit": 7.0}, {}),
+                ("gate with alpha 1.7", {"gemm1_alpha": 1.7}, {}),
+                ("beta 0.5", {"gemm1_alpha": 1.7, "gemm1_clamp_limit": 7.0, "gemm1_beta": 0.5}, {}),
+                ("use_int8_w8a16", {}, {"use_int8_w8a16": True}),
+                ("rows of torch.bfloat16", {}, half),
+                ("do not belong together", {}, {"w2_weight": case.weights[1][..., :-8]}),
+                ("apply_router_weight_on_input", {"apply_router_weight_on_input": True}, {})):
+            with self.subTest(text=text):
+                self.assertIn(text, self.run_with(case, case.config(**config), case.quant(**quant)))
+        scale = torch.ones(1, device=DEVICE)
+        e8m0 = [each.to(torch.float8_e8m0fnu) for each in fp8.scales]
+        for text, quant in (
+                ("activation scales that are fixed", {"a13_scale": scale}),
+                ("blocks of [64, 128]", {"block_shape": [64, 128]}),
+                ("scaled by float32", {"w13_scale": e8m0[0], "w2_scale": e8m0[1]}),
+                ("scaled by float32", {"w13_scale": None})):
+            with self.subTest(text=text):
+                self.assertIn(text, self.run_with(fp8, fp8.config(), fp8.quant(**quant)))
+
+    def test_a_library_that_is_not_there(self):
+        with mock.patch.dict(os.environ, MOXIE_PLUGIN="/nowhere/libmoxie.so"):
+            case = Case()
+            self.assertIn("/nowhere/libmoxie.so",
+                          self.run_with(case, case.config(), case.quant()))
+            with self.assertRaisesRegex(MoxieError, "MOXIE_PLUGIN, or unset it"):
+                adapter.register()
+
+    def test_a_layer_that_first_runs_in_a_capture(self):
+        """SGLang's runner is captured, and Moxie asked again where none is."""
+        kinds = {DEVICE.type: adapter.kind_of(DEVICE)._replace(capturing=lambda: True)}
+        case = Case()
+        runner = case.runner()
+        with mock.patch("moxie.modules.KINDS", kinds):
+            self.assertIn("graph is being captured",
+                          self.run_with(case, case.config(), case.quant(), runner))
+        self.assertLess(off_by(case.run(runner), case.wanted()), OFF_BY_MAX[None])
+
+    def test_weights_that_become_others(self):
+        """A layer of what came before computes nothing of what came after, until that is back."""
+        case, fixed = Case(scheme="block"), {"a13_scale": torch.ones(1, device=DEVICE)}
+        runner, kinds = case.runner(), {
+            DEVICE.type: adapter.kind_of(DEVICE)._replace(capturing=lambda: True)}
+        first, otherwise = case.run(runner), runner.fused_func.otherwise
+        moved = {**fixed, "w13_weight": case.weights[0].clone()}
+        self.run_with(case, None, case.quant(**moved), runner)
+        self.assertTrue(torch.equal(case.run(runner), first))
+        with mock.patch("moxie.modules.KINDS", kinds):
+            self.run_with(case, None, case.quant(w13_weight=moved["w13_weight"]), runner)
+        runner.fused_func.otherwise = otherwise
+        self.assertTrue(torch.equal(case.run(runner), first))
+
+    def test_what_is_refused_is_asked_once(self):
+        case = Case()
+        with mock.patch.object(adapter, "describe", wraps=adapter.describe) as describe:
+            self.run_with(case, case.config(), case.quant(use_int4_w4a16=True))
+        describe.assert_called_once()
+
+    def test_other_runners_are_left_alone(self):
+        """With LoRA, or of another backend."""
+        lora = MoeRunner(MoeRunnerBackend.TRITON, Case().config(), lora_enabled=True)
+        for runner in (lora, types.SimpleNamespace(config=None, fused_func=print)):
+            before = runner.fused_func
+            adapter._made(None, runner)
+            self.assertIs(runner.fused_func, before)
+
+
+@unittest.skipUnless(REAL, "of SGLang itself")
+class Module(unittest.TestCase):
+    """SGLang's FusedMoE, from its quantisation methods to its dispatcher, in a world of one rank."""
+
+    @classmethod
+    def setUpClass(cls):
+        from sglang.srt.distributed import parallel_state
+        from sglang.srt import runtime_context
+        from sglang.srt.server_args import ServerArgs
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        parallel_state.init_distributed_environment(
+            world_size=1, rank=0, local_rank=0, backend="gloo",
+            distributed_init_method=f"file://{folder.name}/ranks")
+        runtime_context.publish(ServerArgs(model_path="dummy"), role="test",
+                                ranks=runtime_context.SpawnRanks(world_rank=0))
+        runtime_context.get_parallel().override_permanently(world_group=parallel_state._WORLD)
+        parallel_state.initialize_model_parallel(backend="gloo")
+        adapter.register()
+        HookRegistry.apply_hooks()
+
+    def run_module(self, case, quant_config=None):
+        from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
+        with DEVICE:
+            module = FusedMoE(
+                num_experts=case.experts, hidden_size=case.hidden, intermediate_size=case.inner,
+                layer_id=0, top_k=case.top_k, params_dtype=torch.bfloat16,
+                quant_config=quant_config, **case.words)
+        self.assertIsNotNone(module.runner.fused_func.shared)  # before there are weights
+        given = dict(zip(("w13_weight", "w2_weight"), case.weights))
+        if case.scheme is not None:
+            given.update(zip(("w13_weight_scale_inv", "w2_weight_scale_inv"), case.scales))
+        self.assertEqual(given.keys(), dict(module.named_parameters()).keys())
+        for name, parameter in module.named_parameters():
+            parameter.data.copy_(given[name])
+        module.quant_method.process_weights_after_loading(module)
+        method, layers = type(module.quant_method), adapter.layers_made()
+        if ON_CPU and hasattr(method, "forward_cuda"):  # there SGLang has another way
+            method = mock.patch.object(method, "apply", method.forward_cuda)
+        else:
+            method = contextlib.nullcontext()
+        with torch.no_grad(), method:
+            seen = module(case.x.clone(), case.rows().topk_output)
+        self.assertEqual(adapter.layers_made() - layers, 1)
+        self.assertLess(off_by(seen, case.wanted()), OFF_BY_MAX[case.scheme])
+
+    def test_its_formats(self):
+        from sglang.srt.layers.quantization.fp8 import Fp8Config
+        self.run_module(Case())
+        self.run_module(Case("relu2"))
+        self.run_module(Case(scheme="block"), Fp8Config(
+            is_checkpoint_fp8_serialized=True, activation_scheme="dynamic",
+            weight_block_size=[128, 128]))
+
+
+def python(program, **environment):
+    """What a program prints in a process of its own."""
+    path = [str(ROOT / "hosts" / "python"), str(ROOT / "host_tests")]
+    return subprocess.run(
+        [sys.executable, "-c", program], text=True, capture_output=True, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path), **environment})
+
+
+class EntryPoint(unittest.TestCase):
+    def test_without_a_library_nothing_changes(self):
+        with mock.patch.object(adapter, "register") as register:
+            with mock.patch.dict(os.environ):
+                del os.environ["MOXIE_PLUGIN"]
+                sglang_plugin.register()
+            register.assert_not_called()
+            sglang_plugin.register()
+            register.assert_called_once_with()
+
+    def test_what_sglang_finds(self):
+        """The name in the package's description is that of the function; it imports no SGLang."""
+        described = (ROOT / "hosts" / "python" / "pyproject.toml").read_text()
+        name = f"{sglang_plugin.__name__}:{sglang_plugin.register.__name__}"
+        self.assertIn(f'[project.entry-points."sglang.srt.plugins"]\nmoxie = "{name}"', described)
+        ran = python("from moxie import sglang_plugin; sglang_plugin.register(); import sys; "
+                     "print(sorted(sys.modules.keys() & {'torch', 'sglang', 'moxie.sglang'}))",
+                     MOXIE_PLUGIN="")
+        self.assertEqual((ran.stdout, ran.stderr), ("[]\n", ""))
+
+    def test_what_does_not_fit_stops_sglang_in_words(self):
+        """Which logs exceptions of plugins, and goes on."""
+        start = "import sglang_stand_in; sglang_stand_in.install(); "
+        ask = ("from moxie import sglang_plugin\ntry: sglang_plugin.register()\n"
+               "except Exception: print('it goes on')")
+        lacks = ("import sys; del sys.modules[sglang_stand_in.MOE + 'moe_runner.triton']"
+                 ".fused_experts_none_to_triton\n")
+        ran = python(start + lacks + ask)
+        self.assertEqual((ran.returncode, ran.stdout), (1, ""))
+        self.assertRegex(ran.stderr, "moxie.sglang: moxie.sglang fits SGLang 0.5.23, and this is "
+                         "0.5.23 .*fused_experts_none_to_triton.*; leave MOXIE_PLUGIN unset")
+        ran = python(start + "\n" + ask, MOXIE_PLUGIN="/nowhere/libmoxie.so")
+        self.assertEqual((ran.returncode, ran.stdout), (1, ""))
+        self.assertRegex(ran.stderr, "moxie.sglang: /nowhere/libmoxie.so cannot be loaded")
+
+    def test_every_runner_asks_moxie(self):
+        """As SGLang does it: it calls the plugins, and applies their hooks."""
+        adapter.register()
+        HookRegistry.apply_hooks()
+        case = Case()
+        runner = MoeRunner(MoeRunnerBackend.TRITON, case.config())
+        self.assertIsInstance(runner.fused_func, adapter.FusedExperts)
+        adapter._once.cache_clear()
+        with mock.patch.object(adapter, "logger") as logger:
+            self.assertLess(off_by(case.run(runner), case.wanted()), OFF_BY_MAX[None])
+        self.assertIn(os.environ["MOXIE_PLUGIN"], logger.info.call_args[0])
+
+
+if __name__ == "__main__":
+    unittest.main()

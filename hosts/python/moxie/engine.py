@@ -1,0 +1,92 @@
+"""What the adapters of engines share: one library and few instances for a process, and layers whose
+weights come with each call.
+
+An engine keeps its weights and gives them to a function again and again. A Borrower makes a layer
+of them at the first call, in place, and another where they are others. What Moxie cannot compute
+raises MoxieError.
+"""
+
+import threading
+import weakref
+
+from moxie import abi
+from moxie.host import default_path, load
+from moxie.modules import Shared, kind_of, matrix_of, refusal, with_room
+
+LAYERS_MAX = 256  # of one instance; more of one kind have another
+
+
+class Engine:
+    """One engine's share of this process."""
+
+    def __init__(self, name):
+        self.name = name
+        self.lock = threading.Lock()  # around whatever changes these
+        self.libraries = {}  # path -> Library
+        self.shared = weakref.WeakValueDictionary()  # what must be equal -> Shared
+
+    def library(self):
+        """The library of MOXIE_PLUGIN, loaded once; MoxieError as of moxie.load."""
+        path = default_path()
+        if path not in self.libraries:
+            self.libraries[path] = load(path, f"moxie.{self.name} {abi.VERSION}",
+                                        "name a libmoxie.so by the variable MOXIE_PLUGIN, or "
+                                        "unset it")
+        return self.libraries[path]
+
+    def refuse(self, keys):
+        """MoxieError with every reason why a configuration cannot work, or nothing."""
+        with self.library().open(keys, self.name) as instance:
+            instance.refuse()
+
+    def room(self, keys, device):
+        """A Shared of this configuration with a place for another layer. Under the lock."""
+        return with_room(self.shared, (self.library().path, device, *sorted(keys.items())),
+                         lambda: Shared(self.library(), keys, self.name, device))
+
+    def layers(self):
+        """How many layers of this engine there are."""
+        return sum(each.experts.layers() for each in self.shared.values())
+
+
+def marks_of(tensors, *more):
+    """What is equal as long as a layer is the same: where its tensors lie, and whatever else."""
+    return [*more, *(each.data_ptr() for each in tensors if each is not None)]
+
+
+class Borrower:
+    """A layer of an engine's model; a subclass names its Engine."""
+
+    engine = None
+    marks = layer = None  # of the weights that were borrowed last
+    shared = scales = None
+
+    def borrow(self, marks, keys, weights, orders, biases, scales):
+        """Makes the layer of two weights [E, rows, columns], two biases and two scales, or None
+        each; their numbers are read where they lie, now and later."""
+        device, kind = weights[0].device, kind_of(weights[0].device)
+        if kind.capturing():
+            raise refusal(abi.E_CAPTURING, "this layer has not run yet, or its weights moved, and "
+                          "a graph is being captured: run the model once before")
+        with self.engine.lock:
+            self.marks = self.layer = None  # whose place may be wanted
+            self.scales = scales
+            self.shared = self.engine.room(keys, device)
+            with kind.current(device):
+                self.layer = self.shared.experts.add_layer(*(
+                    matrix_of(weight, keys["weight_format"], order, False, bias, scale)
+                    for weight, order, bias, scale in zip(weights, orders, biases, scales)))
+            self.marks = marks
+
+
+def check_rows(y, x, w1, weights, ids):
+    """Only addresses go further: rows that are too short would be read past their ends."""
+    wanted = [len(x), w1.shape[2]]
+    if not (list(x.shape) == list(y.shape) == wanted and x.dtype == y.dtype
+            and ids.shape == weights.shape and ids.dim() == 2 and len(ids) == len(x)
+            and {each.device for each in (y, x, w1, weights, ids)} == {x.device}):
+        given = {"output": y, "hidden_states": x, "topk_weights": weights, "topk_ids": ids}
+        seen = ", ".join(f"{name} {each.dtype} {list(each.shape)} on {each.device}"
+                         for name, each in given.items())
+        raise refusal(abi.E_INVALID, f"{seen}; these experts on {w1.device} take output and "
+                      f"hidden_states of one type and of {wanted}, and twice [{len(x)}, top_k]")

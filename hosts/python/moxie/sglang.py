@@ -1,0 +1,229 @@
+"""Moxie as the experts of SGLang: what its Triton runner computes, unquantised and in fp8.
+
+    pip install hosts/python
+    export MOXIE_PLUGIN=/opt/lib/libmoxie.so
+    python -m sglang.launch_server --model-path Qwen/Qwen3-30B-A3B
+
+SGLang calls register() by itself, in each of its processes (sglang_plugin.py). Where it has chosen
+its Triton runner, as --moe-runner-backend auto and triton do, Moxie is asked first; what it cannot
+compute stays with that runner, and a warning says why. The weights stay where SGLang has them;
+layers that are alike share one instance, and with it the memory between the two products, which is
+taken before SGLang shares out what is left.
+"""
+
+import functools
+import logging
+
+import sglang
+import torch
+
+from moxie import abi
+from moxie.engine import LAYERS_MAX, Borrower, Engine, check_rows, marks_of
+from moxie.modules import E4M3, NUMBERS, kind_of, refusal
+
+try:
+    from sglang.srt.distributed.device_communicators.pynccl_allocator import use_symmetric_memory
+    from sglang.srt.layers.dp_attention import is_allocation_symmetric
+    from sglang.srt.layers.moe.moe_runner.runner import MoeRunner
+    from sglang.srt.layers.moe.moe_runner.triton import fused_experts_none_to_triton
+    from sglang.srt.layers.moe.token_dispatcher.standard import StandardCombineInput
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+    from sglang.srt.runtime_context import get_parallel, get_schedule
+except (ImportError, AttributeError) as error:
+    raise ImportError(f"moxie.sglang fits SGLang 0.5.23, and this is {sglang.__version__}: "
+                      f"{error}; leave MOXIE_PLUGIN unset, or take the Moxie that fits") from error
+
+# Activations with a gate but SiLU, which has more forms, and what is not gated.
+GATED = {"gelu": "gelu", "gelu_tanh": "gelu_tanh"}
+PLAIN = {"relu2": "relu2"}
+ENGINE = Engine("sglang")
+logger = logging.getLogger("sglang.moxie")
+
+
+@functools.lru_cache(maxsize=None)
+def _once(log, text, *given):
+    log(text, *given)
+
+
+# ---- What Moxie takes --------------------------------------------------------------------------
+
+
+def _not_taken(what):
+    return refusal(abi.E_UNSUPPORTED, f"moxie.sglang takes no {what}")
+
+
+def _silu(config):
+    """Keys and order of SiLU's forms, as the Triton runner tells them apart."""
+    alpha, limit = config.gemm1_alpha, config.gemm1_clamp_limit
+    if alpha is not None:
+        if limit is None or config.gemm1_beta not in (None, 1.0):
+            raise _not_taken(f"gate with alpha {alpha}, limit {limit}, beta {config.gemm1_beta}")
+        order = abi.ORDER_INTERLEAVED if config.gate_up_interleaved else abi.ORDER_GATE_UP
+        return {"activation": "swigluoai", "activation_alpha": float(alpha),
+                "activation_beta": 1.0, "activation_limit": float(limit)}, order
+    if limit is not None:  # of what SiLU gives, not of what it takes
+        raise _not_taken(f"SiLU whose result has a limit of {limit}")
+    if config.swiglu_limit is not None:
+        return {"activation": "swigluoai", "activation_alpha": 1.0, "activation_beta": 0.0,
+                "activation_limit": float(config.swiglu_limit)}, abi.ORDER_GATE_UP
+    return {"activation": "silu"}, abi.ORDER_GATE_UP
+
+
+def _activation(config, quant):
+    """The keys, and how the rows of gate and up lie."""
+    name = config.activation
+    if not config.is_gated:
+        if name not in PLAIN:
+            raise _not_taken(f"activation {name!r} without a gate")
+        return {"activation": PLAIN[name]}, abi.ORDER_PLAIN
+    if name == "silu":
+        keys, order = _silu(config)
+    elif name in GATED:
+        keys, order = {"activation": GATED[name]}, abi.ORDER_GATE_UP
+    else:
+        raise _not_taken(f"activation {name!r} with a gate")
+    return keys, abi.ORDER_INTERLEAVED if quant.fuse_swiglu_interleaved else order
+
+
+def _scales(quant):
+    """The weight format, None for the rows' own, and both scales as Moxie has them."""
+    for name in ("use_mxfp8", "use_int8_w8a8", "use_int8_w8a16", "use_int4_w4a16"):
+        if getattr(quant, name):
+            raise _not_taken(f"weights of {name}")
+    if not quant.use_fp8_w8a8:
+        return None, (None, None)
+    if quant.a13_scale is not None or quant.a2_scale is not None:
+        raise _not_taken("activation scales that are fixed; Moxie scales them by what they are")
+    scales = quant.w13_scale, quant.w2_scale
+    types = [getattr(each, "dtype", None) for each in (quant.w13_weight, quant.w2_weight, *scales)]
+    if types != [E4M3, E4M3, torch.float32, torch.float32]:
+        raise _not_taken(f"fp8 of {types[0]} and {types[1]}, scaled by {types[2]} and {types[3]}; "
+                         "it takes float8_e4m3fn, scaled by float32")
+    if quant.block_shape is not None:
+        if list(quant.block_shape) != [128, 128]:
+            raise _not_taken(f"fp8 in blocks of {list(quant.block_shape)}; it takes [128, 128]")
+        return "fp8_block128", scales
+    if quant.per_channel_quant:  # they end in a dimension of one
+        return "fp8_channel", tuple(each.flatten(1) for each in scales)
+    # One of gate and up together; each has its own for Moxie, so that this one is a copy.
+    return "fp8_tensor", (scales[0].flatten()[:, None].repeat(1, 2), scales[1].flatten())
+
+
+def _tokens_max():
+    """Rows of a usual forward, a chunk of each DP rank's prompts; more of them go in several
+    calls."""
+    schedule = get_schedule()
+    chunk = schedule.chunked_prefill_size
+    if chunk is None or chunk <= 0:
+        chunk = schedule.max_prefill_tokens
+    return chunk * get_parallel().attn_dp_size
+
+
+def describe(config, quant, number, top_k):
+    """What Moxie borrows of a layer: (keys of the configuration, orders, scales).
+
+    config, quant: SGLang's MoeRunnerConfig and TritonMoeQuantInfo. number: torch's type of the
+    rows. MoxieError says what is not taken.
+    """
+    w1, w2 = quant.w13_weight, quant.w2_weight
+    if config.no_combine or config.no_combine_keep_router_weight:
+        raise _not_taken("results that are not summed")
+    activation, order = _activation(config, quant)
+    weight_format, scales = _scales(quant)
+    if number not in NUMBERS or (weight_format is None and not w1.dtype == w2.dtype == number):
+        raise _not_taken(f"rows of {number} with weights of {w1.dtype} and {w2.dtype}")
+    experts, rows, hidden = w1.shape
+    inner = rows // 2 if config.is_gated else rows
+    if list(w2.shape) != [experts, hidden, inner]:
+        raise _not_taken(f"weights of {list(w1.shape)} and {list(w2.shape)}, which do not belong "
+                         "together, or are padded")
+    kind, name = kind_of(w1.device), NUMBERS[number]
+    keys = {
+        **kind.keys(), "device": kind.key(w1.device), "weight_format": weight_format or name,
+        "input_format": name, "output_format": name, "hidden_size": hidden,
+        "intermediate_size": inner, "num_experts": experts, "top_k": top_k,
+        "forward_tokens_max": _tokens_max(), "num_layers": LAYERS_MAX,
+        "routed_scaling_factor": float(config.routed_scaling_factor or 1.0),
+        "apply_router_weight_on_input": int(config.apply_router_weight_on_input), **activation}
+    return keys, (order, abi.ORDER_PLAIN), scales
+
+
+# ---- The layer ---------------------------------------------------------------------------------
+
+
+def layers_made():
+    """How many layers of SGLang have computed with Moxie in this process, and are still there."""
+    return ENGINE.layers()
+
+
+def _output(x):
+    """Where SGLang's own experts would write, for an all-reduce that wants its memory."""
+    with use_symmetric_memory(get_parallel().tp_group, disabled=not is_allocation_symmetric()):
+        return x.new_empty(x.shape)
+
+
+class FusedExperts(Borrower):
+    """What SGLang's MoeRunner calls instead of its fused Triton experts, of one layer."""
+
+    engine = ENGINE
+
+    def __init__(self, config, otherwise):
+        """config: the MoeRunnerConfig. otherwise: SGLang's function, for what Moxie leaves."""
+        self.config, self.otherwise = config, otherwise
+
+    def reserve(self):
+        """The buffers, once it is known what the weights will be; they may not be there yet."""
+        module = self.config.layer
+        if module is None or not self.config.top_k:
+            return  # at the first forward then
+        try:
+            quant = module.quant_method.get_triton_quant_info(module)
+            keys, _, _ = describe(self.config, quant, self.config.params_dtype, self.config.top_k)
+            with self.engine.lock:
+                self.shared = self.engine.room(keys, quant.w13_weight.device)
+        except (abi.MoxieError, AttributeError, NotImplementedError) as error:
+            logger.debug("no buffers yet: %s", error)  # weights may become others when loaded
+
+    def _ready(self, x, quant, top_k):
+        """Whether there is a layer of these weights; where there is none a warning has said why."""
+        weights, biases = (quant.w13_weight, quant.w2_weight), (quant.b13, quant.b2)
+        marks = marks_of((*weights, *biases, quant.w13_scale, quant.w2_scale), x.dtype, top_k)
+        if marks != self.marks:
+            try:
+                keys, orders, scales = describe(self.config, quant, x.dtype, top_k)
+                self.borrow(marks, keys, weights, orders, biases, scales)
+                _once(logger.info, "Moxie computes the experts: %s", self.engine.library().path)
+            except abi.MoxieError as error:
+                _once(logger.warning, "Moxie leaves experts to SGLang: %s", str(error))
+                # For good, until others come; in a capture nobody has looked yet.
+                self.layer, self.marks = None, None if error.code == abi.E_CAPTURING else marks
+        return self.layer is not None
+
+    @torch.compiler.disable
+    def __call__(self, dispatch_output, quant_info, runner_config):
+        """SGLang's StandardDispatchOutput to its StandardCombineInput."""
+        x, top = dispatch_output.hidden_states, dispatch_output.topk_output
+        ids, weights = top.topk_ids, top.topk_weights
+        if not self._ready(x, quant_info, ids.shape[-1]):
+            return self.otherwise(dispatch_output, quant_info, runner_config)
+        y = _output(x)
+        check_rows(y, x, quant_info.w13_weight, weights, ids)
+        self.shared.forward(self.layer, x, ids, weights, y)
+        return StandardCombineInput(hidden_states=y)
+
+
+# ---- The entry point ---------------------------------------------------------------------------
+
+
+def _made(_, runner, *given, **named):
+    """Behind MoeRunner.__init__, whatever it was given."""
+    if runner.fused_func is fused_experts_none_to_triton:
+        runner.fused_func = FusedExperts(runner.config, runner.fused_func)
+        runner.fused_func.reserve()
+
+
+def register():
+    """Has Moxie compute what SGLang would with its Triton runner; MoxieError where there is no
+    library that serves. SGLang applies the hook when all plugins have been called."""
+    ENGINE.library()
+    HookRegistry.register(f"{MoeRunner.__module__}.MoeRunner.__init__", _made, HookType.AFTER)
