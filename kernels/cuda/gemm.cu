@@ -231,7 +231,7 @@ __device__ __forceinline__ int32_t load_gate_up_any(const gemms_args_device &arg
 
 template <class U, class D> __device__ __forceinline__ void producer_loop(const gemms_args_device &args, gemm_smem<U> &smem, asked<U> &first)
 {
-    tile_source<U, D> source = {args, smem, first.index, 0};
+    tile_source<U, D> source = {args, smem, {args, smem, U::is_scaled}, first.index, 0};
     stage_ring ring(smem);
     int32_t at;
 

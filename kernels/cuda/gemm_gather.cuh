@@ -94,7 +94,7 @@ __device__ __forceinline__ void load_codes(const gemms_args_device &args, gemm_s
 template <class U, class D>
 __device__ __forceinline__ int32_t gather_gate_up(const gemms_args_device &args, gemm_smem<U> &smem, tile_source<U, D> &source, stage_ring &ring)
 {
-    const int32_t thread = threadIdx.x % 128, last = steps_of<U>(args.gate_up), filled = min(last - 1, ring.count);
+    const int32_t last = steps_of<U>(args.gate_up), filled = min(last - 1, ring.count);
     int32_t at = 0, ahead = steps_ahead<U>(args, smem.tiles[0]), flat[2];
     gathered_codes from;
 
@@ -106,7 +106,7 @@ __device__ __forceinline__ int32_t gather_gate_up(const gemms_args_device &args,
 
         find_codes(args, flat, from);
         load_codes<U>(args, smem, t, from, ring, {0, filled, ahead, 0});
-        if (thread == 0) put_lot(smem, next, source.next(t));
+        if (finds_tiles<U>()) source.put(next, source.next(t), true);
         bar_sync<1, 128>(); // the next tile is there
         if (is_of_gate_up(smem.tiles[next])) look_up_codes(args, smem.tiles[next], flat);
         load_codes<U>(args, smem, t, from, ring, {filled, last, 0, 0});

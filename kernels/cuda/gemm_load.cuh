@@ -196,16 +196,28 @@ template <class Smem> __device__ __forceinline__ void put_lot(Smem &smem, int32_
     }
 }
 
-// The tiles of one block, in order, each for the block that is free. For one thread.
+// The tiles of one block, in order, each for the block that is free. By who finds_tiles.
 template <class U, class D> struct tile_source {
     const gemms_args_device &args;
-    const gemm_smem<U> &smem;
-    uint32_t index; // of the next tile, as it was answered
+    gemm_smem<U> &smem;
+    gate_up_tiles of_gate_up;
+    uint32_t index; // of the next tile, as the first lane was answered
     uint32_t early; // tiles so far
 
     __device__ __forceinline__ void ask()
     {
-        index = atomicAdd(&args.progress->taken, 1u);
+        if (!U::is_scaled || threadIdx.x % 32 == 0) index = atomicAdd(&args.progress->taken, 1u);
+    }
+
+    // Kept by each thread, because memory waits for what is looked up between two tiles; in 16 bits there are no registers for it.
+    __device__ __forceinline__ gate_up_tiles tiles_of_gate_up() const
+    {
+        return U::is_scaled ? of_gate_up : gate_up_tiles(args, smem, false);
+    }
+
+    __device__ __forceinline__ tile find() const
+    {
+        return find_tile<U, D>(args, smem, tiles_of_gate_up(), static_cast<int32_t>(U::is_scaled ? uniform(index) : index));
     }
 
     // Of gate_up, what comes next is asked for a tile ahead, so that nobody waits for the answer. Of down it is when mid is there: a
@@ -219,11 +231,21 @@ template <class U, class D> struct tile_source {
             found.part = TILE_SECOND;
             return found;
         }
-        found = find_tile<U, D>(args, smem, static_cast<int32_t>(index));
+        found = find();
         early += !before.is_late;
         if (!before.is_late && found.is_late) found.early = early;
         if (found.tokens > 0 && !is_of_down(found)) ask();
         return found;
+    }
+
+    // A tile, or all of its lot, to a place of the block's.
+    __device__ __forceinline__ void put(int32_t at, const tile &found, bool in_lots) const
+    {
+        if (U::is_scaled && threadIdx.x % 32 != 0) return;
+        if (in_lots)
+            put_lot(smem, at, found);
+        else
+            smem.tiles[at] = found;
     }
 };
 
@@ -236,10 +258,10 @@ template <class P> __device__ __forceinline__ bool have_ended(const uint32_t *co
 // Whether all that a tile of down multiplies is there: the early tiles of all experts, which are there for good once they were, and the
 // late ones of its own. Most experts have none, and then nothing is read.
 template <class P>
-__device__ __forceinline__ bool mid_is_there(const gemms_args_device &args, const gemm_smem<P> &smem, int32_t expert, bool &early_ended)
+__device__ __forceinline__ bool mid_is_there(const gemms_args_device &args, const gemm_smem<P> &smem, const gate_up_tiles &of, int32_t expert, bool &early_ended)
 {
-    const int32_t early = first_late<P>(args, smem), row_tiles = row_tiles_of<P>(args, smem);
-    const int32_t late = row_tiles * smem.tiles_first[expert + 1] - max(row_tiles * smem.tiles_first[expert], early);
+    const int32_t early = of.first_late();
+    const int32_t late = of.by_rows * smem.tiles_first[expert + 1] - max(of.by_rows * smem.tiles_first[expert], early);
 
     early_ended = early_ended || have_ended<P>(&args.progress->early, early);
     return early_ended && have_ended<P>(&args.late[expert], late);
@@ -326,13 +348,14 @@ __device__ __forceinline__ void load_lot(const gemm_args &args, gemm_smem<P> &sm
 // Until mid is there, the loading warps ask for weights as far as there is room; the first step of this one whose weights are not under
 // way.
 template <class P>
-__device__ __forceinline__ int32_t await_mid(const gemms_args_device &args, gemm_smem<P> &smem, const tile &t, stage_ring ring, bool &early_ended)
+__device__ __forceinline__ int32_t await_mid(const gemms_args_device &args, gemm_smem<P> &smem, const gate_up_tiles &of, const tile &t, stage_ring ring,
+                                             bool &early_ended)
 {
     const int32_t last = min(steps_of<P>(args.down), ring.count);
     int32_t step = loading_warp();
 
     ring.advance(step);
-    while (!__all_sync(~0u, mid_is_there<P>(args, smem, t.expert, early_ended))) {
+    while (!__all_sync(~0u, mid_is_there<P>(args, smem, of, t.expert, early_ended))) {
         if (step >= last || !__all_sync(~0u, mbarrier_test(&smem.empty[ring.stage], ring.round_odd ^ 1))) {
             spin_pause(20);
             continue;
@@ -372,7 +395,11 @@ __device__ __forceinline__ void load_ahead(const gemms_args_device &args, gemm_s
     const int32_t thread = threadIdx.x % 128;
     stage_ring ring(smem);
 
-    if (thread == 0) put_lot(smem, 0, find_tile<U, D>(args, smem, static_cast<int32_t>(index)));
+    if (finds_tiles<U>()) {
+        const tile_source<U, D> source = {args, smem, {args, smem, U::is_scaled}, index, 0};
+
+        source.put(0, source.find(), true);
+    }
     bar_sync<1, 128>(); // the tile is there
     if (!is_of_gate_up(smem.tiles[0])) return;
     if (thread == 0) first.index = atomicAdd(&args.progress->taken, 1u);
@@ -411,7 +438,7 @@ __device__ __forceinline__ int32_t load_gate_up(const gemms_args_device &args, g
         if (U::gathers) find_rows<U>(args, smem, first.flat, thread, from);
         load_steps<U>(args, smem, t, from, ring, {0, filled, ahead, 0});
         at = (at + 1) % kTiles;
-        if (thread == 0) put_lot(smem, at, source.next(t));
+        if (finds_tiles<U>()) source.put(at, source.next(t), true);
         bar_sync<1, 128>(); // the next tile is there, and the addresses of this one have been read
         if (U::gathers && !is_of_down(smem.tiles[at])) look_up<U>(args, smem.tiles[at], thread, first.flat);
         load_steps<U>(args, smem, t, from, ring, {filled, last, 0, 0});
@@ -427,20 +454,19 @@ __device__ __forceinline__ int32_t load_gate_up(const gemms_args_device &args, g
 template <class U, class D, bool in_lots>
 __device__ __forceinline__ void load_down(const gemms_args_device &args, gemm_smem<U> &smem, tile_source<U, D> &source, stage_ring &ring, int32_t at)
 {
-    const int32_t thread = threadIdx.x % 128;
     bool early_ended = false;
 
     for (tile t = smem.tiles[at]; t.tokens > 0; t = smem.tiles[at]) {
-        int32_t ahead = await_mid<D>(args, smem, t, ring, early_ended);
+        int32_t ahead = await_mid<D>(args, smem, source.tiles_of_gate_up(), t, ring, early_ended);
 
         at = (at + (in_lots ? t.lot_tiles : 1)) % kTiles;
-        if (thread == 0) source.ask();
+        if (finds_tiles<U>()) source.ask();
         if constexpr (in_lots) {
             load_lot<D>(args.down, smem, t, ring, ahead);
-            if (thread == 0) put_lot(smem, at, source.next(t));
+            if (finds_tiles<U>()) source.put(at, source.next(t), true);
         } else {
             load_boxes<D>(args.down, smem, t, ring, {0, steps_of<D>(args.down), ahead, 0});
-            if (thread == 0) smem.tiles[at] = source.next(t);
+            if (finds_tiles<U>()) source.put(at, source.next(t), false);
         }
         bar_sync<1, 128>(); // the next tiles are there, and all steps of these have been asked for
     }

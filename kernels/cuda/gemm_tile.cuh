@@ -302,23 +302,23 @@ template <class P> __device__ __forceinline__ int32_t token_tiles(int32_t pairs,
 }
 
 // Tiles are taken in one order: gate_up's by expert, then down's. So a tile waits for tiles alone that running blocks have taken before
-// it, and those end. Tiles of gate_up that an expert's weights are taken by:
-template <class P> __device__ __forceinline__ int32_t row_tiles_of(const gemms_args_device &args, const gemm_smem<P> &smem)
-{
-    return P::is_scaled ? smem.row_tiles : args.gate_up.row_tiles;
-}
+// it, and those end. Of gate_up:
+struct gate_up_tiles {
+    int32_t by_rows; // that an expert's weights are taken by
+    int32_t all;
 
-// All of them:
-template <class P> __device__ __forceinline__ int32_t tiles_of_gate_up(const gemms_args_device &args, const gemm_smem<P> &smem)
-{
-    return row_tiles_of<P>(args, smem) * smem.tiles_first[args.experts];
-}
+    template <class Smem>
+    __device__ __forceinline__ gate_up_tiles(const gemms_args_device &args, const Smem &smem, bool is_scaled)
+        : by_rows(is_scaled ? smem.row_tiles : args.gate_up.row_tiles), all(by_rows * smem.tiles_first[args.experts])
+    {
+    }
 
-// The first late one. A block has two at most when the last is taken: one that it loads, and one that it multiplies.
-template <class P> __device__ __forceinline__ int32_t first_late(const gemms_args_device &args, const gemm_smem<P> &smem)
-{
-    return max(tiles_of_gate_up<P>(args, smem) - 2 * static_cast<int32_t>(gridDim.x), 0);
-}
+    // The first late one. A block has two at most when the last is taken: one that it loads, and one that it multiplies.
+    __device__ __forceinline__ int32_t first_late() const
+    {
+        return max(all - 2 * static_cast<int32_t>(gridDim.x), 0);
+    }
+};
 
 // Two tiles with one scale go apart where they are so few that a block gets no more than one.
 __device__ __forceinline__ int32_t row_tiles_for(const gemm_args &args, int32_t token_tiles, int32_t pairs)
@@ -431,21 +431,29 @@ __device__ __forceinline__ int32_t first_beside(int32_t row_tiles, int32_t &with
     return first;
 }
 
-// The tiles of an expert share its pairs evenly: a small last one would read the weights again for few tokens.
-template <class U, class D> __device__ __forceinline__ tile find_tile(const gemms_args_device &args, const gemm_smem<U> &smem, int32_t index)
+// Whether the calling thread is one of those that find tiles, all in the same way: of fp8 a warp, which is sooner done. In 16 bits it has no
+// registers for that.
+template <class P> __device__ __forceinline__ bool finds_tiles()
 {
-    const int32_t of_gate_up = tiles_of_gate_up<U>(args, smem);
-    int32_t row_tiles = row_tiles_of<U>(args, smem), pairs, tiles, share, before = 0;
+    return P::is_scaled ? threadIdx.x / 32 % 4 == 0 : threadIdx.x % 128 == 0;
+}
+
+// The tiles of an expert share its pairs evenly: a small last one would read the weights again for few tokens. By who finds_tiles.
+template <class U, class D>
+__device__ __forceinline__ tile find_tile(const gemms_args_device &args, const gemm_smem<U> &smem, const gate_up_tiles &of_gate_up, int32_t index)
+{
+    int32_t row_tiles = of_gate_up.by_rows, pairs, tiles, share, before = 0;
     tile found = {};
 
-    found.is_late = index >= first_late<U>(args, smem);
-    if (index >= of_gate_up) {
-        index -= of_gate_up;
+    found.is_late = index >= of_gate_up.first_late();
+    if (index >= of_gate_up.all) {
+        index -= of_gate_up.all;
         row_tiles = args.down.row_tiles;
         found.lot_tiles = 1;
     }
     if (index >= row_tiles * smem.tiles_first[args.experts]) return found;
-    found.expert = last_at_most(smem.tiles_first, args.experts, index, row_tiles);
+    found.expert = U::is_scaled ? last_at_most_of_warp(smem.tiles_first, args.experts, index, row_tiles)
+                                : last_at_most(smem.tiles_first, args.experts, index, row_tiles);
     found.row_tile = index - row_tiles * smem.tiles_first[found.expert];
     found.pair = smem.expert_first[found.expert];
     share = pairs = smem.expert_first[found.expert + 1] - found.pair;

@@ -49,4 +49,15 @@ __device__ __forceinline__ int32_t last_at_most(const int32_t *numbers, int32_t 
     return low;
 }
 
+// The same of at most 1024 numbers, and one at least, by a whole warp.
+__device__ __forceinline__ int32_t last_at_most_of_warp(const int32_t *numbers, int32_t count, int32_t value, int32_t factor)
+{
+    const int32_t lane = threadIdx.x % 32, wide = (count + 31) / 32;
+    int32_t at = lane * wide, first;
+
+    first = (__popc(__ballot_sync(~0u, at < count && factor * numbers[at] <= value)) - 1) * wide;
+    at = first + lane;
+    return first + __popc(__ballot_sync(~0u, lane < wide && at < count && factor * numbers[at] <= value)) - 1;
+}
+
 #endif
