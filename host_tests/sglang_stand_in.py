@@ -146,7 +146,9 @@ def use_symmetric_memory(group, disabled=False):
 
 def modules():
     """As stand_in.install takes them."""
-    context = {"get_parallel": lambda: types.SimpleNamespace(attn_dp_size=1, tp_group=None),
+    features = types.SimpleNamespace(enable_memory_saver=False)
+    context = {"get_exec": lambda: types.SimpleNamespace(features=features),
+               "get_parallel": lambda: types.SimpleNamespace(attn_dp_size=1, tp_group=None),
                "get_schedule": lambda: types.SimpleNamespace(chunked_prefill_size=16,
                                                              max_prefill_tokens=32)}
     return {

@@ -47,7 +47,9 @@ from sglang.srt.layers.moe.utils import MoeRunnerBackend  # noqa: E402
 from sglang.srt.plugins.hook_registry import HookRegistry  # noqa: E402
 
 # What a server has resolved, and nobody has started one.
-STATE = {"get_parallel": types.SimpleNamespace(attn_dp_size=1, tp_group=None),
+FEATURES = types.SimpleNamespace(enable_memory_saver=False)
+STATE = {"get_exec": types.SimpleNamespace(features=FEATURES),
+         "get_parallel": types.SimpleNamespace(attn_dp_size=1, tp_group=None),
          "get_schedule": types.SimpleNamespace(chunked_prefill_size=16, max_prefill_tokens=32)}
 for getter, answer in STATE.items():
     setattr(adapter, getter, lambda answer=answer: answer)
@@ -157,6 +159,10 @@ class Layers(unittest.TestCase):
         case = Case()
         seen = case.run(case.runner(routed_scaling_factor=2.5))
         self.assertLess(off_by(seen, 2.5 * case.wanted()), OFF_BY_MAX[None])
+        for factor, wanted in ((None, 1.0), (0.0, 0.0)):
+            keys, _, _ = adapter.describe(case.config(routed_scaling_factor=factor), case.quant(),
+                                          torch.bfloat16, case.top_k)
+            self.assertEqual(keys["routed_scaling_factor"], wanted)
 
     def test_experts_of_other_ranks(self):
         """SGLang has made their ids -1."""
@@ -259,6 +265,11 @@ class Sharing(unittest.TestCase):
             case.run(runner)
             self.assertIs(runner.fused_func.shared, shared)
             del runner, shared
+            with mock.patch.object(FEATURES, "enable_memory_saver", True):
+                runner = case.runner(layer=module)
+            self.assertEqual(self.more(), 0)
+            self.assertLess(off_by(case.run(runner), case.wanted()), OFF_BY_MAX[scheme])
+            del runner
 
     def test_no_buffers_where_nothing_is_known(self):
         """And nothing is said: weights may become others when they are loaded."""

@@ -28,7 +28,7 @@ try:
     from sglang.srt.layers.moe.moe_runner.triton import fused_experts_none_to_triton
     from sglang.srt.layers.moe.token_dispatcher.standard import StandardCombineInput
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-    from sglang.srt.runtime_context import get_parallel, get_schedule
+    from sglang.srt.runtime_context import get_exec, get_parallel, get_schedule
 except (ImportError, AttributeError) as error:
     raise ImportError(f"moxie.sglang fits SGLang 0.5.23, and this is {sglang.__version__}: "
                       f"{error}; leave MOXIE_PLUGIN unset, or take the Moxie that fits") from error
@@ -137,13 +137,13 @@ def describe(config, quant, number, top_k):
     if list(w2.shape) != [experts, hidden, inner]:
         raise _not_taken(f"weights of {list(w1.shape)} and {list(w2.shape)}, which do not belong "
                          "together, or are padded")
-    kind, name = kind_of(w1.device), NUMBERS[number]
+    kind, name, scaling = kind_of(w1.device), NUMBERS[number], config.routed_scaling_factor
     keys = {
         **kind.keys(), "device": kind.key(w1.device), "weight_format": weight_format or name,
         "input_format": name, "output_format": name, "hidden_size": hidden,
         "intermediate_size": inner, "num_experts": experts, "top_k": top_k,
         "forward_tokens_max": _tokens_max(), "num_layers": LAYERS_MAX,
-        "routed_scaling_factor": float(config.routed_scaling_factor or 1.0),
+        "routed_scaling_factor": 1.0 if scaling is None else float(scaling),
         "apply_router_weight_on_input": int(config.apply_router_weight_on_input), **activation}
     return keys, (order, abi.ORDER_PLAIN), scales
 
@@ -174,8 +174,8 @@ class FusedExperts(Borrower):
     def reserve(self):
         """The buffers, once it is known what the weights will be; they may not be there yet."""
         module = self.config.layer
-        if module is None or not self.config.top_k:
-            return  # at the first forward then
+        if module is None or not self.config.top_k or get_exec().features.enable_memory_saver:
+            return  # at the first forward then: what is taken now would be released with the weights
         try:
             quant = module.quant_method.get_triton_quant_info(module)
             keys, _, _ = describe(self.config, quant, self.config.params_dtype, self.config.top_k)
