@@ -16,8 +16,7 @@ import unittest
 from unittest import mock
 
 from test_bench_layer import (
-    MAIN, RIGHT, TINY, Peer, PretendedCuda, PretendedGraph, Program, WithoutNumbers, case_of,
-    fake_deep_gemm, no_numbers, options, pretend)
+    MAIN, RIGHT, TINY, Peer, Program, WithoutNumbers, case_of, fake_deep_gemm, no_numbers, options)
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -27,6 +26,7 @@ from measure import cells, device, fp8, numbers, race, report
 from measure.case import off_by
 from moxie import abi
 from peers import deep_gemm, grouped_mm, moxie, triton, vllm_deep_gemm
+from pretended_gpu import PretendedCuda, PretendedGraph, pretend
 
 
 SMALL = cells.Shape(128, 128, 4, 2)

@@ -3,18 +3,17 @@ that hold the same numbers, dequantised.
 
 transformers keeps fp8 as fp8 only where it finds a GPU, and has kernels for it only there. So the
 models here get FP8Experts from transformers' replacement function, and their numbers here. Wants
-what test_transformers.py wants.
+what transformers_case.py wants.
 """
 
 import contextlib
 import copy
-import os
 import pathlib
 import tempfile
 import unittest
 from unittest import mock
 
-from test_transformers import (
+from transformers_case import (
     DEVICE, LAYERS, MODELS, ON_CPU, ROOT, Case, adapter, logits, model_of, prompt, relative,
     routed_as)
 

@@ -14,7 +14,7 @@ import tempfile
 import unittest
 
 import torch_python
-from test_transformers import LAYERS, adapter, logits, model_of, prompt, relative
+from transformers_case import LAYERS, adapter, logits, model_of, prompt, relative
 
 torch_python.require(importlib.util.find_spec("accelerate"), "accelerate is")
 

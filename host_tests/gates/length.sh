@@ -7,8 +7,9 @@ files=()
 while IFS= read -r -d '' file; do
     files+=("${file#./}")
 done < <(find . \( -path ./build -o -path ./.git \) -prune -o -type f \( -name '*.[ch]' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh' \) -print0)
+mapfile -d '' -t scripts < <(find . \( -path ./build -o -path ./.git \) -prune -o -type f -name '*.py' -print0)
 
-for file in "${files[@]}"; do
+for file in "${files[@]}" "${scripts[@]#./}"; do
     lines=$(wc -l <"$file")
     if [ "$lines" -gt 600 ]; then
         echo "$file has $lines lines, at most 600 are wanted"
