@@ -113,7 +113,14 @@ __device__ __forceinline__ int32_t loading_warp()
     return threadIdx.x / 32 % kLoadingWarps;
 }
 
-// Whether it asks for the weights of a tile's step.
+// Whether the calling thread is one of those that find tiles, all in the same way: of fp8 a warp, which is sooner done. In 16 bits it has no
+// registers for that.
+template <class P> __device__ __forceinline__ bool finds_tiles()
+{
+    return P::is_scaled ? loading_warp() == 0 : threadIdx.x % 128 == 0;
+}
+
+// Whether a loading warp asks for the weights of a tile's step.
 __device__ __forceinline__ bool is_turn(int32_t step)
 {
     return step % kLoadingWarps == loading_warp();

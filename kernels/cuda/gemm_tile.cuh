@@ -431,14 +431,7 @@ __device__ __forceinline__ int32_t first_beside(int32_t row_tiles, int32_t &with
     return first;
 }
 
-// Whether the calling thread is one of those that find tiles, all in the same way: of fp8 a warp, which is sooner done. In 16 bits it has no
-// registers for that.
-template <class P> __device__ __forceinline__ bool finds_tiles()
-{
-    return P::is_scaled ? threadIdx.x / 32 % 4 == 0 : threadIdx.x % 128 == 0;
-}
-
-// The tiles of an expert share its pairs evenly: a small last one would read the weights again for few tokens. By who finds_tiles.
+// The tiles of an expert share its pairs evenly: a small last one would read the weights again for few tokens. Of fp8 for a warp.
 template <class U, class D>
 __device__ __forceinline__ tile find_tile(const gemms_args_device &args, const gemm_smem<U> &smem, const gate_up_tiles &of_gate_up, int32_t index)
 {
