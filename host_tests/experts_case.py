@@ -1,9 +1,21 @@
-"""A layer of experts for the tests of an engine's adapter: its weights and rows, and what plain
-loops over them give."""
+"""For the tests of an engine's adapter: a layer of experts, its weights and rows, and what plain
+loops over them give; and the tests that every engine's suite has. What imports this has
+hosts/python among its paths.
+"""
 
+import gc
 import os
+import pathlib
+import subprocess
+import sys
+import unittest
+from unittest import mock
 
 import torch
+
+from moxie.modules import kind_of
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 DEVICE = torch.device(os.environ.get("MOXIE_TEST_DEVICE", "cpu"), 0)
 ON_CPU = DEVICE.type == "cpu"
@@ -40,6 +52,12 @@ def swiglu(alpha, beta, limit):
 
 def off_by(seen, wanted):
     return ((seen.float() - wanted).norm() / wanted.norm()).item()
+
+
+def capturing():
+    """As if a graph was being captured on DEVICE."""
+    kind = kind_of(DEVICE)._replace(capturing=lambda: True)
+    return mock.patch("moxie.modules.KINDS", {DEVICE.type: kind})
 
 
 class Case:
@@ -111,3 +129,88 @@ class Case:
                     row, share = (self.x[token] * share.bfloat16()).float(), 1.0
                 found[token] += share * self.one(expert, row)
         return found
+
+    def strided(self):
+        """Rows and router weights with others between them, and wide ids."""
+        self.ids = self.ids.long()
+        self.router = torch.stack((self.router, self.router), -1)[..., 0]
+        self.x = torch.cat((self.x, self.x), -1)[:, :self.hidden]
+        assert (self.x.is_contiguous(), self.router.stride(1)) == (False, 2)
+        return self
+
+
+class Sharing:
+    """Tests of what a moxie.engine.Borrower keeps. A suite's has its adapter and Case, of whose
+    made() run() takes what an engine would call, and borrower() says where the Borrower is."""
+
+    adapter = case = None
+
+    def setUp(self):
+        gc.collect()
+        self.before = len(self.adapter.ENGINE.shared)
+
+    def more(self):
+        gc.collect()
+        return len(self.adapter.ENGINE.shared) - self.before
+
+    def test_weights_that_moved(self):
+        case = self.case()
+        made = case.made()
+        borrower, first = self.borrower(made), case.run(made)
+        layer = borrower.layer
+        self.assertTrue(torch.equal(case.run(made), first))
+        self.assertIs(borrower.layer, layer)
+        case.weights[1] = -case.weights[1]
+        self.assertTrue(torch.equal(case.run(made), -first))
+        self.assertIsNot(borrower.layer, layer)
+        case.weights[1].neg_()  # where they lie
+        layer = borrower.layer
+        self.assertTrue(torch.equal(case.run(made), first))
+        self.assertIs(borrower.layer, layer)
+
+    @unittest.skipIf(ON_CPU, "of a GPU")
+    def test_a_graph(self):
+        case = self.case(scheme="block", tokens=12)
+        made = case.made()
+        case.run(made)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = case.run(made)
+        case.x.copy_(self.case(scheme="block", tokens=13).x[:12])
+        case.ids.copy_(case.ids.roll(1, 0))
+        y.fill_(float("nan"))
+        graph.replay()
+        self.assertLess(off_by(y, case.wanted()), OFF_BY_MAX["block"])
+
+
+def python(program, **environment):
+    """What a program prints in a process of its own."""
+    path = [str(ROOT / "hosts" / "python"), str(ROOT / "host_tests")]
+    return subprocess.run(
+        [sys.executable, "-c", program], text=True, capture_output=True, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path), **environment})
+
+
+class Found:
+    """Tests of what an engine finds: a suite's has its adapter, plugin (a module) and group."""
+
+    adapter = plugin = group = None
+
+    def test_without_a_library_nothing_changes(self):
+        with mock.patch.object(self.adapter, "register") as register:
+            with mock.patch.dict(os.environ):
+                del os.environ["MOXIE_PLUGIN"]
+                self.plugin.register()
+            register.assert_not_called()
+            self.plugin.register()
+            register.assert_called_once_with()
+
+    def test_what_is_found(self):
+        """The name in the package's description is that of the function; it imports no engine."""
+        described = (ROOT / "hosts" / "python" / "pyproject.toml").read_text()
+        name, engine = self.plugin.__name__, self.adapter.ENGINE.name
+        self.assertIn(f'[project.entry-points."{self.group}"]\nmoxie = "{name}:register"', described)
+        ran = python(f"import {name}; {name}.register(); import sys; "
+                     f"print(sorted(sys.modules.keys() & {{'torch', '{engine}', 'moxie.{engine}'}}))",
+                     MOXIE_PLUGIN="")
+        self.assertEqual((ran.stdout, ran.stderr), ("[]\n", ""))

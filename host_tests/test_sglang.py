@@ -6,11 +6,9 @@ sglang_stand_in.py has of it. With MOXIE_TEST_DEVICE=cuda it runs on a GPU, and 
 """
 
 import contextlib
-import gc
 import importlib.util
 import os
 import pathlib
-import subprocess
 import sys
 import tempfile
 import types
@@ -28,7 +26,7 @@ import torch  # noqa: E402
 import experts_case  # noqa: E402
 import sglang_stand_in  # noqa: E402
 from experts_case import (  # noqa: E402
-    DEVICE, GATES, OFF_BY_MAX, ON_CPU, halves, in_turns, off_by, swiglu)
+    DEVICE, GATES, OFF_BY_MAX, ON_CPU, capturing, halves, in_turns, off_by, python, swiglu)
 
 REAL = importlib.util.find_spec("sglang") is not None
 if os.environ.get("MOXIE_TEST_DEVICE") == "cuda" and not (REAL and torch.cuda.is_available()):
@@ -37,7 +35,7 @@ if os.environ.get("MOXIE_TEST_DEVICE") == "cuda" and not (REAL and torch.cuda.is
 if not REAL:
     sglang_stand_in.install()
 
-from moxie import MoxieError, abi, sglang as adapter, sglang_plugin  # noqa: E402
+from moxie import MoxieError, sglang as adapter, sglang_plugin  # noqa: E402
 from sglang.srt.layers.moe.moe_runner.base import MoeRunnerConfig  # noqa: E402
 from sglang.srt.layers.moe.moe_runner.runner import MoeRunner  # noqa: E402
 from sglang.srt.layers.moe.moe_runner.triton import TritonMoeQuantInfo  # noqa: E402
@@ -99,14 +97,14 @@ class Case(experts_case.Case):
         x = given.pop("hidden_states")
         return StandardDispatchOutput(x, None, StandardTopKOutput(**given, router_logits=None))
 
-    def runner(self, **more):
+    def made(self, **more):
         return hooked(MoeRunnerBackend.TRITON, self.config(**more))
 
     def run(self, runner, quant=None, **rows):
         return runner.run(self.rows(**rows), quant or self.quant()).hidden_states
 
     def off_by(self, **more):
-        return off_by(self.run(self.runner(**more)), self.wanted())
+        return off_by(self.run(self.made(**more)), self.wanted())
 
 
 def hooked(*given, **named):
@@ -145,7 +143,7 @@ class Layers(unittest.TestCase):
         case = Case()
         gate, up = case.weights[0].chunk(2, 1)
         case.weights[0] = torch.stack((gate, up), 2).flatten(1, 2)
-        seen = case.run(case.runner(), case.quant(fuse_swiglu_interleaved=True))
+        seen = case.run(case.made(), case.quant(fuse_swiglu_interleaved=True))
         self.assertLess(off_by(seen, case.wanted()), OFF_BY_MAX[None])
 
     def test_more_tokens_than_planned(self):
@@ -153,11 +151,11 @@ class Layers(unittest.TestCase):
 
     def test_no_tokens(self):
         case = Case(tokens=0)
-        self.assertEqual(list(case.run(case.runner()).shape), [0, case.hidden])
+        self.assertEqual(list(case.run(case.made()).shape), [0, case.hidden])
 
     def test_scaling(self):
         case = Case()
-        seen = case.run(case.runner(routed_scaling_factor=2.5))
+        seen = case.run(case.made(routed_scaling_factor=2.5))
         self.assertLess(off_by(seen, 2.5 * case.wanted()), OFF_BY_MAX[None])
         for factor, wanted in ((None, 1.0), (0.0, 0.0)):
             keys, _, _ = adapter.describe(case.config(routed_scaling_factor=factor), case.quant(),
@@ -170,19 +168,19 @@ class Layers(unittest.TestCase):
         case.ids[::2, 1] = -1
         case.ids[4] = -1
         everybody = torch.arange(-1, case.experts, device=DEVICE).roll(-1)  # -1 stays itself
-        self.assertLess(off_by(case.run(case.runner(num_experts=2 * case.experts)),
+        self.assertLess(off_by(case.run(case.made(num_experts=2 * case.experts)),
                                case.wanted(everybody)), OFF_BY_MAX[None])
 
     def test_router_weight_on_input(self):
         case = Case(top_k=1)
-        seen = case.run(case.runner(apply_router_weight_on_input=True))
+        seen = case.run(case.made(apply_router_weight_on_input=True))
         self.assertLess(off_by(seen, case.wanted(on_input=True)), OFF_BY_MAX[None])
 
     def test_its_rows_stay_as_they_are(self):
         """SGLang lets its own experts write over them, where nobody reads them again."""
         case = Case()
         before = case.x.clone()
-        seen = case.run(case.runner(inplace=True))
+        seen = case.run(case.made(inplace=True))
         self.assertTrue(torch.equal(case.x, before))
         self.assertNotEqual(seen.data_ptr(), case.x.data_ptr())
 
@@ -198,16 +196,11 @@ class Layers(unittest.TestCase):
             self.assertNotEqual(y.data_ptr(), x.data_ptr())
 
     def test_strided_rows_and_wide_ids(self):
-        case = Case()
-        case.ids = case.ids.long()
-        case.router = torch.stack((case.router, case.router), -1)[..., 0]
-        case.x = torch.cat((case.x, case.x), -1)[:, :case.hidden]
-        self.assertNotEqual((case.x.is_contiguous(), case.router.stride(1)), (True, 1))
-        self.check(case)
+        self.check(Case().strided())
 
     def test_rows_that_do_not_fit(self):
         case = Case()
-        runner = case.runner()
+        runner = case.made()
         for changed in ({"hidden_states": case.x[:, :-8]}, {"topk_ids": case.ids[:4]},
                         {"topk_weights": case.router[:, :1]},
                         {"topk_ids": case.ids[:4], "topk_weights": case.router[:4]}):
@@ -216,42 +209,25 @@ class Layers(unittest.TestCase):
                     case.run(runner, **changed)
 
 
-class Sharing(unittest.TestCase):
-    def setUp(self):
-        gc.collect()
-        self.before = len(adapter.ENGINE.shared)
+class Sharing(experts_case.Sharing, unittest.TestCase):
+    adapter, case = adapter, Case
 
-    def more(self):
-        gc.collect()
-        return len(adapter.ENGINE.shared) - self.before
+    @staticmethod
+    def borrower(runner):
+        return runner.fused_func
 
     def test_layers_that_are_alike(self):
         layers, cases = adapter.layers_made(), [Case(tokens=tokens) for tokens in (3, 4, 5)]
-        runners = [case.runner() for case in cases]
+        runners = [case.made() for case in cases]
         for case, runner in zip(cases, runners):
             self.assertLess(off_by(case.run(runner), case.wanted()), OFF_BY_MAX[None])
         self.assertEqual((self.more(), adapter.layers_made() - layers), (1, 3))
         other = Case(inner=256)
-        runners.append(other.runner())
+        runners.append(other.made())
         other.run(runners[-1])
         self.assertEqual((self.more(), adapter.layers_made() - layers), (2, 4))
         del runners, runner
         self.assertEqual((self.more(), adapter.layers_made()), (0, layers))
-
-    def test_weights_that_moved(self):
-        case = Case()
-        runner = case.runner()
-        first = case.run(runner)
-        layer = runner.fused_func.layer
-        self.assertTrue(torch.equal(case.run(runner), first))
-        self.assertIs(runner.fused_func.layer, layer)
-        case.weights[1] = -case.weights[1]
-        self.assertTrue(torch.equal(case.run(runner), -first))
-        self.assertIsNot(runner.fused_func.layer, layer)
-        case.weights[1].neg_()  # where they lie
-        layer = runner.fused_func.layer
-        self.assertTrue(torch.equal(case.run(runner), first))
-        self.assertIs(runner.fused_func.layer, layer)
 
     def test_buffers_before_the_first_forward(self):
         """As soon as a layer is made, so that SGLang shares out what is left."""
@@ -259,14 +235,14 @@ class Sharing(unittest.TestCase):
             case = Case(scheme=scheme, inner=512)
             method = types.SimpleNamespace(get_triton_quant_info=lambda module: module.quant)
             module = types.SimpleNamespace(quant_method=method, quant=case.quant())
-            runner = case.runner(layer=module)
+            runner = case.made(layer=module)
             self.assertEqual(self.more(), 1)
             shared = runner.fused_func.shared
             case.run(runner)
             self.assertIs(runner.fused_func.shared, shared)
             del runner, shared
             with mock.patch.object(FEATURES, "enable_memory_saver", True):
-                runner = case.runner(layer=module)
+                runner = case.made(layer=module)
             self.assertEqual(self.more(), 0)
             self.assertLess(off_by(case.run(runner), case.wanted()), OFF_BY_MAX[scheme])
             del runner
@@ -281,7 +257,7 @@ class Sharing(unittest.TestCase):
             module = types.SimpleNamespace(
                 quant_method=types.SimpleNamespace(get_triton_quant_info=answer))
             with mock.patch.object(adapter, "logger") as logger:
-                runner = case.runner(layer=module)
+                runner = case.made(layer=module)
             logger.warning.assert_not_called()
             self.assertEqual(self.more(), 0)
             self.assertLess(off_by(case.run(runner), case.wanted()), OFF_BY_MAX["block"])
@@ -295,20 +271,6 @@ class Sharing(unittest.TestCase):
                     mock.patch.object(adapter, "get_parallel", lambda: parallel):
                 keys, _, _ = adapter.describe(Case().config(), Case().quant(), torch.bfloat16, 2)
             self.assertEqual(keys["forward_tokens_max"], wanted)
-
-    @unittest.skipIf(ON_CPU, "of a GPU")
-    def test_a_graph(self):
-        case = Case(scheme="block", tokens=12)
-        runner = case.runner()
-        case.run(runner)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            y = case.run(runner)
-        case.x.copy_(Case(scheme="block", tokens=13).x[:12])
-        case.ids.copy_(case.ids.roll(1, 0))
-        y.fill_(float("nan"))
-        graph.replay()
-        self.assertLess(off_by(y, case.wanted()), OFF_BY_MAX["block"])
 
 
 class Selection(unittest.TestCase):
@@ -361,10 +323,9 @@ class Selection(unittest.TestCase):
 
     def test_a_layer_that_first_runs_in_a_capture(self):
         """SGLang's runner is captured, and Moxie asked again where none is."""
-        kinds = {DEVICE.type: adapter.kind_of(DEVICE)._replace(capturing=lambda: True)}
         case = Case()
-        runner = case.runner()
-        with mock.patch("moxie.modules.KINDS", kinds):
+        runner = case.made()
+        with capturing():
             self.assertIn("graph is being captured",
                           self.run_with(case, case.config(), case.quant(), runner))
         self.assertLess(off_by(case.run(runner), case.wanted()), OFF_BY_MAX[None])
@@ -372,13 +333,12 @@ class Selection(unittest.TestCase):
     def test_weights_that_become_others(self):
         """A layer of what came before computes nothing of what came after, until that is back."""
         case, fixed = Case(scheme="block"), {"a13_scale": torch.ones(1, device=DEVICE)}
-        runner, kinds = case.runner(), {
-            DEVICE.type: adapter.kind_of(DEVICE)._replace(capturing=lambda: True)}
+        runner = case.made()
         first, otherwise = case.run(runner), runner.fused_func.otherwise
         moved = {**fixed, "w13_weight": case.weights[0].clone()}
         self.run_with(case, None, case.quant(**moved), runner)
         self.assertTrue(torch.equal(case.run(runner), first))
-        with mock.patch("moxie.modules.KINDS", kinds):
+        with capturing():
             self.run_with(case, None, case.quant(w13_weight=moved["w13_weight"]), runner)
         runner.fused_func.otherwise = otherwise
         self.assertTrue(torch.equal(case.run(runner), first))
@@ -453,33 +413,8 @@ class Module(unittest.TestCase):
             weight_block_size=[128, 128]))
 
 
-def python(program, **environment):
-    """What a program prints in a process of its own."""
-    path = [str(ROOT / "hosts" / "python"), str(ROOT / "host_tests")]
-    return subprocess.run(
-        [sys.executable, "-c", program], text=True, capture_output=True, check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path), **environment})
-
-
-class EntryPoint(unittest.TestCase):
-    def test_without_a_library_nothing_changes(self):
-        with mock.patch.object(adapter, "register") as register:
-            with mock.patch.dict(os.environ):
-                del os.environ["MOXIE_PLUGIN"]
-                sglang_plugin.register()
-            register.assert_not_called()
-            sglang_plugin.register()
-            register.assert_called_once_with()
-
-    def test_what_sglang_finds(self):
-        """The name in the package's description is that of the function; it imports no SGLang."""
-        described = (ROOT / "hosts" / "python" / "pyproject.toml").read_text()
-        name = f"{sglang_plugin.__name__}:{sglang_plugin.register.__name__}"
-        self.assertIn(f'[project.entry-points."sglang.srt.plugins"]\nmoxie = "{name}"', described)
-        ran = python("from moxie import sglang_plugin; sglang_plugin.register(); import sys; "
-                     "print(sorted(sys.modules.keys() & {'torch', 'sglang', 'moxie.sglang'}))",
-                     MOXIE_PLUGIN="")
-        self.assertEqual((ran.stdout, ran.stderr), ("[]\n", ""))
+class EntryPoint(experts_case.Found, unittest.TestCase):
+    adapter, plugin, group = adapter, sglang_plugin, "sglang.srt.plugins"
 
     def test_what_does_not_fit_stops_sglang_in_words(self):
         """Which logs exceptions of plugins, and goes on."""

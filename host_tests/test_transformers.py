@@ -168,7 +168,7 @@ class Benchmark(Case):
         refused = MoxieError(abi.E_VERSION, -1, "libc.so.6 is no libmoxie")
         made = AssertionError("a model is made")
         with mock.patch.object(AutoModelForCausalLM, "from_config", side_effect=made):
-            with mock.patch.object(adapter, "load", side_effect=refused), \
+            with mock.patch("moxie.host.load", side_effect=refused), \
                     mock.patch.dict(adapter._libraries, clear=True):
                 self.assertEqual(self.main(), (1, ""))
             self.assertIn("moxie: libc.so.6 is no libmoxie", self.said.getvalue())

@@ -6,12 +6,10 @@ has of it. With MOXIE_TEST_DEVICE=cuda it runs on a GPU, and wants vLLM.
 """
 
 import contextlib
-import gc
 import importlib
 import importlib.util
 import os
 import pathlib
-import subprocess
 import sys
 import unittest
 from unittest import mock
@@ -27,7 +25,7 @@ import torch  # noqa: E402
 import experts_case  # noqa: E402
 import vllm_stand_in  # noqa: E402
 from experts_case import (  # noqa: E402
-    DEVICE, GATES, OFF_BY_MAX, ON_CPU, halves, in_turns, off_by, swiglu)
+    DEVICE, GATES, OFF_BY_MAX, ON_CPU, capturing, halves, in_turns, off_by, python, swiglu)
 
 REAL = importlib.util.find_spec("vllm") is not None
 if os.environ.get("MOXIE_TEST_DEVICE") == "cuda" and not (REAL and torch.cuda.is_available()):
@@ -37,6 +35,7 @@ if not REAL:
     vllm_stand_in.install()
 
 from moxie import MoxieError, abi, vllm_plugin, vllm as adapter  # noqa: E402
+from moxie.modules import kind_of  # noqa: E402
 from vllm.model_executor.layers.fused_moe import config as vllm_config  # noqa: E402
 from vllm.model_executor.layers.fused_moe import modular_kernel  # noqa: E402
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation  # noqa: E402
@@ -51,7 +50,6 @@ for user in ("fused_moe.unquantized_fused_moe_method", "quantization.fp8"):  # o
 ACTIVATIONS = [each for each in adapter.ACTIVATIONS if each.is_gated or not (REAL and ON_CPU)]
 BLOCK = quant_utils.kFp8Static128BlockSym, quant_utils.kFp8Dynamic128Sym
 CHANNEL = quant_utils.kFp8StaticChannelSym, quant_utils.kFp8DynamicTokenSym
-SCHEMES = {(None, None): None, BLOCK: "block", CHANNEL: "channel"}
 BETWEEN = {
     MoEActivation.SILU: halves(GATES["silu"]),
     MoEActivation.GELU: halves(GATES["gelu"]),
@@ -68,9 +66,9 @@ if REAL:
 class Case(experts_case.Case):
     """A layer as vLLM has it."""
 
-    def __init__(self, activation=MoEActivation.SILU, scheme=(None, None), **more):
+    def __init__(self, activation=MoEActivation.SILU, **more):
         self.activation = activation
-        super().__init__(BETWEEN.get(activation), activation.is_gated, SCHEMES[scheme], **more)
+        super().__init__(BETWEEN.get(activation), activation.is_gated, **more)
 
     def moe(self, **more):
         given = dict(
@@ -92,7 +90,7 @@ class Case(experts_case.Case):
             **named, block_shape=[128, 128] if block else None, per_act_token_quant=not block,
             per_out_ch_quant=not block)
 
-    def kernel(self):
+    def made(self):
         return modular_kernel.FusedMoEKernel(MoEPrepareAndFinalizeNoDPEPModular(),
                                              adapter.MoxieExperts(self.moe(), self.quant()))
 
@@ -105,7 +103,7 @@ class Case(experts_case.Case):
             global_num_experts=self.experts if expert_map is None else len(expert_map))
 
     def off_by(self, **more):
-        return off_by(self.run(self.kernel(), **more), self.wanted(**more))
+        return off_by(self.run(self.made(), **more), self.wanted(**more))
 
 
 class Layers(unittest.TestCase):
@@ -121,7 +119,7 @@ class Layers(unittest.TestCase):
         self.check(Case(MoEActivation.SWIGLUOAI, bias=True))
 
     def test_fp8(self):
-        for scheme in (BLOCK, CHANNEL):
+        for scheme in ("block", "channel"):
             with self.subTest(scheme=scheme):
                 self.check(Case(scheme=scheme, inner=384))
 
@@ -140,11 +138,7 @@ class Layers(unittest.TestCase):
         self.check(Case(top_k=1), on_input=True)
 
     def test_strided_rows_and_wide_ids(self):
-        case = Case()
-        case.ids = case.ids.long()
-        case.router = torch.stack((case.router, case.router), -1)[..., 0]
-        case.x = torch.cat((case.x, case.x), -1)[:, :case.hidden]
-        self.assertNotEqual((case.x.is_contiguous(), case.router.stride(1)), (True, 1))
+        case = Case().strided()
         output = torch.full((case.tokens, case.hidden), float("nan"), dtype=torch.bfloat16,
                             device=DEVICE)
         self.apply(adapter.MoxieExperts(case.moe(), case.quant()), case, output=output)
@@ -176,85 +170,52 @@ class Layers(unittest.TestCase):
                        expert_map=torch.zeros(8, dtype=torch.int64, device=DEVICE))
 
     def test_scales_of_another_type(self):
-        case = Case(scheme=BLOCK)
+        case = Case(scheme="block")
         case.scales = [each.to(torch.float8_e8m0fnu) for each in case.scales]
         with self.assertRaisesRegex(MoxieError, "takes float32"):
-            case.run(case.kernel())
+            case.run(case.made())
 
 
-class Sharing(unittest.TestCase):
-    def setUp(self):
-        gc.collect()
-        self.before = len(adapter.ENGINE.shared)
+class Sharing(experts_case.Sharing, unittest.TestCase):
+    adapter, case = adapter, Case
 
-    def more(self):
-        gc.collect()
-        return len(adapter.ENGINE.shared) - self.before
+    @staticmethod
+    def borrower(kernel):
+        return kernel.fused_experts
 
     def test_layers_that_are_alike(self):
         layers, cases = adapter.layers_made(), [Case(tokens=tokens) for tokens in (3, 4, 5)]
-        kernels = [case.kernel() for case in cases]
+        kernels = [case.made() for case in cases]
         for case, kernel in zip(cases, kernels):
             self.assertLess(off_by(case.run(kernel), case.wanted()), OFF_BY_MAX[None])
         self.assertEqual(self.more(), 1)
         other = Case(inner=256)
-        kernels.append(other.kernel())
+        kernels.append(other.made())
         other.run(kernels[-1])
         self.assertEqual(self.more(), 2)
         with mock.patch("moxie.experts.Experts.has_room", return_value=False):
-            kernels.append(cases[0].kernel())
+            kernels.append(cases[0].made())
             cases[0].run(kernels[-1])
         self.assertEqual(self.more(), 3)
         self.assertEqual(adapter.layers_made() - layers, 5)
         del kernels, kernel
         self.assertEqual((self.more(), adapter.layers_made()), (0, layers))
 
-    def test_weights_that_moved(self):
-        case = Case()
-        kernel = case.kernel()
-        first = case.run(kernel)
-        experts = kernel.fused_experts
-        layer = experts.layer
-        self.assertTrue(torch.equal(case.run(kernel), first))
-        self.assertIs(experts.layer, layer)
-        case.weights[1] = -case.weights[1]
-        self.assertTrue(torch.equal(case.run(kernel), -first))
-        self.assertIsNot(experts.layer, layer)
-        case.weights[1].neg_()  # where they lie
-        layer = experts.layer
-        self.assertTrue(torch.equal(case.run(kernel), first))
-        self.assertIs(experts.layer, layer)
-
     def test_every_call_follows_the_last_one_s_stream(self):
         case = Case()
-        kernel = case.kernel()
+        kernel = case.made()
         with mock.patch("moxie.modules.Allocator.follow") as follow:
             case.run(kernel)
             case.run(kernel)
-        kind = adapter.kind_of(DEVICE)
+        kind = kind_of(DEVICE)
         self.assertEqual(follow.call_args_list,
                          [mock.call(kind.stream(DEVICE), kind.capturing)] * 2)
 
     def test_no_layer_is_made_in_a_capture(self):
-        kinds = {DEVICE.type: adapter.kind_of(DEVICE)._replace(capturing=lambda: True)}
         case = Case()
-        with mock.patch("moxie.modules.KINDS", kinds), self.assertRaises(MoxieError) as caught:
-            case.run(case.kernel())
+        with capturing(), self.assertRaises(MoxieError) as caught:
+            case.run(case.made())
         self.assertEqual(caught.exception.code, abi.E_CAPTURING)
-
-    @unittest.skipIf(ON_CPU, "of a GPU")
-    def test_a_graph(self):
-        case = Case(scheme=BLOCK, tokens=12)
-        kernel = case.kernel()
-        case.run(kernel)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            y = case.run(kernel)
-        case.x.copy_(Case(scheme=BLOCK, tokens=13).x[:12])
-        case.ids.copy_(case.ids.roll(1, 0))
-        y.fill_(float("nan"))
-        graph.replay()
-        self.assertLess(off_by(y, case.wanted()), OFF_BY_MAX["block"])
 
 
 @contextlib.contextmanager
@@ -302,15 +263,9 @@ class Selection(unittest.TestCase):
                 adapter.register()
 
 
-def python(program, **environment):
-    """What a program prints in a process of its own."""
-    path = [str(ROOT / "hosts" / "python"), str(ROOT / "host_tests")]
-    return subprocess.run(
-        [sys.executable, "-c", program], text=True, capture_output=True, check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path), **environment})
+class EntryPoint(experts_case.Found, unittest.TestCase):
+    adapter, plugin, group = adapter, vllm_plugin, "vllm.general_plugins"
 
-
-class EntryPoint(unittest.TestCase):
     def setUp(self):
         # vLLM's methods import the selections by their names, before or after.
         self.users = [(module, select.__name__) for select, _ in adapter.SELECTIONS
@@ -318,25 +273,6 @@ class EntryPoint(unittest.TestCase):
                       if name.startswith("vllm.") and vars(module).get(select.__name__) is select]
         for module, name in self.users:
             self.addCleanup(setattr, module, name, getattr(module, name))
-
-    def test_without_a_library_nothing_changes(self):
-        with mock.patch.object(adapter, "register") as register:
-            with mock.patch.dict(os.environ):
-                del os.environ["MOXIE_PLUGIN"]
-                vllm_plugin.register()
-            register.assert_not_called()
-            vllm_plugin.register()
-            register.assert_called_once_with()
-
-    def test_what_vllm_finds(self):
-        """The name in the package's description is that of the function; it imports no vLLM."""
-        described = (ROOT / "hosts" / "python" / "pyproject.toml").read_text()
-        name = f"{vllm_plugin.__name__}:{vllm_plugin.register.__name__}"
-        self.assertIn(f'[project.entry-points."vllm.general_plugins"]\nmoxie = "{name}"', described)
-        ran = python("from moxie import vllm_plugin; vllm_plugin.register(); import sys; "
-                     "print(sorted(sys.modules.keys() & {'torch', 'vllm', 'moxie.vllm'}))",
-                     MOXIE_PLUGIN="")
-        self.assertEqual((ran.stdout, ran.stderr), ("[]\n", ""))
 
     def test_another_version_is_refused_in_words(self):
         ran = python("import sys; import vllm_stand_in; vllm_stand_in.install(); "

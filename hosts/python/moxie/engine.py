@@ -10,8 +10,8 @@ import threading
 import weakref
 
 from moxie import abi
-from moxie.host import default_path, load
-from moxie.modules import Shared, kind_of, matrix_of, refusal, with_room
+from moxie.host import Libraries, default_path
+from moxie.modules import Shared, kind_of, refusal, with_room
 
 LAYERS_MAX = 256  # of one instance; more of one kind have another
 
@@ -22,17 +22,13 @@ class Engine:
     def __init__(self, name):
         self.name = name
         self.lock = threading.Lock()  # around whatever changes these
-        self.libraries = {}  # path -> Library
+        self.libraries = Libraries(f"moxie.{name} {abi.VERSION}", "name a libmoxie.so by the "
+                                   "variable MOXIE_PLUGIN, or unset it")
         self.shared = weakref.WeakValueDictionary()  # what must be equal -> Shared
 
     def library(self):
         """The library of MOXIE_PLUGIN, loaded once; MoxieError as of moxie.load."""
-        path = default_path()
-        if path not in self.libraries:
-            self.libraries[path] = load(path, f"moxie.{self.name} {abi.VERSION}",
-                                        "name a libmoxie.so by the variable MOXIE_PLUGIN, or "
-                                        "unset it")
-        return self.libraries[path]
+        return self.libraries[default_path()]
 
     def refuse(self, keys):
         """MoxieError with every reason why a configuration cannot work, or nothing."""
@@ -49,11 +45,6 @@ class Engine:
         return sum(each.experts.layers() for each in self.shared.values())
 
 
-def marks_of(tensors, *more):
-    """What is equal as long as a layer is the same: where its tensors lie, and whatever else."""
-    return [*more, *(each.data_ptr() for each in tensors if each is not None)]
-
-
 class Borrower:
     """A layer of an engine's model; a subclass names its Engine."""
 
@@ -64,18 +55,16 @@ class Borrower:
     def borrow(self, marks, keys, weights, orders, biases, scales):
         """Makes the layer of two weights [E, rows, columns], two biases and two scales, or None
         each; their numbers are read where they lie, now and later."""
-        device, kind = weights[0].device, kind_of(weights[0].device)
-        if kind.capturing():
+        device = weights[0].device
+        if kind_of(device).capturing():
             raise refusal(abi.E_CAPTURING, "this layer has not run yet, or its weights moved, and "
                           "a graph is being captured: run the model once before")
         with self.engine.lock:
             self.marks = self.layer = None  # whose place may be wanted
             self.scales = scales
             self.shared = self.engine.room(keys, device)
-            with kind.current(device):
-                self.layer = self.shared.experts.add_layer(*(
-                    matrix_of(weight, keys["weight_format"], order, False, bias, scale)
-                    for weight, order, bias, scale in zip(weights, orders, biases, scales)))
+            self.layer = self.shared.add_layer(weights, keys["weight_format"], orders, biases,
+                                               scales)
             self.marks = marks
 
 

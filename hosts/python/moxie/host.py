@@ -124,6 +124,18 @@ def load(path=None, host_build=f"moxie for Python {VERSION}", advice=ADVICE):
     return Library(os.fsdecode(default_path() if path is None else path), host_build, advice)
 
 
+class Libraries(dict):
+    """Path -> the library there, loaded when it is asked for, once; MoxieError as of load."""
+
+    def __init__(self, host_build, advice):
+        super().__init__()
+        self.host_build, self.advice = host_build, advice
+
+    def __missing__(self, path):
+        self[path] = load(path, self.host_build, self.advice)
+        return self[path]
+
+
 def _is_text(value):
     try:
         value.encode()

@@ -122,6 +122,14 @@ class Shared:
             self.experts = Experts(library, config, name, self.allocator,
                                    (kind.dlpack, device.index or 0))
 
+    def add_layer(self, weights, weight_format, orders, biases, scales, transposed=False):
+        """A Layer of gate and up, and of down: two tensors each of weights, on this device, in
+        place; of biases and scales None where there are none."""
+        with kind_of(weights[0].device).current(weights[0].device):
+            return self.experts.add_layer(*(
+                matrix_of(weight, weight_format, order, transposed, bias, scale)
+                for weight, order, bias, scale in zip(weights, orders, biases, scales)))
+
     def follow_here(self, device):
         """The allocator's follow of torch's current stream, for what is copied on it before or
         after forwards."""
@@ -139,6 +147,23 @@ class Shared:
             self.allocator.follow(stream, kind.capturing)
             layer.forward(len(x), *rows, stream.cuda_stream if stream is not None else None,
                           _describe(expert_map) if expert_map is not None else None)
+
+
+def keys_of(device, weight_format, number):
+    """What a configuration says of a device and of number types; number: the name of the rows'."""
+    kind = kind_of(device)
+    return {**kind.keys(), "device": kind.key(device), "weight_format": weight_format,
+            "input_format": number, "output_format": number}
+
+
+def marks_of(tensors, *given):
+    """All that is equal as long as a layer is that of these tensors, or None, and of what else is
+    given, as cheap as a comparison of each forward has to be."""
+    marks = [given]
+    for each in tensors:
+        if each is not None:
+            marks += each.data_ptr(), each.dtype, each.shape, each.stride()
+    return marks
 
 
 def with_room(shared, key, make):

@@ -18,8 +18,8 @@ import sglang
 import torch
 
 from moxie import abi
-from moxie.engine import LAYERS_MAX, Borrower, Engine, check_rows, marks_of
-from moxie.modules import E4M3, NUMBERS, kind_of, refusal
+from moxie.engine import LAYERS_MAX, Borrower, Engine, check_rows
+from moxie.modules import E4M3, NUMBERS, keys_of, marks_of, refusal
 
 try:
     from sglang.srt.distributed.device_communicators.pynccl_allocator import use_symmetric_memory
@@ -33,9 +33,8 @@ except (ImportError, AttributeError) as error:
     raise ImportError(f"moxie.sglang fits SGLang 0.5.23, and this is {sglang.__version__}: "
                       f"{error}; leave MOXIE_PLUGIN unset, or take the Moxie that fits") from error
 
-# Activations with a gate but SiLU, which has more forms, and what is not gated.
-GATED = {"gelu": "gelu", "gelu_tanh": "gelu_tanh"}
-PLAIN = {"relu2": "relu2"}
+# Activations that have Moxie's names: with a gate, but SiLU, which has more forms; and without.
+GATED, PLAIN = ("gelu", "gelu_tanh"), ("relu2",)
 ENGINE = Engine("sglang")
 logger = logging.getLogger("sglang.moxie")
 
@@ -75,11 +74,11 @@ def _activation(config, quant):
     if not config.is_gated:
         if name not in PLAIN:
             raise _not_taken(f"activation {name!r} without a gate")
-        return {"activation": PLAIN[name]}, abi.ORDER_PLAIN
+        return {"activation": name}, abi.ORDER_PLAIN
     if name == "silu":
         keys, order = _silu(config)
     elif name in GATED:
-        keys, order = {"activation": GATED[name]}, abi.ORDER_GATE_UP
+        keys, order = {"activation": name}, abi.ORDER_GATE_UP
     else:
         raise _not_taken(f"activation {name!r} with a gate")
     return keys, abi.ORDER_INTERLEAVED if quant.fuse_swiglu_interleaved else order
@@ -137,10 +136,9 @@ def describe(config, quant, number, top_k):
     if list(w2.shape) != [experts, hidden, inner]:
         raise _not_taken(f"weights of {list(w1.shape)} and {list(w2.shape)}, which do not belong "
                          "together, or are padded")
-    kind, name, scaling = kind_of(w1.device), NUMBERS[number], config.routed_scaling_factor
+    name, scaling = NUMBERS[number], config.routed_scaling_factor
     keys = {
-        **kind.keys(), "device": kind.key(w1.device), "weight_format": weight_format or name,
-        "input_format": name, "output_format": name, "hidden_size": hidden,
+        **keys_of(w1.device, weight_format or name, name), "hidden_size": hidden,
         "intermediate_size": inner, "num_experts": experts, "top_k": top_k,
         "forward_tokens_max": _tokens_max(), "num_layers": LAYERS_MAX,
         "routed_scaling_factor": 1.0 if scaling is None else float(scaling),

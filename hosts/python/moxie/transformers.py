@@ -32,10 +32,11 @@ except ImportError:  # it is younger than ExpertsInterface
     FP8ExpertsInterface = None
 
 from moxie import abi, gates
-from moxie.host import default_path, load
+from moxie.host import Libraries, default_path
 from moxie.modules import (
-    FLOATS, INTEGERS, NUMBERS, Shared, check_module, kind_of, layers_of, matrix_of, parts_of,
-    readable_scales, refusal, shaped_scales, sizes_of, tensors_of, weight_format_of, with_room)
+    FLOATS, INTEGERS, NUMBERS, Shared, check_module, keys_of, kind_of, layers_of, marks_of,
+    parts_of, readable_scales, refusal, shaped_scales, sizes_of, tensors_of, weight_format_of,
+    with_room)
 
 TOKENS_MAX = 4096  # of one call: enough for the weights to be read once per many rows
 
@@ -72,7 +73,8 @@ def _derived(keys):
 DEFAULTS = {"plugin": None, "forward_tokens_max": TOKENS_MAX}
 _settings = dict(DEFAULTS)  # of configure; of other keys those that were set
 _lock = threading.RLock()  # around whatever changes these, or makes what they hold
-_libraries = {}  # path -> Library
+_libraries = Libraries(f"moxie.transformers {abi.VERSION}", "name a libmoxie.so with "
+                       "moxie.transformers.configure(plugin=...) or the variable MOXIE_PLUGIN")
 _shared = weakref.WeakValueDictionary()  # what must be equal -> Shared
 _layers = weakref.WeakKeyDictionary()  # experts module -> Prepared
 
@@ -116,12 +118,7 @@ def configure(plugin=..., forward_tokens_max=..., **keys):
 
 def _library():
     """The library that is configured, loaded once; MoxieError as of moxie.load."""
-    path = _settings["plugin"] or default_path()
-    if path not in _libraries:
-        _libraries[path] = load(
-            path, f"moxie.transformers {abi.VERSION}", "name a libmoxie.so with "
-            "moxie.transformers.configure(plugin=...) or the variable MOXIE_PLUGIN")
-    return _libraries[path]
+    return _libraries[_settings["plugin"] or default_path()]
 
 
 # ---- Preparing ---------------------------------------------------------------------------------
@@ -164,14 +161,9 @@ class Prepared(NamedTuple):
 
 
 def _seen(parts, *given):
-    """All that a layer was made from, as cheap as a comparison of each forward has to be. `given`:
-    the input's number type, its device, and top_k."""
+    """All that a layer was made from. `given`: the input's number type, its device, and top_k."""
     w1, w2, biases, scales = parts
-    seen = [given]
-    for each in (w1, w2, *biases, *scales):
-        if each is not None:
-            seen += each.data_ptr(), each.dtype, each.shape, each.stride()
-    return seen
+    return marks_of((w1, w2, *biases, *scales), *given)
 
 
 def _holds(each, module):
@@ -217,24 +209,19 @@ def _prepare(module, parts, model, path, number, device, top_k):
     """Makes the layer of a module of this model, for input of a number type and top_k."""
     _layers.pop(module, None)
     check_module(module, parts, path)
-    kind = kind_of(device)
-    if kind.capturing():
+    if kind_of(device).capturing():
         raise refusal(abi.E_CAPTURING, f"{type(module).__name__}: this layer is not prepared, and "
                       "cannot be while a graph is captured: call moxie.transformers.prepare(model)"
                       ", or the model once, before the capture")
     order, activation = gates.recognise(module, device)
     weight_format, scales = weight_format_of(module, parts), readable_scales(parts)
-    config = {**kind.keys(), "num_layers": layers_of(module.config), **_settings,
-              **sizes_of(module, parts), **activation, "top_k": top_k, "device": kind.key(device),
-              "weight_format": weight_format, "input_format": number, "output_format": number}
+    config = {**keys_of(device, weight_format, number), "num_layers": layers_of(module.config),
+              **_settings, **sizes_of(module, parts), **activation, "top_k": top_k}
     config.pop("plugin")
     shared = _share(module, model, config, device)
-    with kind.current(device):
-        layer = shared.experts.add_layer(*(
-            matrix_of(weight, weight_format, each_order, module.is_transposed, bias,
-                    shaped_scales(each_scales, weight_format))
-            for weight, each_order, bias, each_scales in zip(
-                parts[:2], (order, abi.ORDER_PLAIN), parts.biases, scales)))
+    shaped = [shaped_scales(each, weight_format) for each in scales]
+    layer = shared.add_layer(parts[:2], weight_format, (order, abi.ORDER_PLAIN), parts.biases,
+                             shaped, module.is_transposed)
     prepared = Prepared(_seen(parts, number, device, top_k), shared, layer, scales,
                         tuple(each.detach() for each in parts.scales if each is not None))
     shared.follow_here(device)  # copies of scales were asked for there

@@ -17,8 +17,8 @@ import vllm
 from vllm.logger import init_logger
 
 from moxie import abi
-from moxie.engine import LAYERS_MAX, Borrower, Engine, check_rows, marks_of
-from moxie.modules import NUMBERS, kind_of, refusal
+from moxie.engine import LAYERS_MAX, Borrower, Engine, check_rows
+from moxie.modules import NUMBERS, keys_of, marks_of, refusal
 
 try:
     from vllm.model_executor.layers.fused_moe import modular_kernel
@@ -66,8 +66,7 @@ def _keys(moe, weight_format, device):
     """The configuration of vLLM's FusedMoEConfig."""
     number = NUMBERS[moe.in_dtype]
     return {
-        **kind_of(device).keys(), "device": kind_of(device).key(device),
-        "weight_format": weight_format or number, "input_format": number, "output_format": number,
+        **keys_of(device, weight_format or number, number),
         "hidden_size": moe.hidden_dim, "intermediate_size": moe.intermediate_size_per_partition,
         "num_experts": moe.num_local_experts, "top_k": moe.experts_per_token,
         "forward_tokens_max": moe.max_num_tokens, "num_layers": LAYERS_MAX,
