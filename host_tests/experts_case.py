@@ -17,7 +17,8 @@ from moxie.modules import kind_of
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
-DEVICE = torch.device(os.environ.get("MOXIE_TEST_DEVICE", "cpu"), 0)
+DEVICE = torch.device(os.environ.get("MOXIE_TEST_DEVICE", "cpu"),
+                      int(os.environ.get("MOXIE_TEST_INDEX", "0")))
 ON_CPU = DEVICE.type == "cpu"
 E4M3 = torch.float8_e4m3fn
 # Of None, weights as the rows; fp8 by blocks, weight rows, experts. A GPU quantises rows twice.

@@ -1,6 +1,7 @@
 """hosts/python/moxie/experts.py over the library named by MOXIE_PLUGIN, against sums in Python."""
 
 import array
+import copy
 import ctypes
 import gc
 import math
@@ -75,10 +76,10 @@ class Model:
 
     def matrix(self, tables, biases, order):
         rows, columns = len(tables[0]), len(tables[0][0])
-        shape = (EXPERTS, columns, rows) if self.rows_in else (EXPERTS, rows, columns)
+        shape = (len(tables), *((columns, rows) if self.rows_in else (rows, columns)))
         turned = [zip(*each) if self.rows_in else each for each in tables]
         values = self.keep(shape, [v for each in turned for row in each for v in row])
-        bias = self.keep((EXPERTS, rows), [v for row in biases for v in row]) if self.bias else None
+        bias = self.keep((len(tables), rows), [v for row in biases for v in row]) if self.bias else None
         return matrix(values, "f32", order, abi.ROWS_IN if self.rows_in else abi.ROWS_OUT, bias)
 
     def matrices(self):
@@ -87,6 +88,14 @@ class Model:
         return (self.matrix([self.merge(*pair) for pair in zip(self.gate, self.up)],
                             [self.merge(*pair) for pair in zip(gates, ups)], order),
                 self.matrix(self.down, downs, abi.ORDER_PLAIN))
+
+    def part(self, rank, ranks):
+        """The experts of one rank; they keep what the model keeps."""
+        own, count = copy.copy(self), EXPERTS // ranks
+        mine = slice(rank * count, (rank + 1) * count)
+        own.gate, own.up, own.down = self.gate[mine], self.up[mine], self.down[mine]
+        own.biases = [each[mine] for each in self.biases]
+        return own
 
     def product(self, table, bias, row):
         return [sum(a * b for a, b in zip(line, row)) + more for line, more in zip(table, bias)]
@@ -369,7 +378,7 @@ class Refusals(unittest.TestCase):
     def test_several_ranks(self):
         for sizes in ({"ep_size": 2}, {"ep_size": 2, "tp_size": 2}):
             error = self.refused(abi.E_UNSUPPORTED, sizes)
-            self.assertIn("ep_size is 2, and Experts is one rank only: set ep_size", error.text)
+            self.assertIn("ep_size is 2, and no all_gather says how the ranks", error.text)
             self.assertEqual(error.keys, ("ep_size",))
 
     def test_words_that_there_are_not(self):

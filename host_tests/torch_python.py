@@ -14,5 +14,10 @@ def require(is_there, what):
         return
     if VENV_PYTHON.exists() and sys.executable != str(VENV_PYTHON):
         os.execv(VENV_PYTHON, [str(VENV_PYTHON), *sys.argv])
-    print(f"skipped: {what} not installed, nor in build/torch")
+    skip(f"{what} not installed, nor in build/torch")
+
+
+def skip(why):
+    """Ends the program as skipped."""
+    print(f"skipped: {why}")
     sys.exit(77)

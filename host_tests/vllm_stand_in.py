@@ -39,12 +39,30 @@ class QuantKey(NamedTuple):
 
 @dataclass
 class FusedMoEParallelConfig:
-    tp_size: int = 1
-    use_all2all_kernels = use_batched_activation_format = property(lambda self: False)
+    """More than one DP rank has experts spread over all ranks here."""
+
+    tp_size: int
+    pcp_size: int
+    dp_size: int
+    ep_size: int
+    tp_rank: int
+    pcp_rank: int
+    dp_rank: int
+    ep_rank: int
+    sp_size: int
+    use_ep: bool
+    all2all_backend: str
+    enable_eplb: bool
+    use_batched_activation_format = property(lambda self: False)
+    use_all2all_kernels = property(
+        lambda self: self.use_ep and (self.dp_size > 1 or self.sp_size > 1))
+    use_ag_rs_all2all_kernels = property(
+        lambda self: (self.use_all2all_kernels and
+                      self.all2all_backend == "allgather_reducescatter"))
 
     @classmethod
     def make_no_parallel(cls):
-        return cls()
+        return cls(1, 1, 1, 1, 0, 0, 0, 0, 1, False, "allgather_reducescatter", False)
 
 
 @dataclass
@@ -135,8 +153,40 @@ class TopKWeightAndReduceNoOP:
 class MoEPrepareAndFinalizeNoDPEPModular:
     """Rows as they are: the adapter wants them so."""
 
+    def post_init_setup(self, fused_experts):
+        pass
+
+    def num_dispatchers(self):
+        return 1
+
+    def output_is_reduced(self):
+        return False
+
     def prepare(self, a1, topk_weights, on_input):
         return a1 * topk_weights.to(a1.dtype) if on_input else a1
+
+
+def maybe_make_prepare_finalize(moe, quant_config, routing_tables=None, allow_new_interface=False,
+                                use_monolithic=False, eep_stage=False):
+    return MoEPrepareAndFinalizeNoDPEPModular()
+
+
+# What the tests set, as a process of vLLM's does: the group of all ranks, and the forward's context.
+GROUP = types.SimpleNamespace(cpu_group=None, device_communicator=types.SimpleNamespace(
+    all2all_manager=types.SimpleNamespace(internode=False)))
+CONTEXT = types.SimpleNamespace(dp_metadata=types.SimpleNamespace(local_sizes=None))
+
+
+def get_ep_group():
+    return GROUP
+
+
+def get_forward_context():
+    return CONTEXT
+
+
+def is_forward_context_available():
+    return True
 
 
 class FusedMoEKernel:
@@ -144,6 +194,7 @@ class FusedMoEKernel:
 
     def __init__(self, prepare_finalize, fused_experts):
         self.prepare_finalize, self.fused_experts = prepare_finalize, fused_experts
+        prepare_finalize.post_init_setup(fused_experts)
 
     def apply(self, hidden_states, w1, w2, topk_weights, topk_ids, activation, global_num_experts,
               expert_map, apply_router_weight_on_input):
@@ -153,8 +204,9 @@ class FusedMoEKernel:
                                              apply_router_weight_on_input)
         shapes = experts.workspace_shapes(len(rows), w1.shape[1], w1.shape[2], topk_ids.shape[1],
                                           global_num_experts, w1.shape[0], None, activation)
-        workspace13, workspace2, fused_out = (torch.full(shape, float("nan"), dtype=rows.dtype)
-                                              for shape in shapes)
+        workspace13, workspace2, fused_out = (
+            torch.full(shape, float("nan"), dtype=rows.dtype, device=rows.device)
+            for shape in shapes)
         experts.apply(
             output=fused_out, hidden_states=rows, w1=w1, w2=w2, topk_weights=topk_weights,
             topk_ids=topk_ids, activation=activation, global_num_experts=global_num_experts,
@@ -199,17 +251,21 @@ def modules():
     oracle = MOE + "oracle."
     found = {
         "vllm": {"__version__": "0.26.0 (a stand-in)"},
+        "vllm.distributed": [get_ep_group],
+        "vllm.forward_context": [get_forward_context, is_forward_context_available],
         "vllm.logger": {"init_logger": lambda name: Logger(logging.getLogger(name), {})},
         "vllm.platforms": {"current_platform": platform},
         "vllm.model_executor.layers.quantization.utils.quant_utils": keys,
         MOE + "activation": [MoEActivation],
+        MOE + "all2all_utils": [maybe_make_prepare_finalize],
         MOE + "config": [FusedMoEConfig, FusedMoEParallelConfig, RoutingMethodType,
                          FusedMoEQuantConfig, fp8_w8a8_moe_quant_config],
         MOE + "modular_kernel": [FusedMoEExpertsModular, FusedMoEActivationFormat, FusedMoEKernel],
         MOE + "prepare_finalize.no_dp_ep": [MoEPrepareAndFinalizeNoDPEPModular],
         MOE + "topk_weight_and_reduce": [TopKWeightAndReduceNoOP],
-        oracle + "unquantized": [select_unquantized_moe_backend, UnquantizedMoeBackend],
-        oracle + "fp8": [select_fp8_moe_backend, Fp8MoeBackend],
+        oracle + "unquantized": [select_unquantized_moe_backend, UnquantizedMoeBackend,
+                                 maybe_make_prepare_finalize],
+        oracle + "fp8": [select_fp8_moe_backend, Fp8MoeBackend, maybe_make_prepare_finalize],
         # As the modules of vLLM's methods do, which import the selections by their names.
         MOE + "unquantized_fused_moe_method": [select_unquantized_moe_backend],
         "vllm.model_executor.layers.quantization.fp8": [select_fp8_moe_backend],

@@ -30,15 +30,16 @@ class Engine:
         """The library of MOXIE_PLUGIN, loaded once; MoxieError as of moxie.load."""
         return self.libraries[default_path()]
 
-    def refuse(self, keys):
+    def refuse(self, keys, all_gather=None):
         """MoxieError with every reason why a configuration cannot work, or nothing."""
-        with self.library().open(keys, self.name) as instance:
+        with self.library().open(keys, self.name, all_gather=all_gather) as instance:
             instance.refuse()
 
-    def room(self, keys, device):
-        """A Shared of this configuration with a place for another layer. Under the lock."""
+    def room(self, keys, device, all_gather=None):
+        """A Shared of this configuration with a place for another layer. Under the lock. Over
+        several ranks they make one at the same time, because their layers come in one order."""
         return with_room(self.shared, (self.library().path, device, *sorted(keys.items())),
-                         lambda: Shared(self.library(), keys, self.name, device))
+                         lambda: Shared(self.library(), keys, self.name, device, all_gather))
 
     def layers(self):
         """How many layers of this engine there are."""
@@ -52,6 +53,8 @@ class Borrower:
     marks = layer = None  # of the weights that were borrowed last
     shared = scales = None
 
+    all_gather = None  # of moxie.Experts, where the layer is of several ranks
+
     def borrow(self, marks, keys, weights, orders, biases, scales):
         """Makes the layer of two weights [E, rows, columns], two biases and two scales, or None
         each; their numbers are read where they lie, now and later."""
@@ -62,7 +65,7 @@ class Borrower:
         with self.engine.lock:
             self.marks = self.layer = None  # whose place may be wanted
             self.scales = scales
-            self.shared = self.engine.room(keys, device)
+            self.shared = self.engine.room(keys, device, self.all_gather)
             self.layer = self.shared.add_layer(weights, keys["weight_format"], orders, biases,
                                                scales)
             self.marks = marks

@@ -118,9 +118,9 @@ class Layer:
         finalizer = weakref.finalize(self, experts.remove, index, handle)
         finalizer.atexit = False  # a process that ends takes its memory with it
 
-    def forward(self, tokens, x, ids, weights, y, stream=None, expert_map=None):
+    def forward(self, tokens, x, ids, weights, y, stream=None, expert_map=None, rank_tokens=None):
         """Experts.forward of this layer."""
-        self.experts.forward(self, tokens, x, ids, weights, y, stream, expert_map)
+        self.experts.forward(self, tokens, x, ids, weights, y, stream, expert_map, rank_tokens)
 
     def weights_updated(self):
         """To be called after the numbers of the weights were changed in place."""
@@ -131,13 +131,19 @@ class Experts:
     """An instance, its dispatcher, and a runner for each of up to num_layers layers.
 
     The layers share the planned buffers, so that calls follow each other: here under a lock, on a
-    device by the order of the stream. There is one rank, which holds all num_experts.
+    device by the order of the stream.
+
+    Over several ranks (ep_size of them, ep_rank is this one) each has a process with an Experts of
+    the same keys, made by all at once, an all_gather as Library.open has it, and the weights of its
+    own experts, the ep_rank-th part of num_experts. Then each forward is of all ranks: as often on
+    each and in one order of layers, with tokens of its own, or none.
     """
 
-    def __init__(self, library, config, name="python", allocator=None, device=(DEVICE_CPU, 0)):
+    def __init__(self, library, config, name="python", allocator=None, device=(DEVICE_CPU, 0),
+                 all_gather=None):
         self.config = dict(config)
-        _check_one_rank(self.config)
-        self.instance = library.open(self.config, name, allocator)
+        _check_ranks(self.config, all_gather)
+        self.instance = library.open(self.config, name, allocator, all_gather)
         self.lock = threading.Lock()
         self.dead = collections.deque()  # runners to destroy when no step is under way
         self.error_text = ctypes.create_string_buffer(ERROR_BYTES)
@@ -176,7 +182,7 @@ class Experts:
                 raise _not_here(library, kind, chosen[kind], chosen["device"])
         self.runs = self.instance.runners[chosen["runner"]].api.contents
         self.moves = self.instance.dispatchers[chosen["dispatcher"]].api.contents
-        self.layers_max = int(chosen["num_layers"])
+        self.layers_max, self.ranks = int(chosen["num_layers"]), int(chosen["ep_size"])
         self.free = collections.deque()  # given back, of the `taken` first ones
         self.taken = 0
         self.tokens_max = int(chosen["forward_tokens_max"])
@@ -197,7 +203,7 @@ class Experts:
             part = getattr(self.batch, name)
             self.dims[name] = (part, part.dtype, part.shape, part.strides)
         self.step = Step()
-        self.begun = -1  # the tokens of the step that was begun last
+        self.begun = None  # the tokens of the step that was begun last, and those of all ranks
         self.parts = [self.dims[name] for name in ("x", "ids", "weights", "y")]
         self.fields = fields  # own the shapes and strides
 
@@ -232,6 +238,24 @@ class Experts:
                 self.taken += 1
             return Layer(self, index, weights, handle)
 
+    def check(self):
+        """Raises the failure of past forwards that sticks, MoxieError with the rank to blame, if
+        there is one; of replayed graphs nothing else says so. Waits for nobody."""
+        self.instance.check(self.moves.poll_error, self.dispatcher)
+
+    def set_active_ranks(self, active):
+        """After a failure goes on without the ranks whose truth value in `active` is false, one for
+        each rank; called by all others alike, on streams that are done. Experts of those that are
+        left out add nothing from here on, and they cannot come back."""
+        wanted = bytes(map(bool, active))
+        if len(wanted) != self.ranks:
+            raise MoxieError(E_INVALID, -1, f"set_active_ranks: {len(wanted)} ranks; want one "
+                             f"truth value for each of {self.ranks} (ep_size)")
+        with self.lock:
+            self.begun = None
+            self._call(self.moves.set_active_ranks, self.dispatcher,
+                       (ctypes.c_uint8 * self.ranks)(*wanted))
+
     def has_room(self):
         """Whether another layer can be added."""
         return bool(self.free or self.dead) or self.taken < self.layers_max
@@ -259,32 +283,58 @@ class Experts:
             self.runs.destroy(handle)
             self.free.append(index)
 
-    def _begin(self, tokens):
+    def _begin(self, tokens, rank_tokens):
         """A step goes on for as many layers as there are: only another size needs another."""
-        if tokens != self.begun:
+        if (tokens, rank_tokens) != self.begun:
             self.step.tokens = tokens
-            self.begun = -1  # nobody knows, where an interrupt ends this after the call
+            everybody = (ctypes.c_int64 * self.ranks)(*rank_tokens) if rank_tokens else None
+            self.step.rank_tokens = everybody  # read before the call returns
+            self.begun = None  # nobody knows, where an interrupt ends this after the call
             self._call(self.moves.begin_forward, self.dispatcher, ctypes.byref(self.step))
-            self.begun = tokens
+            self.begun = tokens, rank_tokens
 
-    def forward(self, layer, tokens, x, ids, weights, y, stream=None, expert_map=None):
+    def forward(self, layer, tokens, x, ids, weights, y, stream=None, expert_map=None,
+                rank_tokens=None):
         """y = the weighted sum of each token's experts; each of the four is Rows.
 
         Ids that name no expert of the layer count as no expert. expert_map: a Tensor of i32 [n],
         which says what the ids 0 to n - 1 stand for here; others are no expert. More tokens than
         forward_tokens_max go in several calls. On a device, `stream` is the handle of one, and
         nothing is waited for.
+
+        Over several ranks ids are those of all num_experts, and more tokens than
+        forward_tokens_max are refused, because all ranks have to call equally often. rank_tokens,
+        the tokens of each rank, the same on all of them or None on all, makes what is launched as
+        large as this forward instead of the largest. A rank that does not call makes the others
+        fail after timeout_ms, with E_PEER and its number; on a device later calls do, or check().
         """
         try:
             with self.lock:
                 self._forward(layer, tokens, (x, ids, weights, y), stream,
-                              expert_map if expert_map is not None else NO_TENSOR)
+                              expert_map if expert_map is not None else NO_TENSOR,
+                              self._whole_tokens(rank_tokens))
         except (AttributeError, TypeError) as error:  # by which wrong types make themselves known
             raise MoxieError(E_INVALID, -1, f"forward: {error}; want tokens as an int, four Rows "
-                             "whose address and stride are ints, as stream an int or None, and as "
-                             "expert_map a Tensor or None") from error
+                             "whose address and stride are ints, as stream an int or None, as "
+                             "expert_map a Tensor or None, as rank_tokens ints or None") from error
 
-    def _forward(self, layer, tokens, given, stream, expert_map):
+    def _whole_tokens(self, rank_tokens):
+        if rank_tokens is None:
+            return None
+        rank_tokens = tuple(_whole("rank_tokens", rank_tokens, I64))
+        if len(rank_tokens) != self.ranks:
+            raise MoxieError(E_INVALID, -1, f"rank_tokens: {len(rank_tokens)} numbers; want one "
+                             f"for each of {self.ranks} ranks (ep_size)")
+        return rank_tokens
+
+    def _calls(self, tokens):
+        """The first token and the number of them of each call; one call where others make one."""
+        if self.ranks > 1:
+            return ((0, tokens),)
+        return ((first, min(tokens - first, self.tokens_max))
+                for first in range(0, tokens, self.tokens_max))
+
+    def _forward(self, layer, tokens, given, stream, expert_map, rank_tokens):
         if tokens < 0:
             raise MoxieError(E_INVALID, -1, f"tokens: {tokens}; want 0 or more")
         self.batch.layer, self.batch.stream = layer.index, stream
@@ -293,25 +343,26 @@ class Experts:
             _, dtype, _, strides = part
             dtype.code, dtype.bits = DTYPES[rows.number]
             strides[0] = rows.stride
-        for first in range(0, tokens, self.tokens_max):
-            count = min(tokens - first, self.tokens_max)
+        for first, count in self._calls(tokens):
             for (where, dtype, shape, _), rows in zip(self.parts, given):
                 where.data = rows.address + first * rows.stride * (dtype.bits >> 3)
                 shape[0] = count
-            self._begin(count)
+            self._begin(count, rank_tokens)
             self._call(self.instance.api.forward, self.dispatcher, layer.handle,
                        ctypes.byref(self.batch))
         if self.dead:
             self._drain()
 
 
-def _check_one_rank(config):
-    """The library would want a host that has all_gather and barrier, which this one has not."""
+def _check_ranks(config, all_gather):
+    """The library would ask for callbacks, of which whoever reads this knows nothing."""
     ranks = config.get("ep_size")
-    if isinstance(ranks, int) and ranks > 1:
-        raise MoxieError(E_UNSUPPORTED, -1, f"ep_size is {ranks}, and Experts is one rank only: "
-                         "set ep_size to 1 and num_experts to the experts that this rank holds, "
-                         "number their ids from 0, and add up what the ranks return", ("ep_size",))
+    if isinstance(ranks, int) and ranks > 1 and all_gather is None:
+        raise MoxieError(E_UNSUPPORTED, -1, f"ep_size is {ranks}, and no all_gather says how the "
+                         "ranks reach each other: pass one (moxie.ranks has one over "
+                         "torch.distributed), or set ep_size to 1 and num_experts to the experts "
+                         "that this rank holds, number their ids from 0, and add up what the ranks "
+                         "return", ("ep_size",))
 
 
 def _not_here(library, kind, name, device):

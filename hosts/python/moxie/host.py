@@ -88,13 +88,15 @@ class Library:
         return [(row.name.decode(), row.kind.decode(), row.device.decode(), row.score,
                  row.reason.decode()) for row in table[:count.value]]
 
-    def open(self, config, name="python", allocator=None):
+    def open(self, config, name="python", allocator=None, all_gather=None):
         """An instance for the configuration, a dict of the documented keys.
 
         `allocator` gives the planned buffers: allocate(kind, bytes, align) returns an address,
-        release(address) takes it back. Without one the library allocates.
+        release(address) takes it back. Without one the library allocates. all_gather(data) is what
+        several ranks need (ep_size): called by each of them with as many bytes, it returns those of
+        all, in the order of the ranks, or raises what keeps it from that, and never waits for ever.
         """
-        return Instance(self, config, name, allocator)
+        return Instance(self, config, name, allocator, all_gather)
 
 
 def _numbers(version):
@@ -157,7 +159,7 @@ def _registered_fault(info):
 class Instance:
     """One configuration and what lives on it. Close it, or use it in a with statement."""
 
-    def __init__(self, library, config, name, allocator=None):
+    def __init__(self, library, config, name, allocator=None, all_gather=None):
         for key, value in config.items():
             if not isinstance(key, str):
                 raise MoxieError(E_INVALID, -1, f"{key!r} is a {type(key).__name__} and no key of "
@@ -168,7 +170,7 @@ class Instance:
                                  "surrogates out of it")
         self.api, self.path = library.api, library.path
         self.config, self.messages = config, []
-        self.allocator, self.raised = allocator, None
+        self.allocator, self.gather, self.raised = allocator, all_gather, None
         self.device = config.get("device") or "cpu"
         self.runners, self.dispatchers = {}, {}
         callbacks = {
@@ -178,6 +180,8 @@ class Instance:
             "register_dispatcher": self._register(self.dispatchers)}
         if allocator is not None:
             callbacks.update(allocate=self._allocate, release=self._release)
+        if all_gather is not None:
+            callbacks.update(all_gather=self._all_gather, barrier=self._barrier)
         types = dict(Host._fields_)
         # ctypes callbacks live as long as they are referenced.
         self.callbacks = {slot: types[slot](call) for slot, call in callbacks.items()}
@@ -215,18 +219,36 @@ class Instance:
             ctypes.memmove(buffer, cut, len(cut))
         return CONFIG_FOUND
 
-    def _allocate(self, _, request, memory):
-        # ctypes would print an exception and answer 0, which means success.
+    def _answer(self, call):
+        """0, or 1 where the call raises: ctypes would print that and answer 0, which is success."""
         try:
-            wanted = request.contents
-            memory[0] = self.allocator.allocate(wanted.kind, wanted.bytes, wanted.align)
+            call()
             return 0
-        except Exception as error:  # whatever an allocator raises
+        except Exception as error:  # whatever the host's own part raises
             self.raised = error
             return 1
 
+    def _allocate(self, _, request, memory):
+        def allocate():
+            wanted = request.contents
+            memory[0] = self.allocator.allocate(wanted.kind, wanted.bytes, wanted.align)
+        return self._answer(allocate)
+
     def _release(self, _, request, memory):
         self.allocator.release(memory)
+
+    def _all_gather(self, _, send, receive, size):
+        def gather():
+            everybody = bytes(self.gather(ctypes.string_at(send, size)))
+            ranks = self.config["ep_size"]
+            if len(everybody) != ranks * size:
+                raise MoxieError(E_INVALID, -1, f"all_gather returned {len(everybody)} bytes of "
+                                 f"{ranks} ranks with {size} each; want those of all")
+            ctypes.memmove(receive, everybody, len(everybody))
+        return self._answer(gather)
+
+    def _barrier(self, _):
+        return self._answer(lambda: self.gather(b"\0"))
 
     def _log(self, _, severity, component, text, length):
         self.messages.append((LOG_NAMES[severity], component.decode(), text[:length].decode()))

@@ -116,11 +116,11 @@ class Shared:
     """The Experts of the layers that are alike, on one device, with buffers from torch. The lock
     makes one of following the stream of the last call and enqueueing."""
 
-    def __init__(self, library, config, name, device):
+    def __init__(self, library, config, name, device, all_gather=None):
         kind, self.lock, self.allocator = kind_of(device), threading.Lock(), Allocator(device)
         with kind.current(device):
             self.experts = Experts(library, config, name, self.allocator,
-                                   (kind.dlpack, device.index or 0))
+                                   (kind.dlpack, device.index or 0), all_gather)
 
     def add_layer(self, weights, weight_format, orders, biases, scales, transposed=False):
         """A Layer of gate and up, and of down: two tensors each of weights, on this device, in
@@ -137,7 +137,7 @@ class Shared:
         with self.lock:
             self.allocator.follow(kind.stream(device), kind.capturing)
 
-    def forward(self, layer, x, ids, weights, y, expert_map=None):
+    def forward(self, layer, x, ids, weights, y, expert_map=None, rank_tokens=None):
         """Layer.forward on tensors of two dimensions, whose shapes the caller has compared, on
         torch's current stream."""
         kind, given = kind_of(x.device), (*map(_compact, (x, ids, weights)), y)  # kept to the end
@@ -146,7 +146,7 @@ class Shared:
             stream = kind.stream(x.device)
             self.allocator.follow(stream, kind.capturing)
             layer.forward(len(x), *rows, stream.cuda_stream if stream is not None else None,
-                          _describe(expert_map) if expert_map is not None else None)
+                          _describe(expert_map) if expert_map is not None else None, rank_tokens)
 
 
 def keys_of(device, weight_format, number):

@@ -6,24 +6,33 @@
 
 vLLM calls register() by itself, in each of its processes (vllm_plugin.py). What Moxie cannot
 compute stays with vLLM's own experts, and a warning says why. The weights stay where vLLM has them;
-layers that are alike share one instance, and with it the memory between the two products.
+layers that are alike share one instance, and with it the memory between the two products. With
+expert parallelism between ranks that have tokens of their own (--data-parallel-size,
+--enable-expert-parallel) Moxie's dispatcher also takes rows to the ranks of their experts and back,
+between the GPUs of one host; MOXIE_EXCHANGE=vllm leaves that to vLLM.
 """
 
 import inspect
+import os
 import sys
 
 import torch
 import vllm
 from vllm.logger import init_logger
 
-from moxie import abi
+from moxie import abi, ranks
 from moxie.engine import LAYERS_MAX, Borrower, Engine, check_rows
 from moxie.modules import NUMBERS, keys_of, marks_of, refusal
 
 try:
+    from vllm.distributed import get_ep_group
+    from vllm.forward_context import get_forward_context, is_forward_context_available
     from vllm.model_executor.layers.fused_moe import modular_kernel
     from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+    from vllm.model_executor.layers.fused_moe.all2all_utils import maybe_make_prepare_finalize
     from vllm.model_executor.layers.fused_moe.oracle import fp8, unquantized
+    from vllm.model_executor.layers.fused_moe.prepare_finalize.no_dp_ep import (
+        MoEPrepareAndFinalizeNoDPEPModular)
     from vllm.model_executor.layers.fused_moe.topk_weight_and_reduce import TopKWeightAndReduceNoOP
     from vllm.model_executor.layers.quantization.utils import quant_utils
     from vllm.platforms import current_platform
@@ -62,7 +71,7 @@ logger = init_logger("vllm.moxie")  # beneath vLLM's, so that its settings hold 
 # ---- What Moxie takes --------------------------------------------------------------------------
 
 
-def _keys(moe, weight_format, device):
+def _keys(moe, weight_format, device, dispatches):
     """The configuration of vLLM's FusedMoEConfig."""
     number = NUMBERS[moe.in_dtype]
     return {
@@ -70,13 +79,50 @@ def _keys(moe, weight_format, device):
         "hidden_size": moe.hidden_dim, "intermediate_size": moe.intermediate_size_per_partition,
         "num_experts": moe.num_local_experts, "top_k": moe.experts_per_token,
         "forward_tokens_max": moe.max_num_tokens, "num_layers": LAYERS_MAX,
-        **ACTIVATIONS[moe.activation][0]}
+        **ACTIVATIONS[moe.activation][0], **(_rank_keys(moe) if dispatches else {})}
+
+
+# Rows that a rank may get at once; more go in rounds, or buffers would grow with the ranks.
+ROUND_ROWS = 1 << 15
+
+
+def _rank_keys(moe):
+    """Where each rank has its own tokens: with sequence parallelism a part of its group's."""
+    parallel = moe.moe_parallel_config
+    tokens = -(-moe.max_num_tokens // parallel.sp_size)
+    return {**ranks.rank_keys(parallel.ep_size, parallel.ep_rank), "num_experts": moe.num_experts,
+            "forward_tokens_max": tokens, "timeout_ms": 1000 * ranks.TIMEOUT_S,
+            "dispatch_rounds_max": -(-tokens * parallel.ep_size // ROUND_ROWS)}
+
+
+def exchange():
+    """Who moves rows between ranks, by MOXIE_EXCHANGE: "moxie", where it can, or "vllm"."""
+    word = os.environ.get("MOXIE_EXCHANGE") or "moxie"
+    if word not in ("moxie", "vllm"):
+        raise refusal(abi.E_INVALID, f"MOXIE_EXCHANGE is {word!r}; want moxie or vllm")
+    return word
+
+
+def dispatches(moe):
+    """Whether Moxie moves the rows of a layer, where vLLM would gather those of all ranks: each
+    rank has its own tokens and the same number of experts, and all are on one host."""
+    parallel = moe.moe_parallel_config
+    return (exchange() == "moxie"
+            and parallel.use_ag_rs_all2all_kernels
+            and parallel.ep_size == parallel.dp_size * parallel.sp_size
+            and moe.num_experts == moe.num_local_experts * parallel.ep_size
+            and not get_ep_group().device_communicator.all2all_manager.internode)
 
 
 def _device_here():
     if current_platform.is_cuda():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
+
+
+def _not_called(data):
+    """An all_gather for an instance that only says what it refuses."""
+    raise refusal(abi.E_INTERNAL, "nothing is exchanged before there are layers")
 
 
 def why_not(moe, weight_key, activation_key):
@@ -95,8 +141,9 @@ def why_not(moe, weight_key, activation_key):
     if gates:
         return f"kernel does not support a gate with {' and '.join(gates)}"
     try:
-        keys = _keys(moe, SCHEMES[weight_key, activation_key], _device_here())
-        ENGINE.refuse(keys)
+        over_ranks = dispatches(moe)
+        keys = _keys(moe, SCHEMES[weight_key, activation_key], _device_here(), over_ranks)
+        ENGINE.refuse(keys, _not_called if over_ranks else None)
     except abi.MoxieError as error:
         return str(error)
     return None
@@ -114,6 +161,10 @@ class MoxieExperts(Borrower, Base):
     """vLLM's modular experts from rows as they are to their weighted sums, quantised on the way."""
 
     engine = ENGINE
+
+    def dispatch(self):
+        """From here on rows are this rank's own, and ids those of all experts."""
+        self.all_gather = ranks.all_gather_of(get_ep_group().cpu_group)
 
     @property
     def expects_unquantized_inputs(self):
@@ -141,7 +192,8 @@ class MoxieExperts(Borrower, Base):
 
     @staticmethod
     def _supports_parallel_config(moe_parallel_config):
-        return not moe_parallel_config.use_all2all_kernels
+        return (not moe_parallel_config.use_all2all_kernels
+                or moe_parallel_config.use_ag_rs_all2all_kernels)
 
     def finalize_weight_and_reduce_impl(self):
         return TopKWeightAndReduceNoOP()
@@ -170,9 +222,16 @@ class MoxieExperts(Borrower, Base):
             weight_format = None
             if self.quant_dtype is not None:
                 weight_format = "fp8_block128" if self.block_shape else "fp8_channel"
-            keys = {**_keys(self.moe_config, weight_format, x.device), "top_k": top_k}
+            keys = {**_keys(self.moe_config, weight_format, x.device, bool(self.all_gather)),
+                    "top_k": top_k}
             orders = ACTIVATIONS[self.moe_config.activation][1], abi.ORDER_PLAIN
-            self.borrow(marks, keys, (w1, w2), orders, biases, self._scales())
+            try:
+                self.borrow(marks, keys, (w1, w2), orders, biases, self._scales())
+            except abi.MoxieError as error:
+                if not self.all_gather:
+                    raise
+                raise refusal(error.code, f"{error.text}; MOXIE_EXCHANGE=vllm leaves rows to "
+                              "vLLM") from error
         return self.layer
 
     def apply(self, output, hidden_states, w1, w2, topk_weights, topk_ids, activation,
@@ -183,7 +242,37 @@ class MoxieExperts(Borrower, Base):
         layer = self._ready(hidden_states, w1, w2, topk_ids.shape[1])
         if apply_router_weight_on_input:  # vLLM has multiplied the rows by them
             topk_weights = torch.ones_like(topk_weights)
-        self.shared.forward(layer, hidden_states, topk_ids, topk_weights, output, expert_map)
+        rank_tokens = None
+        if self.all_gather:
+            expert_map, rank_tokens = None, _tokens_of_ranks()
+        self.shared.forward(layer, hidden_states, topk_ids, topk_weights, output, expert_map,
+                            rank_tokens)
+
+
+def _tokens_of_ranks():
+    """Of this forward, where vLLM knows."""
+    if not is_forward_context_available():
+        return None
+    metadata = get_forward_context().dp_metadata
+    return metadata.local_sizes if metadata is not None else None
+
+
+class MoxieDispatch(MoEPrepareAndFinalizeNoDPEPModular):
+    """What vLLM has around experts where rows go to other ranks: nothing, since MoxieExperts take
+    them there, and bring the sums back."""
+
+    def __init__(self, ep_size):
+        super().__init__()
+        self.ep_size = ep_size
+
+    def num_dispatchers(self):
+        return self.ep_size
+
+    def output_is_reduced(self):
+        return True
+
+    def post_init_setup(self, fused_experts):
+        fused_experts.dispatch()
 
 
 # ---- The entry point ---------------------------------------------------------------------------
@@ -198,7 +287,9 @@ def _preferring_moxie(select, backend):
             return select(*given, **named)  # somebody has chosen another
         reason = why_not(moe, asked.get("weight_key"), asked.get("activation_key"))
         if reason is None:
-            logger.info_once("Moxie computes the experts: %s", ENGINE.library().path)
+            moe.moxie_dispatches = dispatches(moe)
+            logger.info_once("Moxie computes the experts%s: %s", " and moves their rows" if
+                             moe.moxie_dispatches else "", ENGINE.library().path)
             return backend, MoxieExperts
         logger.warning_once("Moxie leaves experts to vLLM: %s", reason)
         return select(*given, **named)
@@ -206,12 +297,29 @@ def _preferring_moxie(select, backend):
     return selected
 
 
+def _dispatching_by_moxie(make):
+    """vLLM's choice of what is around experts, where those are Moxie's."""
+    def made(*given, **named):
+        moe = inspect.signature(make).bind(*given, **named).arguments["moe"]
+        if getattr(moe, "moxie_dispatches", False):  # as _preferring_moxie found
+            return MoxieDispatch(moe.moe_parallel_config.ep_size)
+        return make(*given, **named)
+
+    return made
+
+
+def _replace(function, ours):
+    """In all of vLLM's modules that have it by its name."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("vllm.") and vars(module).get(function.__name__) is function:
+            setattr(module, function.__name__, ours)
+
+
 def register():
     """Has Moxie asked for every layer that vLLM's --moe-backend leaves open; MoxieError where there
     is no library that serves. Called again, it does nothing."""
+    exchange()
     ENGINE.library()
     for select, backend in SELECTIONS:
-        ours = _preferring_moxie(select, backend)
-        for name, module in list(sys.modules.items()):  # those that have imported it by its name
-            if name.startswith("vllm.") and vars(module).get(select.__name__) is select:
-                setattr(module, select.__name__, ours)
+        _replace(select, _preferring_moxie(select, backend))
+    _replace(maybe_make_prepare_finalize, _dispatching_by_moxie(maybe_make_prepare_finalize))

@@ -1,0 +1,172 @@
+"""moxie.vllm over several ranks, a process each: rows that Moxie takes to the ranks of their
+experts, and those that vLLM gathers, against plain loops over all experts.
+
+Wants torch, or exits with 77; with MOXIE_TEST_DEVICE=cuda a GPU for each rank. vLLM is what
+vllm_stand_in.py has of it: where it is installed this exits with 77, too, since vLLM's own groups
+want whole engines (bench/vllm.py --ranks).
+"""
+
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+from unittest import mock
+
+from vllm_case import BLOCK, REAL, Case, adapter, fp8, modular_kernel, parallel, unquantized
+
+import torch
+import torch.distributed
+
+import torch_python
+import vllm_stand_in
+from experts_case import DEVICE, OFF_BY_MAX, ON_CPU, off_by
+from moxie import MoxieError, abi
+
+RANKS, SECONDS = 2, 100
+if REAL:
+    torch_python.skip("vLLM's own groups want whole engines")
+if not ON_CPU and torch.cuda.device_count() < RANKS:
+    torch_python.skip(f"torch sees fewer than {RANKS} GPUs")
+
+
+class Part:
+    """A rank's part of a layer of all ranks: its experts, and its rows of those in `shares`."""
+
+    def __init__(self, whole, rank, shares, **more):
+        self.whole, self.rank, self.shares = whole, rank, shares
+        own = whole.experts // RANKS
+        mine = slice(rank * own, (rank + 1) * own)
+        self.rows = slice(sum(shares[:rank]), sum(shares[:rank + 1]))
+        self.moe = whole.moe(num_local_experts=own, moe_parallel_config=parallel(
+            RANKS, rank, **{"dp_size": RANKS, "dp_rank": rank, **more}))
+        part = Case(whole.activation, experts=own, scheme=whole.scheme)
+        part.weights = [each[mine] for each in whole.weights]
+        part.scales = [each[mine] if each is not None else None for each in whole.scales]
+        part.moe, part.top_k = lambda: self.moe, whole.top_k
+        self.part = part
+        self.map = torch.full((whole.experts,), -1, dtype=torch.int32, device=DEVICE)
+        self.map[mine] = torch.arange(own, dtype=torch.int32, device=DEVICE)
+
+    def kernel(self):
+        """As vLLM's methods make it: what is selected, and what is around it."""
+        select, keys = {None: (unquantized.select_unquantized_moe_backend, ()),
+                        "block": (fp8.select_fp8_moe_backend, BLOCK)}[self.whole.scheme]
+        with mock.patch.object(adapter.MoxieExperts, "_supports_current_device", lambda: True), \
+                mock.patch.object(adapter, "_device_here", lambda: DEVICE):
+            _, experts = select(self.moe, *keys)
+        assert experts is adapter.MoxieExperts, experts
+        around = fp8.maybe_make_prepare_finalize(self.moe, None, allow_new_interface=True)
+        return modular_kernel.FusedMoEKernel(around, experts(self.moe, self.part.quant()))
+
+    def run(self, kernel, rows, sizes=None):
+        self.part.x, self.part.ids, self.part.router = (
+            each[rows] for each in (self.whole.x, self.whole.ids, self.whole.router))
+        vllm_stand_in.CONTEXT.dp_metadata.local_sizes = sizes
+        return self.part.run(kernel, expert_map=self.map)
+
+
+# ---- What each rank does -----------------------------------------------------------------------
+
+
+def check_dispatched(rank):
+    """Every rank has its own rows, and gets their whole sums."""
+    for scheme, shares, more in ((None, (12, 4), {}), ("block", (7, 9), {}),
+                                 (None, (8, 8), {"dp_size": 1, "sp_size": RANKS})):
+        whole = Case(tokens=sum(shares), scheme=scheme)
+        part = Part(whole, rank, shares, **more)
+        kernel = part.kernel()
+        around = kernel.prepare_finalize
+        assert (around.num_dispatchers(), around.output_is_reduced()) == (RANKS, True)
+        for sizes in (None, list(shares)):
+            apart = off_by(part.run(kernel, part.rows, sizes), whole.wanted()[part.rows])
+            assert apart < OFF_BY_MAX[scheme], (scheme, sizes, apart)
+        config = kernel.fused_experts.shared.experts.config
+        assert config["forward_tokens_max"] == 16 // more.get("sp_size", 1), config
+        assert (config["num_experts"], config["ep_size"]) == (whole.experts, RANKS), config
+        if sizes is not None:  # they are what the library hears
+            try:
+                part.run(kernel, part.rows, [17] * RANKS)
+            except MoxieError as error:
+                assert error.code in (abi.E_CAPACITY, abi.E_INVALID), error
+            else:
+                raise AssertionError("tokens that were not given are taken")
+
+
+def check_gathered(rank):
+    """Where Moxie leaves rows to vLLM, which gathers them: each rank has a part of the sums."""
+    whole = Case(tokens=16)
+    manager = vllm_stand_in.GROUP.device_communicator.all2all_manager
+    for changed in (mock.patch.dict(os.environ, MOXIE_EXCHANGE="vllm"),
+                    mock.patch.object(manager, "internode", True)):
+        with changed:
+            part = Part(whole, rank, (8, 8))
+            kernel = part.kernel()
+            assert not isinstance(kernel.prepare_finalize, adapter.MoxieDispatch)
+            y = part.run(kernel, slice(None)).float().cpu()
+            torch.distributed.all_reduce(y)
+            apart = off_by(y, whole.wanted().cpu())
+            assert apart < OFF_BY_MAX[None], apart
+
+
+def check_no_way(rank):
+    """What keeps the ranks from each other comes with what to do."""
+    def unreachable(group):
+        def all_gather(data):
+            raise OSError("no route")
+        return all_gather
+    with mock.patch.object(adapter.ranks, "all_gather_of", unreachable):
+        part = Part(Case(tokens=16), rank, (8, 8))
+        kernel = part.kernel()
+    try:
+        part.run(kernel, part.rows)
+    except MoxieError as error:
+        assert error.code == abi.E_UNAVAILABLE, error
+        assert error.text.endswith("MOXIE_EXCHANGE=vllm leaves rows to vLLM"), error
+    else:
+        raise AssertionError("ranks without a way to each other are taken")
+
+
+def check_what_is_left(rank):
+    """To vLLM: experts of which ranks have unequal numbers, ranks without tokens of their own."""
+    for experts, more in ((7, {}), (8, {"dp_size": 2 * RANKS}),
+                          (8, {"all2all_backend": "deepep_high_throughput"})):
+        moe = Part(Case(experts=experts), rank, (8, 8), **more).moe
+        assert not adapter.dispatches(moe), more
+
+
+def run_rank(folder, rank):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank,
+                                         world_size=RANKS)
+    if not ON_CPU:
+        torch.cuda.set_device(DEVICE)
+    vllm_stand_in.GROUP.cpu_group = torch.distributed.group.WORLD
+    adapter.register()
+    for check in (check_no_way, check_dispatched, check_gathered, check_what_is_left):
+        check(rank)
+    torch.distributed.destroy_process_group()
+
+
+class Ranks(unittest.TestCase):
+    def test_all(self):
+        with tempfile.TemporaryDirectory() as folder:
+            ranks = [subprocess.Popen([sys.executable, __file__, "rank", folder, str(rank)],
+                                      env={**os.environ, "OMP_NUM_THREADS": "1",
+                                           "MOXIE_TEST_INDEX": "0" if ON_CPU else str(rank)},
+                                      text=True, stderr=subprocess.PIPE)
+                     for rank in range(RANKS)]
+            try:
+                for each in ranks:
+                    _, error = each.communicate(timeout=SECONDS)
+                    self.assertEqual(each.returncode, 0, error)
+            finally:
+                for each in ranks:
+                    each.kill()
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["rank"]:
+        run_rank(pathlib.Path(sys.argv[2]), int(sys.argv[3]))
+    else:
+        unittest.main()

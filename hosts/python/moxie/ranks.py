@@ -1,0 +1,36 @@
+"""Ranks of Moxie in the processes of a torch.distributed group.
+
+    keys = {..., **rank_keys(dist.get_world_size(), dist.get_rank())}
+    experts = Experts(load(path), keys, all_gather=all_gather_of(dist.group.WORLD))
+"""
+
+import datetime
+
+import torch
+import torch.distributed as dist
+
+TIMEOUT_S = 300  # what others may do before they come: read weights, compile
+
+
+def rank_keys(ranks, rank):
+    """What a configuration says of ranks with tokens of their own each, as with data parallel
+    attention."""
+    return {"ep_size": ranks, "tp_size": ranks, "dp_size": ranks, "ep_rank": rank}
+
+
+def all_gather_of(group, timeout_s=TIMEOUT_S):
+    """The all_gather of moxie.Experts over a torch.distributed group that moves tensors of the CPU
+    (gloo).
+
+    It is used while an Experts is made, by all ranks of the group at once. Where one does not come
+    within timeout_s seconds, the others raise what torch.distributed raises.
+    """
+    ranks, limit = dist.get_world_size(group), datetime.timedelta(seconds=timeout_s)
+
+    def all_gather(data):
+        mine = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        found = [torch.empty_like(mine) for _ in range(ranks)]
+        dist.all_gather(found, mine, group=group, async_op=True).wait(limit)
+        return b"".join(bytes(each.numpy()) for each in found)
+
+    return all_gather
