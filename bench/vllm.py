@@ -10,12 +10,18 @@ how long the GPU was busy, which no other tenant of the host moves: engines of f
 the host. What both say of the same prompts is compared, as far as their tokens agree. Progress goes
 to stderr. Exit code 1: cannot measure here, or Moxie computed nothing; 2: usage; 3: the logarithms
 of probabilities differ by more than --tolerance.
+
+With --ranks each contestant is as many data parallel engines, a GPU each, with the experts spread
+over them. Each has such prompts of its own, so that tokens are those of all; a GPU that waits for
+the others is busy. A third contestant is Moxie's experts with rows that vLLM moves
+(MOXIE_EXCHANGE=vllm).
 """
 
 import argparse
 import json
 import os
 import pathlib
+import socket
 import statistics
 import subprocess
 import sys
@@ -51,6 +57,8 @@ def parse(arguments):
     parser.add_argument("--rounds", type=at_least(1), default=2,
                         help="of one engine each, every other the other way round; default: "
                         "%(default)s")
+    parser.add_argument("--ranks", type=at_least(1), default=1,
+                        help="data parallel engines with expert parallelism; default: %(default)s")
     parser.add_argument("--engine", type=json.loads, default={}, metavar="JSON",
                         help="more arguments of vLLM's LLM, as an object")
     parser.add_argument("--tolerance", type=at_least(0, float), default=0.25,
@@ -69,8 +77,14 @@ def parse(arguments):
 # ---- One contestant ----------------------------------------------------------------------------
 
 
+def rank():
+    """Of this process among the contestant's."""
+    return int(os.environ.get("VLLM_DP_RANK", "0"))
+
+
 def prompt_of(tokens, number):
-    """Different ones of every number, the same in every process."""
+    """Different ones of every number and rank, the same for every contestant."""
+    number += 10000 * rank()
     return {"prompt_token_ids": [(7919 * number + 104729 * place) % 30011 + 5
                                  for place in range(tokens)]}
 
@@ -81,7 +95,8 @@ def make_engine(options):
     return LLM(**{
         "model": options.model, "skip_tokenizer_init": True, "max_model_len": room,
         "enable_prefix_caching": False, "quantization": options.quantization,
-        "max_num_batched_tokens": max(8192, options.prompt), **options.engine})
+        "max_num_batched_tokens": max(8192, options.prompt),
+        "enable_expert_parallel": options.ranks > 1, **options.engine})
 
 
 def busy_s(call):
@@ -131,13 +146,15 @@ def said(engine, options):
             for answer in engine.generate(prompts, greedy, use_tqdm=False)]
 
 
+def layers_here(worker):
+    """Of Moxie's, in one of vLLM's workers."""
+    import moxie.vllm
+    return moxie.vllm.layers_made()
+
+
 def run_contestant(options):
     """Everything of one engine, written as JSON."""
     import vllm
-    adapter = None
-    if options.contestant == "moxie":
-        import moxie.vllm as adapter
-        adapter.register()  # as vLLM does where the package is installed
     start = time.perf_counter()
     engine = make_engine(options)
     found = {"vllm": vllm.__version__, "ready_s": round(time.perf_counter() - start, 1),
@@ -146,7 +163,8 @@ def run_contestant(options):
              "decode": {str(batch): timed(
                  engine, [prompt_of(16, number) for number in range(batch)], options.steps)
                  for batch in options.batch},
-             "moxie_layers": adapter.layers_made() if adapter else 0}
+             "moxie_layers": (min(engine.collective_rpc(layers_here))
+                              if options.contestant != "vllm" else 0)}
     pathlib.Path(options.result).write_text(json.dumps(found))
 
 
@@ -160,30 +178,93 @@ def make_model(options, folder):
     return folder
 
 
+CONTESTANTS = {"moxie": {}, "vllm": {}}  # and what is in the environment of each
+RANKS_CONTESTANTS = {**CONTESTANTS, "moxie-experts": {"MOXIE_EXCHANGE": "vllm"}}
+
+
+def contestants(options):
+    return RANKS_CONTESTANTS if options.ranks > 1 else CONTESTANTS
+
+
+def installed(folder):
+    """What pip leaves of moxie for vLLM to find, in a folder of its own."""
+    site = pathlib.Path(folder) / "site"
+    described = site / "moxie-0.dist-info"
+    described.mkdir(parents=True, exist_ok=True)
+    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: moxie\nVersion: 0\n")
+    (described / "entry_points.txt").write_text(
+        "[vllm.general_plugins]\nmoxie = moxie.vllm_plugin:register\n")
+    return str(site)
+
+
+def environments(name, options, folder):
+    """What each process of a contestant runs in."""
+    path = [str(ROOT / "hosts" / "python"), installed(folder),
+            *filter(None, [os.environ.get("PYTHONPATH")])]
+    shared = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1",
+              "PYTHONPATH": os.pathsep.join(path), **contestants(options)[name]}
+    shared.pop("MOXIE_PLUGIN", None)
+    if name != "vllm":
+        shared["MOXIE_PLUGIN"] = str(pathlib.Path(options.plugin).resolve())
+    if options.ranks == 1:
+        return [shared]
+    with socket.socket() as probe:  # a port that is free
+        probe.bind(("127.0.0.1", 0))
+        meeting = {"VLLM_DP_MASTER_IP": "127.0.0.1", "VLLM_DP_SIZE": str(options.ranks),
+                   "VLLM_DP_MASTER_PORT": str(probe.getsockname()[1])}
+    return [{**shared, **meeting, "VLLM_DP_RANK": str(each), "VLLM_DP_RANK_LOCAL": str(each)}
+            for each in range(options.ranks)]
+
+
 def start(name, options, arguments, folder):
-    """The JSON of a contestant, which runs in a process of its own."""
-    say(f"{name}: an engine starts")
-    result = pathlib.Path(folder) / "result.json"
-    result.unlink(missing_ok=True)
-    environment = {
-        **os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1",
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "hosts" / "python"),
-                                       *filter(None, [os.environ.get("PYTHONPATH")])])}
-    environment.pop("MOXIE_PLUGIN", None)
-    if name == "moxie":
-        environment["MOXIE_PLUGIN"] = str(pathlib.Path(options.plugin).resolve())
-    ran = subprocess.run(
-        [sys.executable, __file__, *arguments, "--plugin", options.plugin, "--model", options.model,
-         "--contestant", name, "--result", str(result)],
-        env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    if ran.returncode != 0 or not result.exists():
-        raise CannotRun(f"{name}: its engine ended with {ran.returncode}:\n"
-                        + "\n".join(ran.stdout.splitlines()[-20:]))
-    found = json.loads(result.read_text())
-    if name == "moxie" and found["moxie_layers"] == 0:
+    """The JSON of each process of a contestant."""
+    say(f"{name}: {'an engine starts' if options.ranks == 1 else f'{options.ranks} engines start'}")
+    folder = pathlib.Path(tempfile.mkdtemp(dir=folder))
+    processes, logs, results = [], [], []
+    for number, environment in enumerate(environments(name, options, folder)):
+        logs.append(folder / f"{number}.log")
+        results.append(folder / f"{number}.json")
+        with logs[-1].open("w") as log:
+            processes.append(subprocess.Popen(
+                [sys.executable, __file__, *arguments, "--plugin", options.plugin,
+                 "--model", options.model, "--contestant", name, "--result", str(results[-1])],
+                env=environment, stdout=log, stderr=subprocess.STDOUT))
+    for code, log in zip(codes_of(processes), logs):
+        if code:
+            raise CannotRun(f"{name}: its engine ended with {code}:\n"
+                            + "\n".join(log.read_text().splitlines()[-20:]))
+    found = [json.loads(result.read_text()) for result in results]
+    if name != "vllm" and min(each["moxie_layers"] for each in found) == 0:
         raise CannotRun("Moxie computed no layer, so nothing was measured; vLLM's log says of it:\n"
-                        + "\n".join(line for line in ran.stdout.splitlines() if "oxie" in line))
-    return found
+                        + "\n".join(line for log in logs for line in log.read_text().splitlines()
+                                    if "oxie" in line))
+    return joined(found)
+
+
+def codes_of(processes):
+    """How each has ended; None of those that would wait for one that failed, and are killed."""
+    codes = [None]
+    while None in codes and not any(codes):
+        time.sleep(0.1)
+        codes = [each.poll() for each in processes]
+    for each, code in zip(processes, codes):
+        if code is None:
+            each.kill()
+            each.wait()
+    return codes
+
+
+def joined(found):
+    """The numbers of all ranks as of one engine: they took as long as the slowest."""
+    def slowest(runs):
+        return {"seconds": [max(each) for each in zip(*(run["seconds"] for run in runs))],
+                "busy_s": max(run["busy_s"] for run in runs)}
+
+    return {**found[0], "ready_s": max(each["ready_s"] for each in found),
+            "said": [prompt for each in found for prompt in each["said"]],
+            "prefill": slowest([each["prefill"] for each in found]),
+            "decode": {batch: slowest([each["decode"][batch] for each in found])
+                       for batch in found[0]["decode"]}}
 
 
 def apart(ours, theirs):
@@ -208,8 +289,8 @@ def rates(runs, options):
         return {"tokens_per_second": round(tokens / seconds, 1),
                 "gpu_ms_a_step": round(1e3 * busy / steps, 4)}
 
-    return {"prefill": rate(options.prompt, 1, [run["prefill"] for run in runs]),
-            "decode": {str(batch): rate(batch * options.steps, options.steps,
+    return {"prefill": rate(options.ranks * options.prompt, 1, [run["prefill"] for run in runs]),
+            "decode": {str(batch): rate(options.ranks * batch * options.steps, options.steps,
                                         [run["decode"][str(batch)] for run in runs])
                        for batch in options.batch}}
 
@@ -218,11 +299,11 @@ def measure(options, arguments):
     with tempfile.TemporaryDirectory() as folder:
         if options.model is None:
             options.model = make_model(options, str(pathlib.Path(folder) / "model"))
-        runs = {"moxie": [], "vllm": []}
+        runs = {name: [] for name in contestants(options)}
         for number in range(options.rounds):
             for name in list(runs) if number % 2 == 0 else list(runs)[::-1]:
                 runs[name].append(start(name, options, arguments, folder))
-    kept = ("layers", "quantization", "prompt", "batch", "steps", "rounds", "engine")
+    kept = ("layers", "quantization", "ranks", "prompt", "batch", "steps", "rounds", "engine")
     return {"command": " ".join(["bench/vllm.py", *arguments]), "machine": machine(),
             "vllm": runs["vllm"][0]["vllm"], "moxie_layers": runs["moxie"][0]["moxie_layers"],
             **{key: getattr(options, key) for key in kept},
@@ -238,15 +319,17 @@ def machine():
 
 
 def report(found):
-    print(f"{found['machine']}, vLLM {found['vllm']}, {found['quantization'] or 'not quantised'}")
-    ours, theirs = found["results"]["moxie"], found["results"]["vllm"]
-    rows = [(f"prefill of {found['prompt']}", ours["prefill"], theirs["prefill"])]
-    rows += [(f"decode, {batch}", ours["decode"][str(batch)], theirs["decode"][str(batch)])
+    print(f"{found['machine']}, vLLM {found['vllm']}, {found['quantization'] or 'not quantised'}, "
+          f"ranks: {found['ranks']}")
+    results = found["results"]
+    rows = [(f"prefill of {found['prompt']}", [each["prefill"] for each in results.values()])]
+    rows += [(f"decode, {batch}", [each["decode"][str(batch)] for each in results.values()])
              for batch in found["batch"]]
-    print(f"{'':20}{'tokens per second':>26}{'GPU busy, ms a step':>28}")
-    print(f"{'':20}" + f"{'moxie':>13}{'vllm':>13}" * 2)
-    for name, *both in rows:
-        print(f"{name:20}" + "".join(f"{each[key]:13}" for key in both[0] for each in both))
+    wide = 14 * len(results)
+    print(f"{'':20}{'tokens per second':>{wide}}{'GPU busy, ms a step':>{wide}}")
+    print(f"{'':20}" + "".join(f"{name:>14}" for name in results) * 2)
+    for name, cells in rows:
+        print(f"{name:20}" + "".join(f"{each[key]:14}" for key in cells[0] for each in cells))
     logs = found["logprobs"]
     print(f"logarithms of probabilities differ by at most {logs['most']}, "
           f"{logs['same_tokens']} of {logs['tokens']} tokens are the same")

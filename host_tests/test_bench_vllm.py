@@ -20,7 +20,8 @@ HERE = pathlib.Path(__file__).resolve().parent
 BENCH = HERE.parent / "bench" / "vllm.py"
 
 ENGINE = f"""
-import os, sys, types
+import os, sys, time, types
+from importlib.metadata import entry_points
 OURS = "MOXIE_PLUGIN" in os.environ
 __version__ = "0.26.0"
 if OURS:
@@ -39,12 +40,25 @@ class LLM:
         assert given["model"] == "somewhere" and given["skip_tokenizer_init"]
         assert given["quantization"] == "fp8_per_block" and given["enforce_eager"] is True
         assert given["max_model_len"] >= 1000 + 8
+        ranks, rank = (int(os.environ.get("VLLM_DP_" + name, least))
+                       for name, least in (("SIZE", 1), ("RANK", 0)))
+        assert given["enable_expert_parallel"] == (ranks > 1)
+        assert ranks == 1 or 0 < int(os.environ["VLLM_DP_MASTER_PORT"]) < 1 << 16
+        found = entry_points(group="vllm.general_plugins")
+        assert [each.name for each in found] == ["moxie"]
+        for each in found:
+            each.load()()
         if OURS:
             import moxie.vllm
-            moxie.vllm.layers_made = lambda: int(LAYERS or 4)
+            moxie.vllm.layers_made = lambda: int(LAYERS or 4) if rank == 0 or not LAYERS else 0
             print("INFO Moxie was seen")
-        if FAULT and not OURS:
-            raise SystemExit("vLLM's own engine is broken")
+        if FAULT and (ranks > 1 or not OURS):
+            if rank == ranks - 1:
+                raise SystemExit("vLLM's own engine is broken")
+            time.sleep(600)  # for the other
+
+    def collective_rpc(self, call):
+        return [call(self)]
 
     def generate(self, prompts, sampling, use_tqdm):
         assert sampling.temperature == 0 and sampling.ignore_eos and not use_tqdm
@@ -88,6 +102,23 @@ class Program(unittest.TestCase):
                              ({"prefill", "decode"}, {"1", "2"}))
         self.assertEqual([line.split(":")[0] for line in ran.stderr.splitlines()],
                          ["moxie", "vllm", "vllm", "moxie"])
+
+    def test_ranks(self):
+        ran = self.run_main("--json", "--ranks", "2", "--rounds", "1")
+        self.assertEqual(ran.returncode, 0, ran.stderr)
+        found = json.loads(ran.stdout)
+        self.assertEqual((found["ranks"], found["logprobs"]["tokens"]), (2, 64))
+        self.assertEqual([run["contestant"] for run in found["runs"]],
+                         ["moxie", "vllm", "moxie-experts"])
+        run = found["runs"][0]["prefill"]
+        self.assertAlmostEqual(found["results"]["moxie"]["prefill"]["tokens_per_second"],
+                               2 * 600 / sorted(run["seconds"])[1], delta=0.1)
+        self.assertIn("moxie-experts: 2 engines start", ran.stderr)
+        for environment, text in (({"LAYERS": "4"}, "computed no layer"),
+                                  ({"FAULT": "1"}, "vLLM's own engine is broken")):
+            ran = self.run_main("--ranks", "2", "--rounds", "1", **environment)
+            self.assertEqual(ran.returncode, 1)
+            self.assertIn(text, ran.stderr)
 
     def test_what_spans_cover(self):
         union = runpy.run_path(str(BENCH), run_name="bench_vllm")["union"]
