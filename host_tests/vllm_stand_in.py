@@ -5,6 +5,7 @@ much as the adapter and its tests can tell. On a GPU test_vllm.py runs with vLLM
 
 import enum
 import logging
+import sys
 import types
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -162,31 +163,46 @@ class MoEPrepareAndFinalizeNoDPEPModular:
     def output_is_reduced(self):
         return False
 
-    def prepare(self, a1, topk_weights, on_input):
-        return a1 * topk_weights.to(a1.dtype) if on_input else a1
+    def prepare(self, a1, topk_weights, topk_ids, on_input):
+        return a1 * topk_weights.to(a1.dtype) if on_input else a1, topk_weights, topk_ids
+
+    def finalize(self, output, fused_out, weight_and_reduce, *given):
+        weight_and_reduce.apply(output, fused_out, *given)
+
+
+def get_ep_group():
+    raise AssertionError("expert parallel group is not initialized")
+
+
+def get_forward_context():
+    raise AssertionError("Forward context is not set")
+
+
+def is_forward_context_available():
+    return False
+
+
+class MoEPrepareAndFinalizeNaiveDPEPModular(MoEPrepareAndFinalizeNoDPEPModular):
+    """Rows of all ranks, and this rank's part of their sums."""
+
+    def prepare(self, a1, topk_weights, topk_ids, on_input):
+        rows = super().prepare(a1, topk_weights, topk_ids, on_input)[0]
+        return group_of_ranks().dispatch(rows, topk_weights, topk_ids, is_sequence_parallel=False,
+                                         extra_tensors=None)
+
+    def finalize(self, output, fused_out, *given):
+        output.copy_(group_of_ranks().combine(fused_out, is_sequence_parallel=False))
+
+
+def group_of_ranks():
+    return sys.modules[MOE + "prepare_finalize.naive_dp_ep"].get_ep_group()
 
 
 def maybe_make_prepare_finalize(moe, quant_config, routing_tables=None, allow_new_interface=False,
                                 use_monolithic=False, eep_stage=False):
+    if moe.moe_parallel_config.use_all2all_kernels:
+        return MoEPrepareAndFinalizeNaiveDPEPModular()
     return MoEPrepareAndFinalizeNoDPEPModular()
-
-
-# What the tests set, as a process of vLLM's does: the group of all ranks, and the forward's context.
-GROUP = types.SimpleNamespace(cpu_group=None, device_communicator=types.SimpleNamespace(
-    all2all_manager=types.SimpleNamespace(internode=False)))
-CONTEXT = types.SimpleNamespace(dp_metadata=types.SimpleNamespace(local_sizes=None))
-
-
-def get_ep_group():
-    return GROUP
-
-
-def get_forward_context():
-    return CONTEXT
-
-
-def is_forward_context_available():
-    return True
 
 
 class FusedMoEKernel:
@@ -200,8 +216,8 @@ class FusedMoEKernel:
               expert_map, apply_router_weight_on_input):
         experts, output = self.fused_experts, torch.empty_like(hidden_states)
         assert experts.expects_unquantized_inputs
-        rows = self.prepare_finalize.prepare(hidden_states, topk_weights,
-                                             apply_router_weight_on_input)
+        rows, topk_weights, topk_ids = self.prepare_finalize.prepare(
+            hidden_states, topk_weights, topk_ids, apply_router_weight_on_input)
         shapes = experts.workspace_shapes(len(rows), w1.shape[1], w1.shape[2], topk_ids.shape[1],
                                           global_num_experts, w1.shape[0], None, activation)
         workspace13, workspace2, fused_out = (
@@ -213,8 +229,10 @@ class FusedMoEKernel:
             expert_map=expert_map, a1q_scale=None, a2_scale=None, workspace13=workspace13,
             workspace2=workspace2, expert_tokens_meta=None,
             apply_router_weight_on_input=apply_router_weight_on_input)
-        return experts.finalize_weight_and_reduce_impl().apply(
-            output, fused_out, topk_weights, topk_ids, apply_router_weight_on_input)
+        self.prepare_finalize.finalize(
+            output, fused_out, experts.finalize_weight_and_reduce_impl(), topk_weights, topk_ids,
+            apply_router_weight_on_input)
+        return output
 
 
 class UnquantizedMoeBackend(enum.Enum):
@@ -262,6 +280,8 @@ def modules():
                          FusedMoEQuantConfig, fp8_w8a8_moe_quant_config],
         MOE + "modular_kernel": [FusedMoEExpertsModular, FusedMoEActivationFormat, FusedMoEKernel],
         MOE + "prepare_finalize.no_dp_ep": [MoEPrepareAndFinalizeNoDPEPModular],
+        MOE + "prepare_finalize.naive_dp_ep": [MoEPrepareAndFinalizeNaiveDPEPModular,
+                                               get_ep_group],
         MOE + "topk_weight_and_reduce": [TopKWeightAndReduceNoOP],
         oracle + "unquantized": [select_unquantized_moe_backend, UnquantizedMoeBackend,
                                  maybe_make_prepare_finalize],
