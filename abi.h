@@ -55,7 +55,7 @@ extern "C" {
 #define MOXIE_E_CONFIG 5               // configuration refused; validate() lists every reason
 #define MOXIE_E_CAPACITY 6             // more tokens than the plan holds; nothing was written
 #define MOXIE_E_CAPTURING 7            // cannot be captured; the stream was not touched
-#define MOXIE_E_COLLECTIVE_MISMATCH 8  // ranks differ in ABI, build or configuration
+#define MOXIE_E_COLLECTIVE_MISMATCH 8  // ranks differ in ABI, build, configuration or step
 #define MOXIE_E_TIMEOUT 9              // a bounded wait ended; no rank could be blamed
 #define MOXIE_E_PEER 10                // a rank went silent, or moved on without this one
 #define MOXIE_E_MEMORY 11              // an allocation failed; nothing is held

@@ -4,7 +4,8 @@
     bench/vllm.py --plugin build/release/lib/libmoxie.so --layers 8 --json
 
 Each contestant is an engine in a process of its own, by turns A B B A. Without --model it is
-Qwen3-30B-A3B with random weights, made by transformers. A prompt of --prompt tokens is timed, and
+Qwen3-30B-A3B with random weights, made by transformers, or by vLLM, which needs no disk for all 48
+layers, with --engine '{"load_format": "dummy"}'. A prompt of --prompt tokens is timed, and
 --steps greedy tokens of each of --batch short ones, three times each. A fourth time a profiler says
 how long the GPU was busy, which no other tenant of the host moves: engines of few layers wait for
 the host. What both say of the same prompts is compared, as far as their tokens agree. Progress goes
@@ -45,7 +46,7 @@ def parse(arguments):
     parser.add_argument("--plugin", type=named_path, default=os.environ.get("MOXIE_PLUGIN") or None,
                         help="libmoxie.so; default: MOXIE_PLUGIN of the environment")
     parser.add_argument("--model", help="a model's folder; default: one with random weights")
-    parser.add_argument("--layers", type=at_least(1), default=8,
+    parser.add_argument("--layers", type=at_least(1, most=48), default=8,
                         help="of the random model; default: %(default)s")
     parser.add_argument("--quantization", help="vLLM's word for it, fp8_per_block for example")
     parser.add_argument("--prompt", type=at_least(1), default=8000,
@@ -96,7 +97,9 @@ def make_engine(options):
         "model": options.model, "skip_tokenizer_init": True, "max_model_len": room,
         "enable_prefix_caching": False, "quantization": options.quantization,
         "max_num_batched_tokens": max(8192, options.prompt),
-        "enable_expert_parallel": options.ranks > 1, **options.engine})
+        "enable_expert_parallel": options.ranks > 1,
+        # Or vLLM takes a process for each worker, into which no profiler here looks.
+        "distributed_executor_backend": "uni" if options.ranks > 1 else None, **options.engine})
 
 
 def busy_s(call):
@@ -172,9 +175,14 @@ def run_contestant(options):
 
 
 def make_model(options, folder):
-    """A checkpoint with random weights, where nobody gave one."""
+    """A checkpoint with random weights, where nobody gave one, or without any if vLLM makes them."""
+    config = config_of("qwen3-30b-a3b", options.layers)
+    if options.engine.get("load_format") == "dummy":
+        config.update({"architectures": ["Qwen3MoeForCausalLM"], "dtype": "bfloat16"})
+        config.save_pretrained(folder)
+        return folder
     say(f"making {options.layers} layers of Qwen3-30B-A3B")
-    random_model(config_of("qwen3-30b-a3b", options.layers), "cuda").save_pretrained(folder)
+    random_model(config, "cuda").save_pretrained(folder)
     return folder
 
 

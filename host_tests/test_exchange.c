@@ -199,6 +199,43 @@ START_TEST(garbage_ids_write_into_nobodys_rows)
 }
 END_TEST
 
+// ---- rows that a step may bring ----------------------------------------------------------------
+
+// What is launched for the experts is as large as the slabs say.
+static void bound_scenario(struct crew_member *member)
+{
+    const int64_t planned = member->rank.instance->plan.limits.rows_cap;
+    const int64_t *parts = member->crew->parts;
+    struct rows_seen seen = {.cap = 0};
+
+    ck_assert_int_lt(parts[0], planned);
+    member->step.rank_tokens = parts;
+    layer_by_halves(member, &seen);
+    ck_assert_int_eq(seen.cap, parts[0]);
+    member->step.rank_tokens = NULL;
+    layer_by_halves(member, &seen);
+    ck_assert_int_eq(seen.cap, planned);
+}
+
+static void roomy_keys(struct crew_member *member)
+{
+    mock_set_i64(&member->rank.mock, "forward_tokens_max", 4 * member->crew->parts[0]);
+}
+
+START_TEST(slabs_are_as_large_as_the_step)
+{
+    struct crew crew = {.layer_name = "mixtral_a",
+                        .ranks = 3,
+                        .dispatcher = _i == 0 ? "alltoall" : "allgather",
+                        .configure = roomy_keys,
+                        .scenario = bound_scenario};
+
+    crew_run(&crew);
+    ck_assert_double_le(golden_error(crew.y, &crew.layer.want), 2e-6);
+    crew_fini(&crew);
+}
+END_TEST
+
 // ---- no allocation in a step -------------------------------------------------------------------
 
 static void quiet_scenario(struct crew_member *member)
@@ -303,6 +340,7 @@ static void add(TCase *tests)
     tcase_add_loop_test(tests, payload_formats, 0, (int)(sizeof payloads / sizeof payloads[0]));
     tcase_add_test(tests, results_in_16_bits);
     tcase_add_test(tests, garbage_ids_write_into_nobodys_rows);
+    tcase_add_loop_test(tests, slabs_are_as_large_as_the_step, 0, 2);
     tcase_add_loop_test(tests, forward_allocates_nothing, 0, 3);
     tcase_add_test(tests, two_instances_share_nothing);
 }

@@ -117,6 +117,19 @@ def too_many(meeting, rank):
     here.forward(layer, model, 2, rank_tokens=(2,) * meeting.ranks)
 
 
+def unequal_rank_tokens(meeting, rank):
+    """Who was told that no rank has as many says so; the other hears nothing, and starts again."""
+    here, model = Rank(meeting, rank, timeout_ms=2000), Model(5)
+    layer = here.layer(model)
+    told, code, text = (((1, 1), abi.E_COLLECTIVE_MISMATCH, "rank 1 has sent 3 rows"),
+                        ((1, 3), abi.E_PEER, "rank 0 sent no results"))[rank]
+    with refused(code, text, 1 - rank):
+        here.forward(layer, model, told[rank], rank_tokens=told)
+    meeting.all_gather(rank, b" ")
+    here.experts.set_active_ranks((True, True))
+    here.forward(layer, model, 3 * rank, rank_tokens=(0, 3))
+
+
 def one_dies(meeting, rank):
     """The others hear who, keep hearing it, and go on without."""
     here, model, last = Rank(meeting, rank, timeout_ms=2000), Model(4), meeting.ranks - 1
@@ -191,6 +204,9 @@ class Ranks(unittest.TestCase):
 
     def test_more_than_planned(self):
         self.run_ranks(too_many)
+
+    def test_rank_tokens_that_differ(self):
+        self.run_ranks(unequal_rank_tokens)
 
     def test_one_dies(self):
         self.run_ranks(one_dies, ranks=4, dead=(3,))

@@ -42,17 +42,19 @@ enum verdict_kind {
     VERDICT_MOVED_ON, // `rank` is in a later generation, this rank among its active ones
     VERDICT_SILENT,   // the ranks of `silent` owe a flag; `rank` was not heard to wait either
     VERDICT_ALL_WAIT, // the ranks of `silent` owe a flag, and all of them wait
+    VERDICT_ROWS,     // `rank` says that it has sent more rows than a rank has in this forward
 };
 
 // Why a wait failed.
 struct flag_verdict {
     uint32_t kind; // written last
     int32_t rank;
-    uint32_t word; // enum flag_word: awaited
-    uint32_t reserved;
+    uint32_t word;                         // enum flag_word: awaited
+    int32_t told_rows;                     // by `rank`
     uint64_t epoch, generation;            // of the rank that waited
     uint64_t told_generation, told_active; // by `rank`
     uint64_t silent;                       // bit r: rank r
+    int32_t rows_most, reserved;           // of any rank
 };
 
 // Pinned host memory that the device writes, one per dispatcher.
@@ -77,8 +79,8 @@ struct signal_args {
 };
 
 // Waits until `word` of every active peer is of this generation and epoch; then, with `counts`,
-// takes the rows that each has sent. A wait that fails sets state->failed, says why in the report,
-// and counts no rows, as does every wait after it.
+// takes the rows that each has sent, of which more than rows_most are a failure. A wait that fails
+// sets state->failed, says why in the report, and counts no rows, as does every wait after it.
 struct await_args {
     struct flag_state *state;
     void *window;            // own, of this slot
@@ -86,14 +88,14 @@ struct await_args {
     void *const *peer_beats; // host array [ranks]: rank r's window of slot 0
     const void *peer_counts; // in the own window, int32 FLAG_LINE_BYTES apart: source s is at s, or
                              // s - 1 from `rank` on
-    int32_t *counts;         // out [ranks], 0..rows_cap; the own rank's is `tokens`. NULL: none
+    int32_t *counts;         // out [ranks], 0..rows_most; the own rank's is `tokens`. NULL: none
     struct flag_report *report;
     uint64_t *ended; // as signal_args.begun
     int64_t timeout_ns;
     int32_t slot;
     int32_t word; // enum flag_word: WORD_DISPATCH or WORD_COMBINE
     int32_t ranks, rank;
-    int32_t tokens, rows_cap;
+    int32_t tokens, rows_most;
 };
 
 // Starts `generation` with the ranks of `active`: the slot's epochs from 0, no failure, and every

@@ -459,13 +459,13 @@ static int32_t capture_round(moxie_dispatcher *dispatcher, const struct slot *sl
     return capture_record(dispatcher->instance, &rows, error);
 }
 
-// Of any rank in this round, and so of any slab.
+// Of any rank in this round, and so of any slab; an index is divided by it.
 static int32_t rows_most(const moxie_dispatcher *dispatcher, const struct slot *slot, int32_t round)
 {
     int64_t most = limits_of(dispatcher)->tokens_max;
     int64_t left = slot->shape.tokens_most - round * most;
 
-    return (int32_t)(left < 0 ? 0 : left < most ? left : most);
+    return (int32_t)(left < 1 ? 1 : left < most ? left : most);
 }
 
 int32_t dispatcher_send_round(moxie_dispatcher *dispatcher, const moxie_batch *batch, int32_t round,
@@ -486,8 +486,7 @@ int32_t dispatcher_send_round(moxie_dispatcher *dispatcher, const moxie_batch *b
         .slot = batch->slot,
         .rows_most = rows_most(dispatcher, slot, round),
     };
-    if (slot->shape.padding == MOXIE_PADDING_MAX_LEN)
-        slot->round.pad_rows = (int32_t)slot->shape.tokens_most;
+    if (slot->shape.padding == MOXIE_PADDING_MAX_LEN) slot->round.pad_rows = slot->round.rows_most;
     slot->rows = step_rows_of(batch);
     TRY(capture_round(dispatcher, slot, batch, error));
     TRY(take_step(dispatcher, batch->slot, exchange_dispatch_send, error));

@@ -220,7 +220,7 @@ static void describe_own(const struct exchange_group *group, struct exchange *sl
 }
 
 static void describe_payload(const struct limits *limits, const struct window_layout *w,
-                             unsigned char *base, int32_t from, moxie_slab *in,
+                             unsigned char *base, int32_t from, int64_t cap, moxie_slab *in,
                              struct exchange_dims *dims)
 {
     unsigned char *rows = piece(base, w->rows, w->rows_slab_bytes, from, limits->rank);
@@ -228,26 +228,26 @@ static void describe_payload(const struct limits *limits, const struct window_la
 
     switch (limits->wire_format) {
     case FORMAT_FP8_BLOCK128:
-        in->rows = strided(rows, limits->rows_cap, limits->hidden, limits->row_bytes, TENSOR_E4M3,
-                           dims->rows, dims->row_strides);
-        in->scales =
-            strided(scales, limits->rows_cap, ceil_div(limits->hidden, 128), limits->scale_bytes,
-                    1u << MOXIE_FORMAT_F32, dims->scales, dims->scale_strides);
+        in->rows = strided(rows, cap, limits->hidden, limits->row_bytes, TENSOR_E4M3, dims->rows,
+                           dims->row_strides);
+        in->scales = strided(scales, cap, ceil_div(limits->hidden, 128), limits->scale_bytes,
+                             1u << MOXIE_FORMAT_F32, dims->scales, dims->scale_strides);
         break;
     case FORMAT_NVFP4:
-        in->rows = strided(rows, limits->rows_cap, limits->hidden / 2, limits->row_bytes,
-                           TENSOR_UINT8, dims->rows, dims->row_strides);
-        in->scales = strided(scales, limits->rows_cap, 4 + limits->hidden / 16, limits->scale_bytes,
+        in->rows = strided(rows, cap, limits->hidden / 2, limits->row_bytes, TENSOR_UINT8,
+                           dims->rows, dims->row_strides);
+        in->scales = strided(scales, cap, 4 + limits->hidden / 16, limits->scale_bytes,
                              TENSOR_UINT8, dims->scales, dims->scale_strides);
         break;
     default:
-        in->rows = strided(rows, limits->rows_cap, limits->hidden, limits->row_bytes,
-                           1u << limits->wire_format, dims->rows, dims->row_strides);
+        in->rows = strided(rows, cap, limits->hidden, limits->row_bytes, 1u << limits->wire_format,
+                           dims->rows, dims->row_strides);
         break;
     }
 }
 
-static void describe_peer(const struct exchange_group *group, struct exchange *slot, int32_t from)
+static void describe_peer(const struct exchange_group *group, struct exchange *slot,
+                          const struct exchange_round *round, int32_t from)
 {
     const struct limits *limits = exchange_limits(group);
     const struct window_layout *w = &group->instance->plan.window;
@@ -257,15 +257,15 @@ static void describe_peer(const struct exchange_group *group, struct exchange *s
 
     *in = (moxie_slab){.struct_size = sizeof *in};
     *out = (moxie_slab){.struct_size = sizeof *out};
-    describe_payload(limits, w, base, from, in, dims);
-    in->ids = strided(piece(base, w->ids, w->ids_slab_bytes, from, limits->rank), limits->rows_cap,
+    describe_payload(limits, w, base, from, round->rows_most, in, dims);
+    in->ids = strided(piece(base, w->ids, w->ids_slab_bytes, from, limits->rank), round->rows_most,
                       limits->top_k, limits->id_bytes, TENSOR_INT32, dims->ids, dims->id_strides);
     in->weights = strided(piece(base, w->weights, w->weights_slab_bytes, from, limits->rank),
-                          limits->rows_cap, limits->top_k, limits->weight_bytes,
+                          round->rows_most, limits->top_k, limits->weight_bytes,
                           1u << MOXIE_FORMAT_F32, dims->weights, dims->weight_strides);
     out->rows =
         strided(piece_to(slot->window, w->results, w->results_slab_bytes, limits->rank, from),
-                limits->rows_cap, limits->hidden, limits->result_bytes, 1u << limits->output_format,
+                round->rows_most, limits->hidden, limits->result_bytes, 1u << limits->output_format,
                 dims->results, dims->result_strides);
 }
 
@@ -301,7 +301,7 @@ int32_t exchange_dispatch_recv(struct exchange_group *group, struct exchange *sl
         if (rank == limits->rank)
             describe_own(group, slot, round);
         else
-            describe_peer(group, slot, rank);
+            describe_peer(group, slot, round, rank);
         place(&slot->in_slabs[rank], instance_place(group->instance));
         place(&slot->out_slabs[rank], instance_place(group->instance));
     }

@@ -65,7 +65,7 @@ struct exchange_round {
     int32_t tokens;
     int32_t pad_rows; // MAX_LEN: rows that every rank reports, 0: none
     int32_t slot;
-    int32_t rows_most; // of any rank to any other, the same on every rank
+    int32_t rows_most; // of any rank to any other, the same on every rank; at least 1
 };
 
 // How ranks tell each other. The calls of one layer of a slot: begin, send(WORD_DISPATCH),

@@ -170,7 +170,7 @@ static int32_t wait_device(struct exchange_group *group, struct exchange *slot,
         .ranks = limits->ranks,
         .rank = limits->rank,
         .tokens = round->tokens,
-        .rows_cap = limits->staged ? round->rows_most : (int32_t)limits->rows_cap,
+        .rows_most = round->rows_most,
     };
 
     for (int32_t rank = 0; rank < limits->ranks; rank++)

@@ -211,7 +211,7 @@ static int32_t send_host(struct exchange_group *group, struct exchange *slot,
     return MOXIE_OK;
 }
 
-// A peer may write anything there: what it may mean is 0..rows_cap.
+// A peer may write anything there.
 static int32_t rows_from(const struct exchange_group *group, const struct exchange *slot,
                          int32_t from)
 {
@@ -224,7 +224,19 @@ static int32_t rows_from(const struct exchange_group *group, const struct exchan
         (const _Atomic int32_t *)(const void *)(counts + (from < limits->rank ? from : from - 1) *
                                                              FLAG_LINE_BYTES),
         memory_order_relaxed);
-    return rows < 0 ? 0 : rows > limits->rows_cap ? (int32_t)limits->rows_cap : rows;
+    return rows < 0 ? 0 : rows;
+}
+
+static int32_t refuse_rows(const struct exchange_group *group, const struct exchange *slot,
+                           int32_t from, int32_t rows, int32_t rows_most, moxie_error *error)
+{
+    const struct flag_verdict verdict = {.kind = VERDICT_ROWS,
+                                         .rank = from,
+                                         .told_rows = rows,
+                                         .epoch = slot->epoch,
+                                         .rows_most = rows_most};
+
+    return verdict_say(&verdict, group, error);
 }
 
 static int32_t wait_host(struct exchange_group *group, struct exchange *slot,
@@ -236,9 +248,12 @@ static int32_t wait_host(struct exchange_group *group, struct exchange *slot,
 
     TRY(exchange_wait(group, slot, word, error));
     for (int32_t rank = 0; word == WORD_DISPATCH && rank < limits->ranks; rank++) {
-        slot->counts[rank] = rank == limits->rank ? round->tokens : rows_from(group, slot, rank);
-        if (rank != limits->rank)
-            group->instance->stats.rows_received += (uint64_t)slot->counts[rank];
+        int32_t rows = rank == limits->rank ? round->tokens : rows_from(group, slot, rank);
+
+        if (rows > round->rows_most)
+            TRY(refuse_rows(group, slot, rank, rows, round->rows_most, error));
+        slot->counts[rank] = rows;
+        if (rank != limits->rank) group->instance->stats.rows_received += (uint64_t)rows;
     }
 out:
     return st;

@@ -91,9 +91,11 @@ static int32_t give_up(const struct exchange_group *group, int32_t code, const m
     return say(watch, error);
 }
 
-// An await found no flag of this epoch though its exchange was done.
-static int32_t say_verdict(const struct flag_verdict *verdict, moxie_error *error)
+// An await found no flag of this epoch though its exchange was done, or too many rows.
+static int32_t say_verdict(const struct flag_verdict *verdict, const struct exchange_group *group,
+                           moxie_error *error)
 {
+    if (verdict->kind == VERDICT_ROWS) return verdict_say(verdict, group, error);
     return fail_rank(error, MOXIE_E_PEER, verdict->rank,
                      "rank %d is not at epoch %" PRIu64
                      " as this rank is: the ranks have made different calls; every rank must make "
@@ -146,7 +148,7 @@ static int32_t look(const struct exchange_group *group, moxie_error *error)
     verdict.kind = __atomic_load_n(&group->report->verdict.kind, __ATOMIC_ACQUIRE);
     if (verdict.kind != VERDICT_NONE) {
         verdict = group->report->verdict;
-        st = say_verdict(&verdict, &seen);
+        st = say_verdict(&verdict, group, &seen);
     }
     if (st == MOXIE_OK) st = nccl_check(group->transport, &seen);
     if (st == MOXIE_OK) st = look_at_marks(group, &seen);
@@ -299,8 +301,8 @@ static int32_t regroup_nccl(struct exchange_group *group, struct exchange *slots
 
 // ---- open and close ----------------------------------------------------------------------------
 
-// An exchange without rows, so that NCCL has connected all ranks, and taken its memory, before the
-// first forward.
+// An exchange of no results, which have no counts that anybody would look at, so that NCCL has
+// connected all ranks, and taken its memory, before the first forward.
 static int32_t connect_peers(struct exchange_group *group, struct exchange *slot,
                              moxie_error *error)
 {
@@ -308,8 +310,8 @@ static int32_t connect_peers(struct exchange_group *group, struct exchange *slot
     const struct exchange_round round = {.batch = &batch};
     int32_t st = MOXIE_OK;
 
-    TRY(send_nccl(group, slot, &round, WORD_DISPATCH, error));
-    TRY(wait_nccl(group, slot, &round, WORD_DISPATCH, error));
+    TRY(send_nccl(group, slot, &round, WORD_COMBINE, error));
+    TRY(wait_nccl(group, slot, &round, WORD_COMBINE, error));
     TRY(wait_ahead(group, 0, error));
     TRY(failure_nccl(group, error));
     if (ahead(group) != 0)

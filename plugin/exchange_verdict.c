@@ -52,6 +52,16 @@ static int32_t say_silent(const struct flag_verdict *verdict, const struct excha
                      silent);
 }
 
+static int32_t say_rows(const struct flag_verdict *verdict, moxie_error *error)
+{
+    return fail_rank(error, MOXIE_E_COLLECTIVE_MISMATCH, verdict->rank,
+                     "rank %d has sent %d rows of epoch %" PRIu64 ", and by this rank's step no "
+                     "rank has more than %d; pass the same step.rank_tokens, or NULL, on every "
+                     "rank, and start again: by set_active_ranks with the same ranks, or over NCCL "
+                     "by new dispatchers",
+                     verdict->rank, verdict->told_rows, verdict->epoch, verdict->rows_most);
+}
+
 int32_t verdict_say(const struct flag_verdict *verdict, const struct exchange_group *group,
                     moxie_error *error)
 {
@@ -65,6 +75,8 @@ int32_t verdict_say(const struct flag_verdict *verdict, const struct exchange_gr
                          verdict->rank, verdict->generation, verdict->told_active);
     case VERDICT_MOVED_ON:
         return say_moved_on(verdict, group, error);
+    case VERDICT_ROWS:
+        return say_rows(verdict, error);
     default:
         return say_silent(verdict, group, error);
     }

@@ -115,7 +115,7 @@ static uint32_t wait_kernel(struct scene *scene)
                                     .ranks = RANKS,
                                     .rank = OWN,
                                     .tokens = 7,
-                                    .rows_cap = CAP};
+                                    .rows_most = CAP};
 
     for (int32_t r = 0; r < RANKS; r++)
         peer_beats[r] = scene->windows[r];
@@ -151,12 +151,38 @@ START_TEST(rows_are_counted_when_all_have_come)
     scene_open(&scene);
     put(&scene.windows[OWN]->counts[0].value, 4);
     put(&scene.windows[OWN]->counts[1].value, (uint32_t)-3);
-    put(&scene.windows[OWN]->counts[2].value, 1000);
+    put(&scene.windows[OWN]->counts[2].value, CAP);
     put(line_of(&scene, OWN, WORD_DISPATCH, OWN), 0); // nobody waits for itself
     ck_assert_uint_eq(wait_kernel(&scene), VERDICT_NONE);
     expect_counts(&scene, (const int32_t[]){4, 7, 0, CAP});
     ck_assert_uint_eq(scene.report->rows_received[SLOT], 4 + CAP);
     ck_assert_uint_eq(failed(&scene), 0);
+    scene_close(&scene);
+}
+END_TEST
+
+// Of those that say so, the first one is told; what a rank that is left out says is not looked at.
+START_TEST(more_rows_than_any_rank_has_are_none)
+{
+    const int left_out = _i == 1;
+    struct scene scene;
+
+    scene_open(&scene);
+    if (left_out) put(&scene.state->active, 3);
+    put(&scene.windows[OWN]->counts[0].value, 4);
+    put(&scene.windows[OWN]->counts[1].value, CAP + 1);
+    put(&scene.windows[OWN]->counts[2].value, INT32_MAX);
+    ck_assert_uint_eq(wait_kernel(&scene), left_out ? VERDICT_NONE : VERDICT_ROWS);
+    ck_assert_uint_eq(failed(&scene), !left_out);
+    if (left_out) {
+        expect_counts(&scene, (const int32_t[]){4, 7, 0, 0});
+    } else {
+        ck_assert_int_eq(scene.report->verdict.rank, 2);
+        ck_assert_int_eq(scene.report->verdict.told_rows, CAP + 1);
+        ck_assert_int_eq(scene.report->verdict.rows_most, CAP);
+        expect_counts(&scene, (const int32_t[]){0, 0, 0, 0});
+        ck_assert_uint_eq(scene.report->rows_received[SLOT], 0);
+    }
     scene_close(&scene);
 }
 END_TEST
@@ -362,6 +388,7 @@ END_TEST
 static void tests(TCase *cases)
 {
     tcase_add_test(cases, rows_are_counted_when_all_have_come);
+    tcase_add_loop_test(cases, more_rows_than_any_rank_has_are_none, 0, 2);
     tcase_add_test(cases, ranks_left_out_are_not_waited_for);
     tcase_add_loop_test(cases, flags_of_other_epochs_are_none, 0, 4);
     tcase_add_loop_test(cases, who_waits_itself_is_not_named, 0, 4);

@@ -82,11 +82,12 @@ __global__ void __launch_bounds__(kThreads) signal_kernel(const __grid_constant_
 
 // ---- await -------------------------------------------------------------------------------------
 
-enum outcome : uint32_t { ARRIVED, HEARD, MUTE, LEFT_OUT, MOVED_ON, STOPPED };
+enum outcome : uint32_t { ARRIVED, HEARD, MUTE, LEFT_OUT, MOVED_ON, STOPPED, TOO_MANY };
 
 // What a peer said, as one thread heard it.
 struct heard {
     outcome what;
+    int32_t rows;
     uint64_t generation, active;
 };
 
@@ -107,7 +108,7 @@ __device__ watch watch_start(const await_args &a)
 // A peer whose flag has not come has gone on without this rank, or to a later generation.
 __device__ heard look_for_leavers(const await_args &a, const watch &w, int32_t rank)
 {
-    heard h = {ARRIVED, 0, 0};
+    heard h = {ARRIVED, 0, 0, 0};
 
     h.generation = load_acquire_system(line_of(a.window, WORD_GENERATION, rank, a.ranks));
     // Told before the generation, so at least as new.
@@ -140,13 +141,13 @@ __device__ heard listen(const await_kernel_args &args, watch w, int32_t rank, vo
         uint64_t seen = load_acquire_system(line_of(a.window, a.word, rank, a.ranks)), now_ns;
         heard h;
 
-        if (seen == want) return {ARRIVED, 0, 0};
+        if (seen == want) return {ARRIVED, 0, 0, 0};
         h = look_for_leavers(a, w, rank);
         if (h.what != ARRIVED) {
             *ended = 1; // here: behind the loop a thread waits for those of its warp that are still in it
             return h;
         }
-        if (*ended != 0 || has_failed(a.state)) return {STOPPED, 0, 0};
+        if (*ended != 0 || has_failed(a.state)) return {STOPPED, 0, 0, 0};
         now_ns = global_timer_ns();
         if (now_ns >= w.next_ns) {
             tell_all(args, w, now_ns);
@@ -158,7 +159,7 @@ __device__ heard listen(const await_kernel_args &args, watch w, int32_t rank, vo
             // Where this waited for its turn over the middle, it cannot tell who was heard meanwhile.
             w.deadline_ns = max(w.deadline_ns, now_ns + 2 * w.beat_ns);
         }
-        if (now_ns >= w.deadline_ns) return {load_acquire_system(beat_line) == beat ? MUTE : HEARD, 0, 0};
+        if (now_ns >= w.deadline_ns) return {load_acquire_system(beat_line) == beat ? MUTE : HEARD, 0, 0, 0};
         spin_pause(kPauseNs);
     }
 }
@@ -166,7 +167,7 @@ __device__ heard listen(const await_kernel_args &args, watch w, int32_t rank, vo
 // One thread: what all have heard, in the order of ranks as the host's wait goes.
 __device__ flag_verdict judge(const await_args &a, const watch &w, const heard *all)
 {
-    flag_verdict v = {VERDICT_NONE, -1, static_cast<uint32_t>(a.word), 0, w.epoch, w.generation, 0, 0, 0};
+    flag_verdict v = {VERDICT_NONE, -1, static_cast<uint32_t>(a.word), 0, w.epoch, w.generation, 0, 0, 0, a.rows_most, 0};
 
     for (int32_t rank = 0; rank < a.ranks; rank++) {
         if (all[rank].what != LEFT_OUT && all[rank].what != MOVED_ON) continue;
@@ -182,6 +183,12 @@ __device__ flag_verdict judge(const await_args &a, const watch &w, const heard *
         if (v.rank < 0 && all[rank].what == MUTE) v.rank = rank;
     }
     if (v.silent != 0) v.kind = v.rank < 0 ? VERDICT_ALL_WAIT : VERDICT_SILENT;
+    for (int32_t rank = 0; v.kind == VERDICT_NONE && rank < a.ranks; rank++) {
+        if (all[rank].what != TOO_MANY) continue;
+        v.kind = VERDICT_ROWS;
+        v.rank = rank;
+        v.told_rows = all[rank].rows;
+    }
     return v;
 }
 
@@ -197,11 +204,13 @@ __device__ void settle(const await_args &a, const flag_verdict &v)
     a.report->verdict.told_generation = v.told_generation;
     a.report->verdict.told_active = v.told_active;
     a.report->verdict.silent = v.silent;
+    a.report->verdict.told_rows = v.told_rows;
+    a.report->verdict.rows_most = v.rows_most;
     fence_system();
     *static_cast<volatile uint32_t *>(&a.report->verdict.kind) = v.kind;
 }
 
-// A peer may write anything there: what it may mean is 0..rows_cap.
+// A peer may write anything there.
 __device__ int32_t rows_from(const await_args &a, uint64_t active, int32_t rank)
 {
     const unsigned char *counts = static_cast<const unsigned char *>(a.peer_counts);
@@ -210,7 +219,7 @@ __device__ int32_t rows_from(const await_args &a, uint64_t active, int32_t rank)
     if (rank == a.rank) return a.tokens;
     if (!is_peer(active, rank, a.rank)) return 0;
     rows = *reinterpret_cast<const volatile int32_t *>(counts + index * FLAG_LINE_BYTES);
-    return min(max(rows, 0), a.rows_cap);
+    return max(rows, 0);
 }
 
 // `received_before`: of thread 0, what the report said.
@@ -243,9 +252,10 @@ __global__ void __launch_bounds__(kThreads) await_kernel(const __grid_constant__
     if (rank == 0 && a.counts != nullptr) received = *static_cast<const volatile uint64_t *>(&a.report->rows_received[a.slot]);
     if (rank == 0) ended = missed = 0;
     __syncthreads();
-    all[rank] = {ARRIVED, 0, 0};
+    all[rank] = {ARRIVED, 0, 0, 0};
     if (rank < a.ranks && is_peer(w.active, rank, a.rank)) all[rank] = listen(args, w, rank, &ended);
     if (rank < a.ranks && a.counts != nullptr) rows[rank] = rows_from(a, w.active, rank);
+    if (rank < a.ranks && a.counts != nullptr && rows[rank] > a.rows_most && all[rank].what == ARRIVED) all[rank] = {TOO_MANY, rows[rank], 0, 0};
     if (all[rank].what != ARRIVED) missed = 1;
     __syncthreads();
     griddepcontrol_launch_dependents(); // which no longer wait for a peer
