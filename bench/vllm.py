@@ -290,12 +290,13 @@ def apart(ours, theirs):
 
 
 def rates(runs, options):
-    """Tokens per second, of the median of all repeats, and a step's busy GPU."""
+    """Tokens per second, of the median of all repeats, and a step's busy GPU; None where that was
+    seen at nothing, as that of a worker in a process of its own."""
     def rate(tokens, steps, measured):
         seconds = statistics.median(each for run in measured for each in run["seconds"])
         busy = statistics.median(run["busy_s"] for run in measured)
         return {"tokens_per_second": round(tokens / seconds, 1),
-                "gpu_ms_a_step": round(1e3 * busy / steps, 4)}
+                "gpu_ms_a_step": round(1e3 * busy / steps, 4) or None}
 
     return {"prefill": rate(options.ranks * options.prompt, 1, [run["prefill"] for run in runs]),
             "decode": {str(batch): rate(options.ranks * batch * options.steps, options.steps,
@@ -337,7 +338,7 @@ def report(found):
     print(f"{'':20}{'tokens per second':>{wide}}{'GPU busy, ms a step':>{wide}}")
     print(f"{'':20}" + "".join(f"{name:>14}" for name in results) * 2)
     for name, cells in rows:
-        print(f"{name:20}" + "".join(f"{each[key]:14}" for key in cells[0] for each in cells))
+        print(f"{name:20}" + "".join(f"{each[key] or '-':>14}" for key in cells[0] for each in cells))
     logs = found["logprobs"]
     print(f"logarithms of probabilities differ by at most {logs['most']}, "
           f"{logs['same_tokens']} of {logs['tokens']} tokens are the same")

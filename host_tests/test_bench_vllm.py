@@ -98,6 +98,7 @@ class Program(unittest.TestCase):
             for each in (run["prefill"], *run["decode"].values()):
                 self.assertEqual((len(each["seconds"]), each["busy_s"]), (3, 0.0))
         for rates in found["results"].values():
+            self.assertIsNone(rates["prefill"]["gpu_ms_a_step"])
             self.assertEqual((set(rates), set(rates["decode"])),
                              ({"prefill", "decode"}, {"1", "2"}))
         self.assertEqual([line.split(":")[0] for line in ran.stderr.splitlines()],
