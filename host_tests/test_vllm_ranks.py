@@ -160,11 +160,20 @@ def check_no_way(rank):
 
 
 def check_what_is_left(rank):
-    """To vLLM: experts of which ranks have unequal numbers, ranks without tokens of their own."""
+    """To vLLM: experts of which ranks have unequal numbers, ranks without tokens of their own, ranks
+    that will be others."""
     for experts, more in ((7, {}), (8, {"dp_size": 2 * RANKS}),
                           (8, {"all2all_backend": "deepep_high_throughput"})):
         moe = Part(Case(experts=experts), rank, (8, 8), **more).moe
         assert not adapter.dispatches(moe), more
+
+    def make(moe, quant_config, eep_stage=False):
+        return "vLLM's"
+    moe = Part(Case(), rank, (8, 8)).moe
+    moe.moxie_dispatches = True
+    made = adapter._dispatching_by_moxie(make)
+    assert isinstance(made(moe, None), adapter.MoxieDispatch)
+    assert made(moe, None, eep_stage=True) == "vLLM's"
 
 
 def run_rank(folder, rank):

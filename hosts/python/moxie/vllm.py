@@ -300,8 +300,10 @@ def _preferring_moxie(select, backend):
 def _dispatching_by_moxie(make):
     """vLLM's choice of what is around experts, where those are Moxie's."""
     def made(*given, **named):
-        moe = inspect.signature(make).bind(*given, **named).arguments["moe"]
-        if getattr(moe, "moxie_dispatches", False):  # as _preferring_moxie found
+        asked = inspect.signature(make).bind(*given, **named).arguments
+        moe = asked["moe"]
+        # As _preferring_moxie found; but the ranks of elastic ones are another group than today's.
+        if getattr(moe, "moxie_dispatches", False) and not asked.get("eep_stage"):
             return MoxieDispatch(moe.moe_parallel_config.ep_size)
         return make(*given, **named)
 
