@@ -291,6 +291,18 @@ class Host(unittest.TestCase):
             self.assertIn("moxie_cpu", instance.runners)
             self.assertEqual(set(instance.dispatchers), {"local", "allgather", "alltoall"})
 
+    def test_what_ranks_ask_for(self):
+        asked, given, found = [], {**CONFIG, "ep_size": 2}, ctypes.create_string_buffer(6)
+        with self.library.open(given, all_gather=lambda data: asked.append(data) or b"abcdef") as one:
+            self.assertEqual(one.host.barrier(None), 0)
+            self.assertEqual(one.host.all_gather(None, b"abc", found, 3), 0)
+            self.assertEqual((asked, found.raw), ([b"\0", b"abc"], b"abcdef"))
+            self.assertEqual(one.host.all_gather(None, b"abcd", found, 4), 1)
+            self.assertIn("6 bytes of 2 ranks with 4 each", one.raised.text)
+        with self.library.open(given, all_gather={}.__getitem__) as one:
+            self.assertEqual(one.host.barrier(None), 1)
+            self.assertIsInstance(one.raised, KeyError)
+
     def test_backends_of_another_device(self):
         with self.library.open({**CONFIG, "device": "cpu"}) as instance:
             table = {}

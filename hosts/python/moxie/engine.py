@@ -52,7 +52,6 @@ class Borrower:
     engine = None
     marks = layer = None  # of the weights that were borrowed last
     shared = scales = None
-
     all_gather = None  # of moxie.Experts, where the layer is of several ranks
 
     def borrow(self, marks, keys, weights, orders, biases, scales):
