@@ -8,11 +8,11 @@ import importlib.util
 import json
 import os
 import pathlib
-import subprocess
 import sys
 import tempfile
 import unittest
 
+import rank_processes
 import torch_python
 from transformers_case import LAYERS, adapter, logits, model_of, prompt, relative
 
@@ -63,18 +63,8 @@ class Ranks(unittest.TestCase):
                 model.save_pretrained(pathlib.Path(folder) / name)
                 torch.save(logits(model, "eager", prompt()),
                            pathlib.Path(folder) / name / "logits.pt")
-            ranks = [subprocess.Popen([sys.executable, __file__, "rank", folder, str(rank)],
-                                      env={**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank),
-                                           "WORLD_SIZE": str(RANKS), "OMP_NUM_THREADS": "1"},
-                                      text=True, stderr=subprocess.PIPE)
-                     for rank in range(RANKS)]
-            try:
-                for each in ranks:
-                    _, error = each.communicate(timeout=SECONDS)
-                    self.assertEqual(each.returncode, 0, error)
-            finally:
-                for each in ranks:
-                    each.kill()
+            rank_processes.run(self, __file__, folder, RANKS, SECONDS, lambda rank: {
+                "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)})
             found = [json.loads(pathlib.Path(folder, f"{rank}.json").read_text())
                      for rank in range(RANKS)]
         for seen in found:

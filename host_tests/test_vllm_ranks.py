@@ -7,7 +7,6 @@ vllm_stand_in.py has of it, only the group of ranks is the tests' own.
 
 import os
 import pathlib
-import subprocess
 import sys
 import tempfile
 import types
@@ -19,6 +18,7 @@ from vllm_case import BLOCK, Case, adapter, fp8, modular_kernel, parallel, unqua
 import torch
 import torch.distributed
 
+import rank_processes
 import torch_python
 from experts_case import DEVICE, OFF_BY_MAX, ON_CPU, off_by
 from moxie import MoxieError, abi
@@ -191,18 +191,8 @@ def run_rank(folder, rank):
 class Ranks(unittest.TestCase):
     def test_all(self):
         with tempfile.TemporaryDirectory() as folder:
-            ranks = [subprocess.Popen([sys.executable, __file__, "rank", folder, str(rank)],
-                                      env={**os.environ, "OMP_NUM_THREADS": "1",
-                                           "MOXIE_TEST_INDEX": "0" if ON_CPU else str(rank)},
-                                      text=True, stderr=subprocess.PIPE)
-                     for rank in range(RANKS)]
-            try:
-                for each in ranks:
-                    _, error = each.communicate(timeout=SECONDS)
-                    self.assertEqual(each.returncode, 0, error)
-            finally:
-                for each in ranks:
-                    each.kill()
+            rank_processes.run(self, __file__, folder, RANKS, SECONDS, lambda rank: {
+                "MOXIE_TEST_INDEX": "0" if ON_CPU else str(rank)})
 
 
 if __name__ == "__main__":
