@@ -339,7 +339,7 @@ typedef struct moxie_step {
     uint32_t struct_size;
     int32_t slot;                // 0..forwards_in_flight_max-1; the host orders its streams
     int64_t tokens;              // local: this rank's tokens, 0 is a normal call
-    const int64_t *rank_tokens;  // [ep_size] every rank's tokens; NULL: the static bound
+    const int64_t *rank_tokens;  // [ep_size] every rank's tokens; NULL: the plan's, in launches too
     int32_t padding, phase;      // MOXIE_PADDING_*, MOXIE_PHASE_*
     // Local, device memory: rows from *tokens_valid on are "no expert"; NULL: all are valid.
     // Re-read by every launch and every graph replay.
