@@ -87,7 +87,6 @@ enum outcome : uint32_t { ARRIVED, HEARD, MUTE, LEFT_OUT, MOVED_ON, STOPPED, TOO
 // What a peer said, as one thread heard it.
 struct heard {
     outcome what;
-    int32_t rows;
     uint64_t generation, active;
 };
 
@@ -108,7 +107,7 @@ __device__ watch watch_start(const await_args &a)
 // A peer whose flag has not come has gone on without this rank, or to a later generation.
 __device__ heard look_for_leavers(const await_args &a, const watch &w, int32_t rank)
 {
-    heard h = {ARRIVED, 0, 0, 0};
+    heard h = {ARRIVED, 0, 0};
 
     h.generation = load_acquire_system(line_of(a.window, WORD_GENERATION, rank, a.ranks));
     // Told before the generation, so at least as new.
@@ -141,13 +140,13 @@ __device__ heard listen(const await_kernel_args &args, watch w, int32_t rank, vo
         uint64_t seen = load_acquire_system(line_of(a.window, a.word, rank, a.ranks)), now_ns;
         heard h;
 
-        if (seen == want) return {ARRIVED, 0, 0, 0};
+        if (seen == want) return {ARRIVED, 0, 0};
         h = look_for_leavers(a, w, rank);
         if (h.what != ARRIVED) {
             *ended = 1; // here: behind the loop a thread waits for those of its warp that are still in it
             return h;
         }
-        if (*ended != 0 || has_failed(a.state)) return {STOPPED, 0, 0, 0};
+        if (*ended != 0 || has_failed(a.state)) return {STOPPED, 0, 0};
         now_ns = global_timer_ns();
         if (now_ns >= w.next_ns) {
             tell_all(args, w, now_ns);
@@ -159,13 +158,13 @@ __device__ heard listen(const await_kernel_args &args, watch w, int32_t rank, vo
             // Where this waited for its turn over the middle, it cannot tell who was heard meanwhile.
             w.deadline_ns = max(w.deadline_ns, now_ns + 2 * w.beat_ns);
         }
-        if (now_ns >= w.deadline_ns) return {load_acquire_system(beat_line) == beat ? MUTE : HEARD, 0, 0, 0};
+        if (now_ns >= w.deadline_ns) return {load_acquire_system(beat_line) == beat ? MUTE : HEARD, 0, 0};
         spin_pause(kPauseNs);
     }
 }
 
-// One thread: what all have heard, in the order of ranks as the host's wait goes.
-__device__ flag_verdict judge(const await_args &a, const watch &w, const heard *all)
+// One thread: what all have heard, in the order of ranks as the host's wait goes. `rows`: how many each says that it has sent.
+__device__ flag_verdict judge(const await_args &a, const watch &w, const heard *all, const int32_t *rows)
 {
     flag_verdict v = {VERDICT_NONE, -1, static_cast<uint32_t>(a.word), 0, w.epoch, w.generation, 0, 0, 0, a.rows_most, 0};
 
@@ -187,7 +186,7 @@ __device__ flag_verdict judge(const await_args &a, const watch &w, const heard *
         if (all[rank].what != TOO_MANY) continue;
         v.kind = VERDICT_ROWS;
         v.rank = rank;
-        v.told_rows = all[rank].rows;
+        v.told_rows = rows[rank];
     }
     return v;
 }
@@ -252,14 +251,16 @@ __global__ void __launch_bounds__(kThreads) await_kernel(const __grid_constant__
     if (rank == 0 && a.counts != nullptr) received = *static_cast<const volatile uint64_t *>(&a.report->rows_received[a.slot]);
     if (rank == 0) ended = missed = 0;
     __syncthreads();
-    all[rank] = {ARRIVED, 0, 0, 0};
+    all[rank] = {ARRIVED, 0, 0};
     if (rank < a.ranks && is_peer(w.active, rank, a.rank)) all[rank] = listen(args, w, rank, &ended);
-    if (rank < a.ranks && a.counts != nullptr) rows[rank] = rows_from(a, w.active, rank);
-    if (rank < a.ranks && a.counts != nullptr && rows[rank] > a.rows_most && all[rank].what == ARRIVED) all[rank] = {TOO_MANY, rows[rank], 0, 0};
+    if (rank < a.ranks && a.counts != nullptr) {
+        rows[rank] = rows_from(a, w.active, rank);
+        if (rows[rank] > a.rows_most && all[rank].what == ARRIVED) all[rank].what = TOO_MANY;
+    }
     if (all[rank].what != ARRIVED) missed = 1;
     __syncthreads();
     griddepcontrol_launch_dependents(); // which no longer wait for a peer
-    if (missed != 0 && rank == 0) settle(a, judge(a, w, all));
+    if (missed != 0 && rank == 0) settle(a, judge(a, w, all, rows));
     __syncthreads();
     if (a.counts != nullptr) take_counts(a, rows, received);
     if (rank == 0 && a.ended != nullptr) *a.ended += 1;
