@@ -252,11 +252,12 @@ def start(name, options, arguments, folder):
 def codes_of(processes):
     """How each has ended; None of those that would wait for one that failed, and are killed."""
     codes = [None]
-    while None in codes and not any(codes):
-        time.sleep(0.1)
-        codes = [each.poll() for each in processes]
-    for each, code in zip(processes, codes):
-        if code is None:
+    try:
+        while None in codes and not any(codes):
+            time.sleep(0.1)
+            codes = [each.poll() for each in processes]
+    finally:  # of an interrupt, too
+        for each in processes:
             each.kill()
             each.wait()
     return codes
