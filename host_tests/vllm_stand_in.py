@@ -40,8 +40,6 @@ class QuantKey(NamedTuple):
 
 @dataclass
 class FusedMoEParallelConfig:
-    """More than one DP rank has experts spread over all ranks here."""
-
     tp_size: int
     pcp_size: int
     dp_size: int

@@ -16,6 +16,11 @@ from moxie.modules import Shared, kind_of, refusal, with_room
 LAYERS_MAX = 256  # of one instance; more of one kind have another
 
 
+def _not_called(data):
+    """An all_gather for an instance that only says what it refuses."""
+    raise refusal(abi.E_INTERNAL, "nothing is exchanged before there are layers")
+
+
 class Engine:
     """One engine's share of this process."""
 
@@ -30,9 +35,9 @@ class Engine:
         """The library of MOXIE_PLUGIN, loaded once; MoxieError as of moxie.load."""
         return self.libraries[default_path()]
 
-    def refuse(self, keys, all_gather=None):
+    def refuse(self, keys):
         """MoxieError with every reason why a configuration cannot work, or nothing."""
-        with self.library().open(keys, self.name, all_gather=all_gather) as instance:
+        with self.library().open(keys, self.name, all_gather=_not_called) as instance:
             instance.refuse()
 
     def room(self, keys, device, all_gather=None):

@@ -71,7 +71,7 @@ logger = init_logger("vllm.moxie")  # beneath vLLM's, so that its settings hold 
 # ---- What Moxie takes --------------------------------------------------------------------------
 
 
-def _keys(moe, weight_format, device, dispatches):
+def _keys(moe, weight_format, device, over_ranks):
     """The configuration of vLLM's FusedMoEConfig."""
     number = NUMBERS[moe.in_dtype]
     return {
@@ -79,7 +79,7 @@ def _keys(moe, weight_format, device, dispatches):
         "hidden_size": moe.hidden_dim, "intermediate_size": moe.intermediate_size_per_partition,
         "num_experts": moe.num_local_experts, "top_k": moe.experts_per_token,
         "forward_tokens_max": moe.max_num_tokens, "num_layers": LAYERS_MAX,
-        **ACTIVATIONS[moe.activation][0], **(_rank_keys(moe) if dispatches else {})}
+        **ACTIVATIONS[moe.activation][0], **(_rank_keys(moe) if over_ranks else {})}
 
 
 # Rows that a rank may get at once; more go in rounds, or buffers would grow with the ranks.
@@ -120,11 +120,6 @@ def _device_here():
     return torch.device("cpu")
 
 
-def _not_called(data):
-    """An all_gather for an instance that only says what it refuses."""
-    raise refusal(abi.E_INTERNAL, "nothing is exchanged before there are layers")
-
-
 def why_not(moe, weight_key, activation_key):
     """Why Moxie leaves a layer to vLLM, or None where it takes it.
 
@@ -141,9 +136,8 @@ def why_not(moe, weight_key, activation_key):
     if gates:
         return f"kernel does not support a gate with {' and '.join(gates)}"
     try:
-        over_ranks = dispatches(moe)
-        keys = _keys(moe, SCHEMES[weight_key, activation_key], _device_here(), over_ranks)
-        ENGINE.refuse(keys, _not_called if over_ranks else None)
+        keys = _keys(moe, SCHEMES[weight_key, activation_key], _device_here(), dispatches(moe))
+        ENGINE.refuse(keys)
     except abi.MoxieError as error:
         return str(error)
     return None
@@ -225,13 +219,14 @@ class MoxieExperts(Borrower, Base):
             keys = {**_keys(self.moe_config, weight_format, x.device, bool(self.all_gather)),
                     "top_k": top_k}
             orders = ACTIVATIONS[self.moe_config.activation][1], abi.ORDER_PLAIN
+            scales = self._scales()
             try:
-                self.borrow(marks, keys, (w1, w2), orders, biases, self._scales())
+                self.borrow(marks, keys, (w1, w2), orders, biases, scales)
             except abi.MoxieError as error:
                 if not self.all_gather:
                     raise
-                raise refusal(error.code, f"{error.text}; MOXIE_EXCHANGE=vllm leaves rows to "
-                              "vLLM") from error
+                raise abi.MoxieError(error.code, error.rank, f"{error.text}; MOXIE_EXCHANGE=vllm "
+                                     "leaves rows to vLLM", error.keys) from error
         return self.layer
 
     def apply(self, output, hidden_states, w1, w2, topk_weights, topk_ids, activation,
