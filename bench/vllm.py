@@ -6,22 +6,25 @@
 Each contestant is an engine in a process of its own, by turns A B B A. Without --model it is
 Qwen3-30B-A3B with random weights, made by transformers, or by vLLM, which needs no disk for all 48
 layers, with --engine '{"load_format": "dummy"}'. A prompt of --prompt tokens is timed, and
---steps greedy tokens of each of --batch short ones, three times each. A fourth time a profiler says
-how long the GPU was busy, which no other tenant of the host moves: engines of few layers wait for
-the host. What both say of the same prompts is compared, as far as their tokens agree. Progress goes
-to stderr. Exit code 1: cannot measure here, or Moxie computed nothing; 2: usage; 3: the logarithms
-of probabilities differ by more than --tolerance.
+--steps greedy tokens of each of --batch short ones, three times each. A fourth time a profiler in
+vLLM's workers says how long the GPU was busy, which no other tenant of the host moves: engines of
+few layers wait for the host. What both say of the same prompts is compared, as far as their tokens
+agree. Progress goes to stderr. Exit code 1: cannot measure here, or Moxie computed nothing, or a
+contestant had not ended after --timeout-s; 2: usage; 3: the logarithms of probabilities differ by
+more than --tolerance.
 
 With --ranks each contestant is as many data parallel engines, a GPU each, with the experts spread
 over them. Each has such prompts of its own, so that tokens are those of all; a GPU that waits for
-the others is busy. A third contestant is Moxie's experts with rows that vLLM moves
-(MOXIE_EXCHANGE=vllm).
+the others is busy. What is compared is unequal: a later rank has fewer prompts and longer answers,
+so that ranks with nothing to do follow those that go on. A third contestant is Moxie's experts with
+rows that vLLM moves (MOXIE_EXCHANGE=vllm).
 """
 
 import argparse
 import json
 import os
 import pathlib
+import signal
 import socket
 import statistics
 import subprocess
@@ -64,6 +67,9 @@ def parse(arguments):
                         help="more arguments of vLLM's LLM, as an object")
     parser.add_argument("--tolerance", type=at_least(0, float), default=0.25,
                         help="most difference of a logarithm; default: %(default)s")
+    parser.add_argument("--timeout-s", type=at_least(1), default=3600,
+                        help="seconds after which a contestant is stopped, and what it was at is "
+                        "said; default: %(default)s")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.add_argument("--contestant", help=argparse.SUPPRESS)  # this process is one
     parser.add_argument("--result", help=argparse.SUPPRESS)  # and writes its JSON here
@@ -92,25 +98,45 @@ def prompt_of(tokens, number):
 
 def make_engine(options):
     from vllm import LLM
-    room = max(options.prompt, *COMPARED_PROMPTS) + options.steps + COMPARED_TOKENS
+    room = max(options.prompt, *COMPARED_PROMPTS) + max(options.steps,
+                                                        options.ranks * COMPARED_TOKENS)
     return LLM(**{
         "model": options.model, "skip_tokenizer_init": True, "max_model_len": room,
         "enable_prefix_caching": False, "quantization": options.quantization,
         "max_num_batched_tokens": max(8192, options.prompt),
-        "enable_expert_parallel": options.ranks > 1,
-        # Or vLLM takes a process for each worker, into which no profiler here looks.
-        "distributed_executor_backend": "uni" if options.ranks > 1 else None, **options.engine})
+        "enable_expert_parallel": options.ranks > 1, **options.engine})
 
 
-def busy_s(call):
-    """Seconds in which the GPU was at anything, while `call` ran; 0 where there is none."""
+def grow_dummies(worker, rank_here):
+    """vLLM's dummy weights, of 0.001 at most, to the size of trained ones, in one of its workers.
+
+    Else experts add nothing that a result could show, and those of all ranks are the same.
+    """
+    for name, weight in worker.get_model().named_parameters():
+        if weight.ndim == 1 and "norm" in name:
+            weight.data.fill_(1)
+        elif weight.ndim > 1 and weight.element_size() > 1:  # fp8 has it in its scales
+            weight.data.mul_(35 * (1 + rank_here / 8 if "experts" in name else 1))
+
+
+def watch_gpu(worker):
+    """From here on, in one of vLLM's workers: a process of its own, with all that this one needs."""
+    import torch
+    if torch.cuda.is_available():
+        worker.gpu_watch = torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CUDA])
+        worker.gpu_watch.start()
+
+
+def gpu_busy_s(worker):
+    """Seconds since watch_gpu in which the worker's GPU was at anything; 0 where there is none."""
     import torch
     if not torch.cuda.is_available():
         return 0.0
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-        call()
-        torch.cuda.synchronize()
-    spans = sorted((each.time_range.start, each.time_range.end) for each in profiler.events()
+    torch.cuda.synchronize()
+    worker.gpu_watch.stop()
+    spans = sorted((each.time_range.start, each.time_range.end)
+                   for each in worker.gpu_watch.events()
                    if each.device_type == torch.autograd.DeviceType.CUDA)
     return union(spans) / 1e6
 
@@ -133,17 +159,18 @@ def timed(engine, prompts, steps):
         start = time.perf_counter()
         engine.generate(prompts, greedy, use_tqdm=False)
         found.append(time.perf_counter() - start)
-    return {"seconds": found[1:],
-            "busy_s": busy_s(lambda: engine.generate(prompts, greedy, use_tqdm=False))}
+    engine.collective_rpc(watch_gpu)
+    engine.generate(prompts, greedy, use_tqdm=False)
+    return {"seconds": found[1:], "busy_s": max(engine.collective_rpc(gpu_busy_s))}
 
 
 def said(engine, options):
     """[[token, {token: logarithm of its probability}] of each step] of each compared prompt."""
     from vllm import SamplingParams
-    greedy = SamplingParams(temperature=0, max_tokens=COMPARED_TOKENS, logprobs=5, ignore_eos=True,
-                            detokenize=False)
+    greedy = SamplingParams(temperature=0, max_tokens=COMPARED_TOKENS * (1 + rank()), logprobs=5,
+                            ignore_eos=True, detokenize=False)
     prompts = [prompt_of(min(tokens, options.prompt), 1000 + number)
-               for number, tokens in enumerate(COMPARED_PROMPTS)]
+               for number, tokens in enumerate(COMPARED_PROMPTS)][rank() % len(COMPARED_PROMPTS):]
     return [[[token, {int(each): entry.logprob for each, entry in entries.items()}]
              for token, entries in zip(answer.outputs[0].token_ids, answer.outputs[0].logprobs)]
             for answer in engine.generate(prompts, greedy, use_tqdm=False)]
@@ -160,6 +187,8 @@ def run_contestant(options):
     import vllm
     start = time.perf_counter()
     engine = make_engine(options)
+    if options.engine.get("load_format") == "dummy":
+        engine.collective_rpc(grow_dummies, args=(rank(),))
     found = {"vllm": vllm.__version__, "ready_s": round(time.perf_counter() - start, 1),
              "said": said(engine, options),
              "prefill": timed(engine, [prompt_of(options.prompt, 0)], 1),
@@ -209,8 +238,10 @@ def environments(name, options, folder):
     """What each process of a contestant runs in."""
     path = [str(ROOT / "hosts" / "python"), installed(folder),
             *filter(None, [os.environ.get("PYTHONPATH")])]
-    shared = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1",
-              "PYTHONPATH": os.pathsep.join(path), **contestants(options)[name]}
+    shared = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(path),
+              "PYTHONFAULTHANDLER": "1",  # every process says where it is when it gets SIGABRT
+              "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # of functions for its workers
+              **contestants(options)[name]}
     shared.pop("MOXIE_PLUGIN", None)
     if name != "vllm":
         shared["MOXIE_PLUGIN"] = str(pathlib.Path(options.plugin).resolve())
@@ -236,11 +267,14 @@ def start(name, options, arguments, folder):
             processes.append(subprocess.Popen(
                 [sys.executable, __file__, *arguments, "--plugin", options.plugin,
                  "--model", options.model, "--contestant", name, "--result", str(results[-1])],
-                env=environment, stdout=log, stderr=subprocess.STDOUT))
-    for code, log in zip(codes_of(processes), logs):
+                env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True))
+    codes = codes_of(processes, options.timeout_s)
+    for code, log in zip(codes, logs):
         if code:
-            raise CannotRun(f"{name}: its engine ended with {code}:\n"
-                            + "\n".join(log.read_text().splitlines()[-20:]))
+            raise CannotRun(f"{name}: its engine ended with {code}:\n{end_of(log, 20)}")
+    if None in codes:
+        raise CannotRun(f"{name}: had not ended after {options.timeout_s} s (--timeout-s):\n"
+                        + "\n".join(end_of(log, 100) for log in logs))
     found = [json.loads(result.read_text()) for result in results]
     if name != "vllm" and min(each["moxie_layers"] for each in found) == 0:
         raise CannotRun("Moxie computed no layer, so nothing was measured; vLLM's log says of it:\n"
@@ -249,25 +283,43 @@ def start(name, options, arguments, folder):
     return joined(found)
 
 
-def codes_of(processes):
-    """How each has ended; None of those that would wait for one that failed, and are killed."""
-    codes = [None]
+def end_of(log, lines):
+    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+
+
+def codes_of(processes, timeout_s):
+    """How each has ended; None of those that were stopped, as they would wait for one that failed,
+    or had not ended in time."""
+    codes, until = [None], time.monotonic() + timeout_s
     try:
-        while None in codes and not any(codes):
+        while None in codes and not any(codes) and time.monotonic() < until:
             time.sleep(0.1)
             codes = [each.poll() for each in processes]
+        if not any(codes) and None in codes:
+            for each in processes:
+                stop(each, signal.SIGABRT)
+            time.sleep(2)  # until they have said where they are
     finally:  # of an interrupt, too
         for each in processes:
-            each.kill()
+            stop(each, signal.SIGKILL)
             each.wait()
     return codes
 
 
+def stop(process, number):
+    """A signal for a contestant's process and those that vLLM has made."""
+    try:
+        os.killpg(process.pid, number)
+    except ProcessLookupError:
+        pass
+
+
 def joined(found):
-    """The numbers of all ranks as of one engine: they took as long as the slowest."""
+    """The numbers of all ranks as of one engine: they took as long as the slowest, and the GPU of
+    the one that came last to what they do together has waited least."""
     def slowest(runs):
         return {"seconds": [max(each) for each in zip(*(run["seconds"] for run in runs))],
-                "busy_s": max(run["busy_s"] for run in runs)}
+                "busy_s": min(run["busy_s"] for run in runs)}
 
     return {**found[0], "ready_s": max(each["ready_s"] for each in found),
             "said": [prompt for each in found for prompt in each["said"]],
@@ -291,8 +343,7 @@ def apart(ours, theirs):
 
 
 def rates(runs, options):
-    """Tokens per second, of the median of all repeats, and a step's busy GPU; None where that was
-    seen at nothing, as that of a worker in a process of its own."""
+    """Tokens per second, of the median of all repeats, and a step's busy GPU; None without one."""
     def rate(tokens, steps, measured):
         seconds = statistics.median(each for run in measured for each in run["seconds"])
         busy = statistics.median(run["busy_s"] for run in measured)

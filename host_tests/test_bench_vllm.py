@@ -11,11 +11,14 @@ import runpy
 import subprocess
 import sys
 import tempfile
+import types
 import unittest
 
 import torch_python
 
 torch_python.require(importlib.util.find_spec("torch"), "torch is")
+import torch  # noqa: E402
+
 HERE = pathlib.Path(__file__).resolve().parent
 BENCH = HERE.parent / "bench" / "vllm.py"
 
@@ -53,7 +56,7 @@ class LLM:
             moxie.vllm.layers_made = lambda: int(LAYERS or 4) if rank == 0 or not LAYERS else 0
             print("INFO Moxie was seen")
         if FAULT and (ranks > 1 or not OURS):
-            if rank == ranks - 1:
+            if rank == ranks - 1 and FAULT != "hangs":
                 raise SystemExit("vLLM's own engine is broken")
             time.sleep(600)  # for the other
 
@@ -108,7 +111,8 @@ class Program(unittest.TestCase):
         ran = self.run_main("--json", "--ranks", "2", "--rounds", "1")
         self.assertEqual(ran.returncode, 0, ran.stderr)
         found = json.loads(ran.stdout)
-        self.assertEqual((found["ranks"], found["logprobs"]["tokens"]), (2, 64))
+        # Four prompts of 8 tokens, and three of 16.
+        self.assertEqual((found["ranks"], found["logprobs"]["tokens"]), (2, 80))
         self.assertEqual([run["contestant"] for run in found["runs"]],
                          ["moxie", "vllm", "moxie-experts"])
         run = found["runs"][0]["prefill"]
@@ -116,15 +120,32 @@ class Program(unittest.TestCase):
                                2 * 600 / sorted(run["seconds"])[1], delta=0.1)
         self.assertIn("moxie-experts: 2 engines start", ran.stderr)
         for environment, text in (({"LAYERS": "4"}, "computed no layer"),
-                                  ({"FAULT": "1"}, "vLLM's own engine is broken")):
-            ran = self.run_main("--ranks", "2", "--rounds", "1", **environment)
+                                  ({"FAULT": "1"}, "vLLM's own engine is broken"),
+                                  ({"FAULT": "hangs"}, "had not ended after 20 s (--timeout-s)")):
+            ran = self.run_main("--ranks", "2", "--rounds", "1", "--timeout-s", "20", **environment)
             self.assertEqual(ran.returncode, 1)
             self.assertIn(text, ran.stderr)
+        self.assertEqual(ran.stderr.count("in make_engine"), 2)  # where both hung
 
     def test_what_spans_cover(self):
         union = runpy.run_path(str(BENCH), run_name="bench_vllm")["union"]
         self.assertEqual(union([(0, 4), (1, 2), (3, 6), (8, 9), (9, 10)]), 8)
         self.assertEqual(union([]), 0)
+
+    def test_dummies_grow(self):
+        grow = runpy.run_path(str(BENCH), run_name="bench_vllm")["grow_dummies"]
+        model = torch.nn.ModuleDict({"experts": torch.nn.Linear(2, 2, bias=False),
+                                     "gate": torch.nn.Linear(2, 2, bias=False),
+                                     "norm": torch.nn.LayerNorm(2, bias=False)})
+        for weight in model.parameters():
+            weight.data.fill_(0.001)
+        model["codes"] = torch.nn.Linear(2, 2, bias=False)
+        codes = torch.full((2, 2), 3.0).to(torch.float8_e4m3fn)
+        model["codes"].weight = torch.nn.Parameter(codes, requires_grad=False)
+        grow(types.SimpleNamespace(get_model=lambda: model), 2)
+        for name, value in (("experts", 0.001 * 35 * 1.25), ("gate", 0.035), ("norm", 1),
+                            ("codes", 3)):
+            self.assertAlmostEqual(model[name].weight.flatten()[0].item(), value, places=6)
 
     def test_another_answer(self):
         ran = self.run_main("--rounds", "1", SHIFT="0.5")
