@@ -451,33 +451,38 @@ START_TEST(fp8_on_a_gpu_is_quantised_between)
 END_TEST
 
 // Of a GPU, as many tokens as go in one launch: by their weights, their results, and the host's
-// bound.
+// bound; of each rank, up to eight in all.
 START_TEST(whole_layers_keep_mid_of_few_tokens)
 {
     static const struct {
         int64_t hidden, intermediate, top_k, tokens;
         const char *format;
-        int64_t choices;
+        int64_t choices, ranks;
     } cases[] = {
-        {2048, 768, 8, 64, "bf16", 40},
-        {2048, 768, 8, 64, "fp8_block128", 40},
-        {4096, 1536, 8, 64, "bf16", 16},
-        {4096, 1536, 8, 64, "fp8_block128", 16},
-        {7168, 256, 8, 64, "fp8_block128", 16},
-        {4096, 192, 8, 64, "fp8_block128", 24},
-        {4096, 14336, 2, 64, "bf16", 2},
-        {4096, 14336, 2, 64, "fp8_block128", 2},
-        {7168, 14336, 8, 64, "bf16", 0},
-        {7168, 2048, 1, 64, "bf16", 3},
-        {128, 64, 2, 64, "bf16", 16},
-        {128, 64, 32, 64, "bf16", 128},
-        {128, 64, 2, 3, "bf16", 6},
+        {2048, 768, 8, 64, "bf16", 40, 1},
+        {2048, 768, 8, 64, "fp8_block128", 40, 1},
+        {4096, 1536, 8, 64, "bf16", 16, 1},
+        {4096, 1536, 8, 64, "fp8_block128", 16, 1},
+        {7168, 256, 8, 64, "fp8_block128", 16, 1},
+        {4096, 192, 8, 64, "fp8_block128", 24, 1},
+        {4096, 14336, 2, 64, "bf16", 2, 1},
+        {4096, 14336, 2, 64, "fp8_block128", 2, 1},
+        {7168, 14336, 8, 64, "bf16", 0, 1},
+        {7168, 2048, 1, 64, "bf16", 3, 1},
+        {128, 64, 2, 64, "bf16", 16, 1},
+        {128, 64, 32, 64, "bf16", 128, 1},
+        {128, 64, 2, 3, "bf16", 6, 1},
+        {2048, 768, 8, 64, "bf16", 64, 2},
+        {4096, 1536, 8, 64, "bf16", 32, 2},
+        {4096, 1536, 8, 64, "bf16", 64, 8},
+        {128, 64, 2, 3, "bf16", 12, 2},
+        {128, 64, 32, 64, "bf16", 128, 2},
     };
     const int64_t numbers = cases[_i].choices * cases[_i].intermediate * 2;
     struct verdict verdict;
     struct mock_host mock;
 
-    mock_host_init(&mock);
+    init_ranks(&mock, cases[_i].ranks);
     mock_set_str(&mock, "device", "sm_90");
     mock_set_str(&mock, "weight_format", cases[_i].format);
     mock_set_i64(&mock, "hidden_size", cases[_i].hidden);
@@ -557,7 +562,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, overflow_is_a_reason);
     tcase_add_test(tests, limits_carry_the_numbers);
     tcase_add_test(tests, what_nccl_sends_is_staged);
-    tcase_add_loop_test(tests, whole_layers_keep_mid_of_few_tokens, 0, 13);
+    tcase_add_loop_test(tests, whole_layers_keep_mid_of_few_tokens, 0, 18);
     tcase_add_loop_test(tests, fp8_on_a_gpu_is_quantised_between, 0, 3);
 }
 

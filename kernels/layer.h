@@ -15,9 +15,9 @@
 #define LAYER_UNFIT     (-1) // no error: nothing was launched, since there is no code for these args
 #define LAYER_TURNS     2    // uint64 that blocks count in
 #define LAYER_POSITIONS 128  // choices of all tokens, at most
-#define LAYER_TOKENS    8    // at most
+#define LAYER_TOKENS    8    // of all slabs, at most
 
-// Tokens of a launch, at most, where an expert has so many weights; 0: none. Launch by launch costs
+// Tokens of a slab, at most, where an expert has so many weights; 0: none. Launch by launch costs
 // more to begin with and less for each choice: one launch pays for the weights of the choices, if
 // each has an expert of its own, and for each of their results. Where a row has one choice,
 // launches save its sum. The numbers, for 16 bits and fp8, are where both took the same on an H200
@@ -38,8 +38,9 @@ static inline int32_t layer_tokens(double expert_weights, double hidden, int32_t
 }
 
 struct layer_args {
-    struct route_args route;       // one slab by ids; what it writes need not be there
-    struct tally_args tally;       // load NULL: not counted
+    struct route_args route; // by ids, of all slabs together LAYER_TOKENS rows; what it writes
+                             // need not be there
+    struct tally_args tally; // load NULL: not counted
     struct quantise_args quantise; // of x; rows NULL: x is multiplied as it is
     struct gemms_args gemms;
     struct combine_args combine; // results may not lie in what route and gemms read
@@ -47,8 +48,8 @@ struct layer_args {
                      // NULL: unfit
     uint32_t *mid;   // device [2][mid_words], the same; 16-byte aligned. Two launches with the same
                      // may not overlap
-    int64_t mid_words; // of two numbers, a multiple of 4; fewer than cap * top_k * intermediate / 2
-                       // of the slab: unfit
+    int64_t mid_words; // of two numbers, a multiple of 4; fewer than top_k * intermediate / 2 for
+                       // each row of the slabs: unfit
 };
 
 #endif

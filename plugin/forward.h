@@ -15,7 +15,8 @@ struct experts_job {
     const struct rows_view *in;
     const struct out_view *out;
     int32_t slot;     // whose buffers
-    int32_t in_place; // 1: the first slab's results may lie in its rows, its ids or what they mean
+    int32_t in_place; // 1: results may lie in rows, ids or what they mean; not told of several
+                      // slabs with more than LAYER_TOKENS rows
     int32_t layer;
     void *stream; // the kernels'
 };

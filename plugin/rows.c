@@ -16,7 +16,7 @@ struct rows_reader {
     int32_t by_expert;
 };
 
-static const moxie_slab *slab_at(const moxie_rows *rows, uint32_t index)
+const moxie_slab *rows_slab(const moxie_rows *rows, uint32_t index)
 {
     const unsigned char *first = (const unsigned char *)rows->slabs;
 
@@ -356,7 +356,7 @@ int32_t rows_read(const moxie_rows *rows, const struct limits *limits, moxie_dev
     view->slabs_count = (int32_t)rows->slabs_count;
     view->top_k = r.by_expert ? 1 : limits->top_k;
     for (int32_t i = 0; i < view->slabs_count; i++) {
-        TRY(read_slab(&r, slab_at(rows, (uint32_t)i), &view->slabs[i], error));
+        TRY(read_slab(&r, rows_slab(rows, (uint32_t)i), &view->slabs[i], error));
         if (view->slabs[i].cap > view->rows_cap) view->rows_cap = view->slabs[i].cap;
     }
     view->pairs_max = (int64_t)view->slabs_count * view->rows_cap * view->top_k;
@@ -367,7 +367,7 @@ int32_t rows_read(const moxie_rows *rows, const struct limits *limits, moxie_dev
             "%d slabs of %d rows hold %" PRId64 " expert places; the plan holds %" PRId64 " (%s)",
             view->slabs_count, view->rows_cap, view->pairs_max, limits->pairs_max, explained));
     if (rows->layout == MOXIE_LAYOUT_EXPERT_MASKED)
-        view->rows_per_expert = (int32_t)slab_at(rows, 0)->rows.shape[1];
+        view->rows_per_expert = (int32_t)rows_slab(rows, 0)->rows.shape[1];
     TRY(read_counts(&r, view, error));
     TRY(read_map(&r, view, error));
 out:
@@ -453,7 +453,7 @@ int32_t rows_out(const moxie_rows *out, const struct rows_view *in, const struct
             want.shape[1] = in->rows_per_expert;
         else
             want.shape[0] = in->slabs[i].cap;
-        TRY(read_out_slab(&slab_at(out, (uint32_t)i)->rows, &want, &view->slabs[i], error));
+        TRY(read_out_slab(&rows_slab(out, (uint32_t)i)->rows, &want, &view->slabs[i], error));
         view->slabs[i].cap = in->slabs[i].cap;
         view->slabs[i].count = count_of_results(in, i);
     }
@@ -496,7 +496,7 @@ int32_t rows_out_alone(const moxie_rows *out, const struct limits *limits, moxie
     TRY(read_out_counts(out, device, &counts, error));
     view->slabs_count = (int32_t)out->slabs_count;
     for (int32_t i = 0; i < view->slabs_count; i++) {
-        const moxie_tensor *rows = &slab_at(out, (uint32_t)i)->rows;
+        const moxie_tensor *rows = &rows_slab(out, (uint32_t)i)->rows;
         struct out_slab *to = &view->slabs[i];
         int64_t rows_count;
 

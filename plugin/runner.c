@@ -2,6 +2,7 @@
 
 #include "plugin/runner.h"
 
+#include "kernels/layer.h"
 #include "plugin/capture.h"
 #include "plugin/forward.h"
 #include "plugin/tensor.h"
@@ -112,16 +113,32 @@ out:
     return refuse_capacity(instance, st);
 }
 
-// Whether results lie in what the products may still read when the first of them are written. What
-// a layout by expert does not use has not been checked.
-static int are_overwritten(const struct rows_view *view, const moxie_rows *in,
-                           const moxie_tensor *results)
+// What a layout by expert does not use has not been checked.
+static int slab_overlaps(const struct rows_view *view, const moxie_rows *in, uint32_t index,
+                         const moxie_tensor *results)
 {
-    if (tensor_overlap(&in->slabs->rows, results)) return 1;
+    const moxie_slab *slab = rows_slab(in, index);
+
+    if (tensor_overlap(&slab->rows, results)) return 1;
     return view->by == ROUTE_BY_IDS &&
-           (tensor_overlap(&in->slabs->ids, results) ||
-            tensor_overlap(&in->slabs->weights, results) || tensor_overlap(&in->counts, results) ||
-            tensor_overlap(&in->expert_map, results));
+           (tensor_overlap(&slab->ids, results) || tensor_overlap(&slab->weights, results) ||
+            tensor_overlap(&in->counts, results) || tensor_overlap(&in->expert_map, results));
+}
+
+// Whether results lie in what the products may still read when the first of them are written: in
+// one slab, which down may do, or in slabs of so few rows that one launch may do everything.
+static int are_overwritten(const struct rows_view *view, const moxie_rows *in,
+                           const moxie_rows *out)
+{
+    int64_t rows = 0;
+
+    for (int32_t i = 0; i < view->slabs_count; i++)
+        rows += view->slabs[i].cap;
+    if (view->slabs_count > 1 && rows > LAYER_TOKENS) return 0;
+    for (uint32_t i = 0; i < in->slabs_count; i++)
+        for (uint32_t j = 0; j < out->slabs_count; j++)
+            if (slab_overlaps(view, in, i, &rows_slab(out, j)->rows)) return 1;
+    return 0;
 }
 
 // Blocks copy and sum rows in any order: nothing that one writes may another read, or write.
@@ -144,7 +161,7 @@ static int32_t check_results_apart(const char *call, const moxie_tensor *read,
     int32_t st = MOXIE_OK;
 
     for (uint32_t i = 0; i < out->slabs_count; i++) {
-        const moxie_tensor *const written = &out->slabs[i].rows;
+        const moxie_tensor *const written = &rows_slab(out, i)->rows;
 
         TRY(check_apart(call, read, &written, 1, error));
     }
@@ -179,7 +196,7 @@ int32_t runner_run(moxie_runner *runner, const moxie_call *call, const moxie_row
     TRY(read_rows(runner, call, in, &view, error));
     TRY(rows_out(out, &view, &instance->plan.limits, instance_place(instance), &results, error));
     TRY(check_counts_apart("run", in, out, error));
-    job.in_place = are_overwritten(&view, in, &out->slabs->rows);
+    job.in_place = are_overwritten(&view, in, out);
     TRY(forward_experts(&job, error));
 out:
     return st;

@@ -133,6 +133,88 @@ static bool fits_one_launch(const gpu_layer &g)
     return st == 0;
 }
 
+// The rows of a slab from one on.
+static row_slab rows_from(row_slab of, int32_t first, int32_t rows)
+{
+    of.rows = (const char *)of.rows + first * of.row_stride_bytes;
+    of.ids = (const char *)of.ids + first * of.id_stride_bytes;
+    of.weights = (const char *)of.weights + first * of.weight_stride_bytes;
+    of.cap = rows;
+    return of;
+}
+
+// The slab with rows of e4m3; what it took, for cudaFree.
+static void *coded(row_slab &slab, int32_t hidden)
+{
+    const int64_t groups = (hidden + 127) / 128, rows_bytes = groups * 128;
+    char *memory = poison<char>(slab.cap * (rows_bytes + groups * 4));
+    quantise_args args = {};
+    args.x = slab.rows;
+    args.x_stride_bytes = slab.row_stride_bytes;
+    args.x_format = slab.format;
+    args.rows_count = slab.cap;
+    args.columns = hidden;
+    args.format = slab.format = FORMAT_FP8_BLOCK128;
+    slab.rows = args.rows = memory;
+    slab.row_stride_bytes = args.row_stride_bytes = rows_bytes;
+    slab.scales = args.scales = memory + slab.cap * rows_bytes;
+    slab.scale_stride_bytes = args.scale_stride_bytes = groups * 4;
+    CHECK(kernels_cuda.quantise(&args, NULL));
+    return memory;
+}
+
+// Whether tokens of ranks, in slabs of which one has no row, one a row that is not valid and in fp8 codes, get the bits of those in one.
+static int same_in_slabs(gpu_layer &g, const layer_case &c, const std::vector<float> &all)
+{
+    const int32_t first = c.tokens / 2, second = c.tokens - first;
+    const stages one = g.s;
+    const size_t valid = (size_t)(c.tokens - 1) * c.hidden;
+    row_slab x[] = {rows_from(g.s.slab, 0, first), {}, rows_from(g.s.slab, first, second)};
+    out_slab y[] = {g.s.out, {}, g.s.out};
+    int32_t *count = upload(std::vector<int32_t>(1, second - 1));
+    void *codes = g.s.fp8 ? coded(x[2], c.hidden) : NULL;
+    std::vector<float> got(all.size());
+    int same;
+    y[0].cap = first;
+    y[2].cap = second;
+    y[2].rows = (char *)y[2].rows + first * y[2].row_stride_bytes;
+    x[2].count = y[2].count = count;
+    g.s.route.slabs = x;
+    g.s.combine.slabs = y;
+    g.s.route.slabs_count = g.s.combine.slabs_count = 3;
+    same = fits_one_launch(g);
+    run_layer(g, got);
+    same = same && memcmp(got.data(), all.data(), valid * 4) == 0 &&
+           std::all_of(got.begin() + valid, got.end(), [](float number) { return std::isnan(number); });
+    g.s = one;
+    cudaFree(count);
+    cudaFree(codes);
+    return same;
+}
+
+// Whether a launch ends in which nobody makes the first tiles, as where a peer's ids change while blocks read them; and the next one is right.
+static int ends_without_mates(gpu_layer &g, const std::vector<float> &all)
+{
+    const stages one = g.s;
+    const uint32_t taken = 1;
+    const row_slab x[] = {g.s.slab, {}};
+    const out_slab y[] = {g.s.out, {}};
+    std::vector<float> got(all.size());
+    int same;
+    g.s.route.slabs = x;
+    g.s.combine.slabs = y;
+    g.s.route.slabs_count = g.s.combine.slabs_count = 2;
+    CHECK(cudaMemcpy(g.turns, &taken, sizeof taken, cudaMemcpyHostToDevice));
+    run_layer(g, got);
+    same = memcmp(got.data(), all.data(), all.size() * 4) != 0;
+    for (int i = 0; i < 2; i++) { // both halves of mid
+        run_layer(g, got);
+        same = same && memcmp(got.data(), all.data(), all.size() * 4) == 0;
+    }
+    g.s = one;
+    return same;
+}
+
 // What the layer's numbers should be: by exact sums, and fp8 by those of the tensor core, whose roundings make another code of mid here
 // and there.
 struct expected {
@@ -174,9 +256,11 @@ static int compare_launched(gpu_layer &g, const layer_case &c, const expected &w
     int moved = same_moved(g, c, got);
     int placed = at_once || same_placed(g, c);
     int together = at_once || !g.s.fp8 || same_together(g, c, got);
+    int in_slabs = !at_once || same_in_slabs(g, c, got);
+    int ends = !at_once || c.skew != 0 || ends_without_mates(g, got);
     int clear = !at_once || half_is_clear(g);
     double error_max = c.format == FORMAT_F16 ? 1e-3 : at_once && g.s.fp8 ? coded_max : 5e-3;
-    int ok = error <= error_max && exact_error <= 5e-2 && bits && alone && moved && placed && together && clear && load;
+    int ok = error <= error_max && exact_error <= 5e-2 && bits && alone && moved && placed && together && in_slabs && ends && clear && load;
     printf("%s tokens %d hidden %d intermediate %d experts %d top-k %d order %d activation %d skew %d bias %d on-input %d rows-in %d format %d%s: error %.2e, of exact sums %.2e%s\n",
            ok ? "ok  " : "FAIL", c.tokens, c.hidden, c.intermediate, c.experts, c.top_k, c.order, c.activation, c.skew, c.bias,
            c.weight_on_input, c.rows_in, c.format, at_once ? " at once" : "", error, exact_error,
@@ -185,6 +269,8 @@ static int compare_launched(gpu_layer &g, const layer_case &c, const expected &w
            : !moved ? ", bits differ where tokens have another place"
            : !placed ? ", bits differ where down writes the results"
            : !together ? ", bits differ where a block does both halves, or halves are left"
+           : !in_slabs ? ", bits differ where tokens are in several slabs"
+           : !ends ? ", a launch without some tiles leaves its mark"
            : !clear ? ", what blocks tell each other is not cleared"
            : !load ? ", the load of its experts is miscounted"
                      : "");

@@ -1,6 +1,7 @@
 // The layouts by expert on a GPU: expand, run on the expanded rows, fold back, against the golden
 // output; rows that lie wrongly.
 
+#include "host_tests/crew.h"
 #include "host_tests/gpu/gpu_layer.h"
 #include "host_tests/suite.h"
 #include "kernels/cpu/cpu.h"
@@ -246,6 +247,48 @@ START_TEST(rank_major_rows)
 }
 END_TEST
 
+// Few rows of two ranks, in one launch; not where the results of one lie over the other's rows,
+// which takes the longer way, and sums in another order.
+START_TEST(results_over_the_rows_of_another_slab)
+{
+    struct gpu_layer gpu;
+    moxie_slab in[2], out[2];
+    moxie_rows in_rows = rows_of(MOXIE_LAYOUT_RANK_MAJOR, in), out_rows = in_rows;
+    int64_t dims[2][4][2], ranks = 2;
+    int32_t counts[] = {2, 1};
+    moxie_call call = {.struct_size = sizeof call};
+    float *over;
+    size_t bytes;
+
+    gpu_layer_open(&gpu, gpu_layers[0], (struct gpu_options){0});
+    for (int32_t i = 0; i < 2; i++)
+        slabs_of(&gpu, 2 * i, counts[i], &in[i], &out[i], dims[i]);
+    in_rows.id_space = MOXIE_IDS_GLOBAL;
+    in_rows.slabs_count = out_rows.slabs_count = 2;
+    in_rows.counts = tensor_make(counts, 1, &ranks, NULL, TENSOR_INT32);
+    gpu_upload(&in_rows.counts);
+    out_rows.slabs = out;
+    call.stream = gpu.stream;
+    gpu_poison(&gpu);
+    gpu_accept(&gpu, runner_run(gpu.runner, &call, &in_rows, &out_rows, &gpu.mock.error));
+    gpu_fetch(&gpu);
+    bytes = (size_t)gpu.layer.hidden * sizeof *over;
+    over = malloc(bytes);
+    ck_assert_ptr_nonnull(over);
+    out[1].rows.data = in[0].rows.data; // both rows: 4 bytes a number, where they have 2
+    out[1].rows.byte_offset = in[0].rows.byte_offset;
+    gpu_accept(&gpu, runner_run(gpu.runner, &call, &in_rows, &out_rows, &gpu.mock.error));
+    must(cudaStreamSynchronize(gpu.stream));
+    must(cudaMemcpy(over, tensor_data(&out[1].rows), bytes, cudaMemcpyDeviceToHost));
+    ck_assert_double_le(crew_difference(over, gpu.y + 2 * gpu.layer.hidden, gpu.layer.hidden),
+                        5e-3);
+    ck_assert_mem_ne(over, gpu.y + 2 * gpu.layer.hidden, bytes);
+    free(over);
+    must(cudaFree(in_rows.counts.data));
+    gpu_layer_close(&gpu);
+}
+END_TEST
+
 // One rank's rows, of which `count` are there: results past them stay, in one launch and in
 // several.
 START_TEST(results_past_the_count_stay)
@@ -336,6 +379,7 @@ static void add(TCase *tests)
     tcase_add_loop_test(tests, expert_masked_rows, 0, 2 * (GPU_LAYERS + GPU_LAYERS_FP8));
     tcase_add_loop_test(tests, fp8_rows_by_expert, 0, 2 * GPU_LAYERS_FP8);
     tcase_add_loop_test(tests, rank_major_rows, 0, GPU_LAYERS + GPU_LAYERS_FP8);
+    tcase_add_test(tests, results_over_the_rows_of_another_slab);
     tcase_add_loop_test(tests, results_past_the_count_stay, LAYER_TOKENS, LAYER_TOKENS + 2);
     tcase_add_test(tests, folded_rows_lie_on_16_bytes);
     tcase_add_test(tests, results_of_one_pair);

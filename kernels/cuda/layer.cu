@@ -49,18 +49,27 @@ __device__ __forceinline__ void make_barriers(layer_smem &smem, int32_t warp, bo
 }
 
 // Into the L2.
-__device__ __forceinline__ void touch_rows(const layer_args_device &args, int32_t thread)
+template <class P> __device__ __forceinline__ void touch_rows(const layer_args_device &args, int32_t thread)
 {
+    const auto last = [&](int32_t token) { return P::has_slabs && token >= args.tokens - args.tokens_coded ? args.up.depth - 1 : INT32_MAX; };
+
     for (int32_t token = 0; token < args.tokens && thread * 128 < args.up.depth * 2; token++)
-        prefetch_l2(args.x + token * args.x_stride_bytes + thread * 128);
+        prefetch_l2(row_of<P>(args, token).x + min(thread * 128, last(token)));
     if (thread >= args.tokens) return;
-    prefetch_l2(args.ids.ids + thread * args.ids.row_stride_bytes);
-    if (args.router_weights != nullptr) prefetch_l2(args.router_weights + thread * args.router_weight_stride_bytes);
+    prefetch_l2(row_of<P>(args, thread).ids);
+    if (args.rows[0].router_weights != nullptr) prefetch_l2(row_of<P>(args, thread).router_weights);
 }
 
-template <int type> __global__ void __launch_bounds__(kThreads, 1) layer_kernel(const __grid_constant__ layer_args_device args)
+template <class P>
+__device__ __forceinline__ void keep_all_rows(const layer_args_device &args, layer_smem &smem, int32_t thread, int32_t threads)
 {
-    using P = product<static_cast<operand>(type)>;
+    keep_rows<P>(args, smem, thread, threads);
+    if (P::has_slabs && P::is_scaled) keep_coded_rows<P>(args, smem, thread, threads);
+}
+
+template <int type, bool has_slabs> __global__ void __launch_bounds__(kThreads, 1) layer_kernel(const __grid_constant__ layer_args_device args)
+{
+    using P = product<static_cast<operand>(type), has_slabs>;
     layer_smem &smem = *dynamic_smem<layer_smem>();
     const int32_t thread = threadIdx.x, warp = uniform(thread / 32);
 
@@ -70,15 +79,16 @@ template <int type> __global__ void __launch_bounds__(kThreads, 1) layer_kernel(
         prefetch_tensormap(&args.down.map);
     }
     if (thread < kTiles) smem.summed[thread] = 0;
-    touch_rows(args, thread);
+    touch_rows<P>(args, thread);
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
     if (thread == kFinding) smem.first = take_first(args);
+    if (P::has_slabs && thread > kFinding && thread <= kFinding + args.tokens) keep_result(args, smem, thread - kFinding - 1);
     // Who loads need not wait for x.
     if (thread < kPositions)
-        find_jobs(args, smem);
+        find_jobs<P>(args, smem);
     else if (thread < kMultiplying)
-        keep_rows<P>(args, smem, thread - kPositions, kMultiplying - kPositions);
+        keep_all_rows<P>(args, smem, thread - kPositions, kMultiplying - kPositions);
     if (thread < kPositions || thread >= kMultiplying) bar_sync<3, kThreads - (kMultiplying - kPositions)>();
     if (thread < kMultiplying) multiplying_sync();
     if (thread >= kLoading) {
@@ -96,28 +106,64 @@ template <int type> __global__ void __launch_bounds__(kThreads, 1) layer_kernel(
 
 typedef void (*layer_entry)(layer_args_device);
 
-layer_entry entry_of(operand type)
+template <bool has_slabs> layer_entry entry_for(operand type)
 {
-    return type == OPERAND_BF16 ? layer_kernel<OPERAND_BF16> : type == OPERAND_F16 ? layer_kernel<OPERAND_F16> : layer_kernel<OPERAND_E4M3>;
+    return type == OPERAND_BF16  ? layer_kernel<OPERAND_BF16, has_slabs>
+           : type == OPERAND_F16 ? layer_kernel<OPERAND_F16, has_slabs>
+                                 : layer_kernel<OPERAND_E4M3, has_slabs>;
 }
 
-// A layer of so few bytes that it is bound by what begins and ends launches.
+layer_entry entry_of(operand type, bool has_slabs)
+{
+    return has_slabs ? entry_for<true>(type) : entry_for<false>(type);
+}
+
+// A layer of so few bytes that it is bound by what begins and ends launches. Slabs are those of ranks that share the experts, so that of
+// each's choices one in so many is here: all together are as many as one slab has.
 bool is_small(const layer_args &from)
 {
     const weight_view &w1 = from.gemms.gate_up.w1, &w2 = from.gemms.down.w2;
     const double expert_weights = static_cast<double>(w1.n) * w1.k + static_cast<double>(w2.n) * w2.k;
+    const int32_t most = layer_tokens(expert_weights, w2.n, element_bytes_of(w1.format) == 1, from.route.top_k);
+    int64_t tokens = 0;
 
-    return from.route.slabs[0].cap <= layer_tokens(expert_weights, w2.n, element_bytes_of(w1.format) == 1, from.route.top_k);
+    for (int32_t i = 0; i < from.route.slabs_count; i++) {
+        tokens += from.route.slabs[i].cap;
+        if (from.route.slabs[i].cap > most) return false;
+    }
+    return tokens > 0 && tokens <= LAYER_TOKENS && tokens * from.route.top_k <= std::min<int64_t>(LAYER_POSITIONS, from.route.pairs_max);
 }
 
-// Of every row of x one, weighted as the router says, on the input or here.
-bool has_results(const layer_args &from)
+bool is_16_bits(int32_t format)
 {
-    const out_slab &y = from.combine.slabs[0];
-    const row_slab &x = from.route.slabs[0];
-    const bool weighs_input = from.gemms.gate_up.pair_weight != nullptr, weighs_result = from.combine.pair_weight != nullptr;
+    return format == FORMAT_BF16 || format == FORMAT_F16;
+}
 
-    return y.rows != nullptr && y.cap >= x.cap && weighs_input != weighs_result && from.route.pairs_max >= int64_t(x.cap) * from.route.top_k;
+// Of e4m3 weights, rows of x may be that too.
+bool has_rows(const layer_args &from, const row_slab &x)
+{
+    const int32_t format = from.gemms.gate_up.w1.format;
+    const bool fits = element_bytes_of(format) == 1 ? is_16_bits(x.format) || (x.format == FORMAT_FP8_BLOCK128 && x.scales != nullptr) : x.format == format;
+
+    return fits && x.ids != nullptr && is_aligned(x.rows, 16) && x.row_stride_bytes % 16 == 0 && x.cap <= from.route.rows_cap;
+}
+
+// Rows, those of 16 bits of one format, and of every one a result.
+bool has_slabs(const layer_args &from)
+{
+    int32_t format = FORMAT_AUTO;
+
+    for (int32_t i = 0; i < from.route.slabs_count; i++) {
+        const row_slab &x = from.route.slabs[i];
+        const out_slab &y = from.combine.slabs[i];
+
+        if (x.cap == 0) continue;
+        if (!has_rows(from, x) || y.rows == nullptr || y.cap < x.cap) return false;
+        if (!is_16_bits(x.format)) continue;
+        if (format != FORMAT_AUTO && format != x.format) return false;
+        format = x.format;
+    }
+    return true;
 }
 
 bool is_layer(const layer_args &from)
@@ -125,14 +171,11 @@ bool is_layer(const layer_args &from)
     const route_args &route = from.route;
     const gate_up_args &gate_up = from.gemms.gate_up;
     const down_args &down = from.gemms.down;
-    const row_slab *x = route.slabs;
-    const bool is_fp8 = element_bytes_of(gate_up.w1.format) == 1;
+    const bool weighs_input = gate_up.pair_weight != nullptr, weighs_result = from.combine.pair_weight != nullptr;
 
-    return from.turns != nullptr && route.by == ROUTE_BY_IDS && route.slabs_count == 1 && from.combine.slabs_count == 1 && x->cap > 0 &&
-           x->cap <= route.rows_cap && x->ids != nullptr && route.experts > 0 && has_results(from) &&
-           gate_up.w1.format == down.w2.format && !gate_up.w1.rows_in && !down.w2.rows_in && has_code(gate_up) && has_code(down) &&
-           (is_fp8 ? x->format == FORMAT_BF16 || x->format == FORMAT_F16 : x->format == gate_up.w1.format) && is_aligned(x->rows, 16) &&
-           x->row_stride_bytes % 16 == 0;
+    return from.turns != nullptr && route.by == ROUTE_BY_IDS && from.combine.slabs_count == route.slabs_count && route.experts > 0 &&
+           weighs_input != weighs_result && gate_up.w1.format == down.w2.format && !gate_up.w1.rows_in && !down.w2.rows_in && has_code(gate_up) &&
+           has_code(down);
 }
 
 divider divider_of(int32_t divisor)
@@ -164,7 +207,7 @@ cudaError_t make_maps(layer_args_device &to, const layer_args &from)
     return tensor_maps_make(maps, 2);
 }
 
-template <class P> void take_product(layer_product &to, const weight_view &from, int32_t outputs, int32_t rows)
+template <class P> void take_product(layer_product &to, const weight_view &from, int32_t outputs)
 {
     const int32_t inputs = static_cast<int32_t>((from.k + kFp8Group - 1) / kFp8Group * kFp8Group);
 
@@ -182,64 +225,88 @@ template <class P> void take_product(layer_product &to, const weight_view &from,
     to.is_whole = to.row_bytes % kUnitBytes == 0;
     to.by_stages = divider_of(to.stages);
     to.outputs = outputs;
+    to.eights = inputs / 8;
     to.operand_pitch_bytes = inputs * 2 + kSkewBytes;
-    to.scale_offset = rows * to.operand_pitch_bytes;
     to.scale_pitch = P::is_scaled ? inputs / kFp8Group : 0;
 }
 
-// Of so many operand rows and their scales.
-size_t operand_bytes(const layer_product &by, int32_t rows)
+// What lies at the end of shared memory, from the last: x's scales and rows, mid's scales, and its rows from the last place on. Whether the
+// stages have room, were all choices here.
+bool take_smem(layer_args_device &to)
 {
-    return by.scale_offset + size_t(4) * rows * by.scale_pitch;
+    const int32_t choices = to.tokens * to.top_k;
+    int32_t end = kSmemBytes - static_cast<int32_t>(sizeof(layer_smem));
+    const auto take = [&end](int32_t bytes) { return end = (end - bytes) / 16 * 16; };
+
+    int32_t scales = take(4 * to.tokens * to.up.scale_pitch);
+
+    to.up.operand_offset = take(to.tokens * to.up.operand_pitch_bytes);
+    to.up.scale_offset = scales - to.up.operand_offset;
+    scales = take(4 * choices * to.down.scale_pitch);
+    to.down.operand_offset = take(to.down.operand_pitch_bytes);
+    to.down.scale_offset = scales - to.down.operand_offset;
+    to.down.operand_pitch_bytes = -to.down.operand_pitch_bytes;
+    to.stages = stages_for(to.down, choices);
+    return to.stages >= kStagesLeast && std::max(to.up.stages, to.down.stages) <= kParts;
 }
 
-// Bytes of shared memory, once the products are there, with as many stages as fit, and no more than kStagesEnough or than down has parts:
-// each then has a warp of its own; 0: too few.
-size_t take_smem(layer_args_device &to)
-{
-    const size_t up = (operand_bytes(to.up, to.tokens) + 15) / 16 * 16; // rows of down begin there
-    const size_t parts = size_t(to.tokens) * to.top_k * to.down.stages;
-    const size_t most = std::clamp(parts, size_t(kStagesEnough), size_t(kStagesMost));
-    const size_t other = up + operand_bytes(to.down, to.tokens * to.top_k) + sizeof(layer_smem);
-
-    if (other + kStagesLeast * kStageBytes > kSmemBytes || std::max(to.up.stages, to.down.stages) > kParts) return 0;
-    to.stages = static_cast<int32_t>(std::min((kSmemBytes - other) / kStageBytes, most));
-    to.up.operand_offset = to.stages * kStageBytes;
-    to.down.operand_offset = to.up.operand_offset + static_cast<int32_t>(up);
-    return other + to.up.operand_offset;
-}
-
-// The products, and how many bytes of shared memory they want; 0: there is no room for their rows.
-template <class P> size_t take_products(layer_args_device &to, const layer_args &from)
+// The products; whether there is room for their rows.
+template <class P> bool take_products(layer_args_device &to, const layer_args &from)
 {
     const gate_up_args &gate_up = from.gemms.gate_up;
     const int64_t groups = gate_up.intermediate / kHalf;
 
-    if (std::max(gate_up.hidden, gate_up.intermediate) > kSmemBytes) return 0; // a row has no room
-    if (to.tokens * to.top_k * groups * groups > INT32_MAX) return 0;          // see divider
-    take_product<P>(to.up, gate_up.w1, gate_up.intermediate, to.tokens);
-    take_product<P>(to.down, from.gemms.down.w2, gate_up.hidden, to.tokens * to.top_k);
-    to.by_eights = divider_of(eights_of(to.up));
+    if (std::max(gate_up.hidden, gate_up.intermediate) > kSmemBytes) return false; // a row has no room
+    if (to.tokens * to.top_k * groups * groups > INT32_MAX) return false;          // see divider
+    take_product<P>(to.up, gate_up.w1, gate_up.intermediate);
+    take_product<P>(to.down, from.gemms.down.w2, gate_up.hidden);
+    to.by_eights = divider_of(to.up.eights);
     return take_smem(to);
+}
+
+layer_row take_row(const row_slab &x, const out_slab &y, int32_t index)
+{
+    const auto at = [index](const void *rows, int64_t stride_bytes) {
+        return rows == nullptr ? nullptr : static_cast<const unsigned char *>(rows) + index * stride_bytes;
+    };
+    layer_row to = {};
+
+    to.x = at(x.rows, x.row_stride_bytes);
+    if (!is_16_bits(x.format)) to.scales = reinterpret_cast<const float *>(at(x.scales, x.scale_stride_bytes));
+    to.ids = at(x.ids, x.id_stride_bytes);
+    to.router_weights = at(x.weights, x.weight_stride_bytes);
+    to.y = static_cast<unsigned char *>(y.rows) + index * y.row_stride_bytes;
+    to.rows_valid = x.count;
+    to.results_valid = y.count;
+    to.index = index;
+    to.scale_stride = x.group_stride_bytes == 0 ? 1 : static_cast<int32_t>(x.group_stride_bytes / 4);
+    to.id_bytes = x.id_bytes;
+    to.router_weight_format = x.weight_format;
+    to.y_format = y.format;
+    return to;
 }
 
 void take_rows(layer_args_device &to, const layer_args &from)
 {
-    const row_slab &x = from.route.slabs[0];
-    const out_slab &y = from.combine.slabs[0];
+    const row_slab &first = from.route.slabs[0];
 
-    to.ids = ids_of(from.route);
-    to.router_weights = static_cast<const unsigned char *>(x.weights);
-    to.router_weight_stride_bytes = x.weight_stride_bytes;
-    to.router_weight_format = x.weight_format;
-    to.x = static_cast<const unsigned char *>(x.rows);
-    to.x_stride_bytes = x.row_stride_bytes;
-    to.x_is_bf16 = x.format == FORMAT_BF16;
-    to.y = static_cast<unsigned char *>(y.rows);
-    to.y_stride_bytes = y.row_stride_bytes;
-    to.y_count = y.count;
-    to.y_format = y.format;
-    to.tokens = x.cap;
+    to.strides = {first.row_stride_bytes, first.id_stride_bytes, first.weight_stride_bytes, from.combine.slabs[0].row_stride_bytes};
+    for (bool is_coded : {false, true}) {
+        for (int32_t i = 0; i < from.route.slabs_count; i++) {
+            const row_slab &x = from.route.slabs[i];
+
+            if (is_16_bits(x.format) == is_coded) continue;
+            for (int32_t index = 0; index < x.cap; index++)
+                to.rows[to.tokens++] = take_row(x, from.combine.slabs[i], index);
+            if (is_coded)
+                to.tokens_coded += x.cap;
+            else if (x.cap > 0)
+                to.x_is_bf16 = x.format == FORMAT_BF16;
+        }
+    }
+    to.expert_map = from.route.expert_map;
+    to.map_count = from.route.map_count;
+    to.expert_first = from.route.expert_first;
     to.top_k = from.route.top_k;
     to.experts = from.route.experts;
     to.by_top_k = divider_of(to.top_k);
@@ -266,8 +333,12 @@ extern "C" int32_t layer_cuda_load(void)
     cudaError_t st = cudaSuccess;
 
     for (operand type : {OPERAND_BF16, OPERAND_F16, OPERAND_E4M3}) {
-        if (st == cudaSuccess) st = load_kernel(entry_of(type));
-        if (st == cudaSuccess) st = cudaFuncSetAttribute(entry_of(type), cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
+        for (bool has_slabs : {false, true}) {
+            const layer_entry entry = entry_of(type, has_slabs);
+
+            if (st == cudaSuccess) st = load_kernel(entry);
+            if (st == cudaSuccess) st = cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
+        }
     }
     return st;
 }
@@ -278,24 +349,24 @@ extern "C" int32_t layer_cuda(const struct layer_args *from, void *stream)
     const operand type = operand_of(gate_up.w1.format);
     const int32_t blocks = sm_count();
     layer_args_device to = {};
-    size_t smem_bytes;
+    bool fits;
     cudaError_t st;
 
-    if (!is_layer(*from) || !is_small(*from)) return LAYER_UNFIT;
+    if (!is_layer(*from) || !is_small(*from) || !has_slabs(*from)) return LAYER_UNFIT;
     take_rows(to, *from);
     switch (type) {
     case OPERAND_BF16:
-        smem_bytes = take_products<product<OPERAND_BF16>>(to, *from);
+        fits = take_products<product<OPERAND_BF16, false>>(to, *from);
         break;
     case OPERAND_F16:
-        smem_bytes = take_products<product<OPERAND_F16>>(to, *from);
+        fits = take_products<product<OPERAND_F16, false>>(to, *from);
         break;
     default:
-        smem_bytes = take_products<product<OPERAND_E4M3>>(to, *from);
+        fits = take_products<product<OPERAND_E4M3, false>>(to, *from);
     }
     to.mid = from->mid;
     to.mid_words = from->mid_words;
-    if (smem_bytes == 0 || to.tokens * to.top_k * gate_up.intermediate > 2 * to.mid_words || to.mid_words % 4 != 0 || !is_aligned(to.mid, 16))
+    if (!fits || to.tokens * to.top_k * gate_up.intermediate > 2 * to.mid_words || to.mid_words % 4 != 0 || !is_aligned(to.mid, 16))
         return LAYER_UNFIT;
     st = make_maps(to, *from);
     if (st != cudaSuccess) return st;
@@ -305,5 +376,5 @@ extern "C" int32_t layer_cuda(const struct layer_args *from, void *stream)
     to.load = reinterpret_cast<unsigned long long *>(from->tally.load);
     to.turns = reinterpret_cast<layer_turns *>(from->turns);
     to.scale = from->combine.scale;
-    return launch(entry_of(type), {static_cast<unsigned>(blocks), kThreads, smem_bytes, LAUNCH_EARLY}, stream, to);
+    return launch(entry_of(type, from->route.slabs_count > 1 || to.tokens_coded > 0), {static_cast<unsigned>(blocks), kThreads, kSmemBytes, LAUNCH_EARLY}, stream, to);
 }

@@ -38,8 +38,10 @@ constexpr int kSmemBytes = 232448;      // that a block may have
 constexpr int kFirstBytes = 32 << 10;   // of gate_up's, at most, before it knows its tiles
 static_assert(kTiles > kParts + 2 * kStagesMost + 2);
 
-// What a kernel is compiled for. e4m3 is multiplied as fp16, which holds every code.
-template <operand type> struct product {
+// What a kernel is compiled for. e4m3 is multiplied as fp16, which holds every code. has_slabs: rows are those of several ranks, of whose
+// choices few are here; else they are at equal distances, and what follows from the number of tokens is known before.
+template <operand type, bool several> struct product {
+    static constexpr bool has_slabs = several;
     static constexpr bool is_scaled = type == OPERAND_E4M3;
     static constexpr bool multiplies_bf16 = type == OPERAND_BF16;
     static constexpr bool mid_is_bf16 = type != OPERAND_F16;
@@ -74,9 +76,10 @@ struct layer_product {
     int32_t is_whole;  // 1: rows are whole units, and a box is half a stage; 0: it is half a unit
     divider by_stages;
     int32_t outputs;   // units, or hidden
-    int32_t operand_offset; // bytes, from the stages to the operand rows
-    int32_t operand_pitch_bytes;
-    int32_t scale_offset; // bytes, from the operand rows to their scales, f32 [rows, scale_pitch]
+    int32_t eights;         // of numbers, of an operand row
+    int32_t operand_offset; // bytes, from the stages to the first operand row
+    int32_t operand_pitch_bytes; // to the next; of down negative
+    int32_t scale_offset; // bytes, from the first operand row to their scales, f32 [rows, scale_pitch]
     int32_t scale_pitch;
 };
 
@@ -88,23 +91,36 @@ struct layer_turns {
 };
 static_assert(sizeof(layer_turns) == LAYER_TURNS * sizeof(uint64_t));
 
+// A token: a row of a slab.
+struct layer_row {
+    const unsigned char *x;
+    const float *scales; // of x of e4m3
+    const unsigned char *ids;
+    const unsigned char *router_weights; // NULL: 1
+    unsigned char *y;
+    const int32_t *rows_valid;    // of its slab; NULL: all
+    const int32_t *results_valid; // rows that have a result, the others stay; NULL: all
+    int32_t index;                // in its slab
+    int32_t scale_stride;         // between groups
+    int32_t id_bytes, router_weight_format, y_format;
+};
+
+struct row_strides {
+    int64_t x_bytes, id_bytes, router_weight_bytes, y_bytes;
+};
+
 struct layer_args_device {
     layer_product up, down;
     activation_terms activation;
-    slab_ids ids;
-    unsigned long long *load;            // NULL: not counted
-    const unsigned char *router_weights; // NULL: 1
-    int64_t router_weight_stride_bytes;
-    const unsigned char *x;
-    int64_t x_stride_bytes;
+    const int32_t *expert_map;
+    int64_t map_count, expert_first;
+    unsigned long long *load; // NULL: not counted
     uint32_t *mid; // [2][mid_words], of which each launch has another half than the last: numbers [tokens * top_k, intermediate]
     int64_t mid_words;
-    unsigned char *y;
-    int64_t y_stride_bytes;
-    const int32_t *y_count;   // rows that have a result, the others stay; NULL: all tokens
     layer_turns *turns;
-    int32_t router_weight_format, y_format, x_is_bf16;
     int32_t experts, tokens, top_k;
+    int32_t tokens_coded; // whose x is of e4m3: the last ones
+    int32_t x_is_bf16;    // the others'
     divider by_top_k;
     divider by_groups; // of eight units
     divider by_eights; // of an operand row of x
@@ -113,15 +129,27 @@ struct layer_args_device {
     uint32_t first_bytes; // each block's share of one
     int32_t eights_each, eights_more; // of outputs of down: of each block, and how many blocks have one more
     int32_t weighs_input;    // 1: the router's weight multiplies the input row, 0: the result
-    int32_t stages;
     float scale;
+    int32_t stages;          // of one slab
+    row_strides strides;     // of one slab
+    layer_row rows[kTokens]; // of one slab the first; looked at before the first product alone
 };
+
+// A choice has an operand row of down if its expert is here: the stages take what that leaves, and no more than kStagesEnough or than down
+// has parts, each of which then has a warp of its own.
+__host__ __device__ __forceinline__ int32_t stages_for(const layer_product &down, int32_t choices)
+{
+    const int32_t parts = choices * down.stages, most = parts < kStagesEnough ? kStagesEnough : parts < kStagesMost ? parts : kStagesMost;
+    const int32_t room = (down.operand_offset + (choices - 1) * down.operand_pitch_bytes) / kStageBytes;
+
+    return room < most ? room : most;
+}
 
 // An expert and the tokens that chose it, each by one of its choices; a token that chose it twice has two jobs.
 struct job {
     int32_t expert;
     uint32_t tokens;            // a bit for each
-    uint8_t position[kTokens]; // of the choice, counted over all tokens
+    uint8_t choice[kTokens];   // counted over all tokens, of several slabs over what is here
     float weight[kTokens];     // the router's
 };
 
@@ -150,21 +178,41 @@ struct layer_smem {
     job jobs[kPositions];
     uint32_t leaders[kPositions / 32]; // a bit for each position that is its job's first
     int32_t jobs_count;
-    alignas(1024) unsigned char stages[]; // [args.stages][kStageBytes]; then x's rows and scales, and mid's
+    int32_t stages_count;            // of several slabs, as are these
+    unsigned char *results[kTokens]; // NULL: there is none
+    int32_t result_format[kTokens];
+    alignas(1024) unsigned char stages[]; // [stages_count][kStageBytes]; at the end mid's rows and scales, and x's
 };
 
 // ---- Jobs --------------------------------------------------------------------------------------
 
 constexpr int32_t kKeys = KERNEL_TOP_K_MAX;
 
-// What does not depend on each other is asked for at once.
-__device__ __forceinline__ int32_t expert_of(const layer_args_device &args, int32_t token, int32_t choice, float &weight)
+template <class P> __device__ __forceinline__ layer_row row_of(const layer_args_device &args, int32_t token)
 {
-    const int32_t expert = expert_in(args.ids, token, choice, args.experts);
+    layer_row row = args.rows[P::has_slabs ? token : 0];
 
-    if (args.router_weights != nullptr)
-        weight = number_load(args.router_weights + token * args.router_weight_stride_bytes, choice, args.router_weight_format);
-    return token < rows_in(args.ids) ? expert : -1;
+    if constexpr (!P::has_slabs) {
+        row.x += token * args.strides.x_bytes;
+        row.ids += token * args.strides.id_bytes;
+        row.router_weights += token * args.strides.router_weight_bytes;
+        row.y += token * args.strides.y_bytes;
+        row.index = token;
+    }
+    return row;
+}
+
+// What does not depend on each other is asked for at once.
+template <class P> __device__ __forceinline__ int32_t expert_of(const layer_args_device &args, int32_t token, int32_t choice, float &weight)
+{
+    const layer_row row = row_of<P>(args, token);
+    const int32_t rows = row.rows_valid == nullptr ? INT32_MAX : *row.rows_valid;
+    const int64_t id = id_read(row.ids, choice, row.id_bytes);
+    const int32_t expert = id_mapped(args.expert_map, args.map_count, id, args.expert_first, args.experts);
+
+    if ((P::has_slabs ? row.router_weights : args.rows[0].router_weights) != nullptr)
+        weight = number_load(row.router_weights, choice, row.router_weight_format);
+    return row.index < rows ? expert : -1;
 }
 
 // This block's share of gate_up's weights of the first jobs into the L2: what all blocks load first, before any of them knows what of it.
@@ -180,29 +228,31 @@ __device__ __forceinline__ void ask_first(const layer_args_device &args, int32_t
 struct job_place {
     int32_t key; // expert * kKeys + how often the token had it before; -1: it has no expert
     int32_t job; // keys below it
+    int32_t choice;
 };
 
-__device__ __forceinline__ void keep_job(layer_smem &smem, const job_place &at, int32_t position, int32_t token, float weight)
+__device__ __forceinline__ void keep_job(layer_smem &smem, const job_place &at, int32_t token, float weight)
 {
     job &to = smem.jobs[at.job];
 
     if (at.key < 0) return;
     to.expert = at.key / kKeys;
-    to.position[token] = static_cast<uint8_t>(position);
+    to.choice[token] = static_cast<uint8_t>(at.choice);
     to.weight[token] = weight;
     atomicOr(&to.tokens, 1u << token);
 }
 
 // Up to 32 positions: one warp needs nobody else.
-__device__ __forceinline__ void find_few_jobs(const layer_args_device &args, layer_smem &smem)
+template <class P> __device__ __forceinline__ void find_few_jobs(const layer_args_device &args, layer_smem &smem)
 {
     const int32_t positions = args.tokens * args.top_k, position = threadIdx.x, token = args.by_top_k.divide(position);
     int32_t expert = -1;
     float weight = 1.0f;
     uint32_t same, leaders;
-    job_place at = {-1, 0};
+    int32_t here = 0;
+    job_place at = {-1, 0, P::has_slabs ? 0 : position};
 
-    if (position < positions) expert = expert_of(args, token, position - token * args.top_k, weight);
+    if (position < positions) expert = expert_of<P>(args, token, position - token * args.top_k, weight);
     smem.jobs[position].tokens = 0;
     same = __match_any_sync(~0u, expert) & ~(~0u << position); // of those before it
     if (expert >= 0) at.key = expert * kKeys + __popc(same >> token * args.top_k);
@@ -213,30 +263,37 @@ __device__ __forceinline__ void find_few_jobs(const layer_args_device &args, lay
         const int32_t its = __shfl_sync(~0u, at.key, other);
 
         at.job += (leaders >> other & 1) != 0 && its < at.key;
+        if constexpr (P::has_slabs) {
+            at.choice += its >= 0 && other < position;
+            here += its >= 0;
+        }
     }
     if (leaders >> position & 1) ask_first(args, at.job, expert);
     __syncwarp(); // no job has tokens yet
-    keep_job(smem, at, position, token, weight);
-    if (position == 0) smem.jobs_count = __popc(leaders);
+    keep_job(smem, at, token, weight);
+    if (position != 0) return;
+    smem.jobs_count = __popc(leaders);
+    if (P::has_slabs) smem.stages_count = stages_for(args.down, here);
 }
 
 // By the first kPositions threads.
-__device__ __forceinline__ void find_jobs(const layer_args_device &args, layer_smem &smem)
+template <class P> __device__ __forceinline__ void find_jobs(const layer_args_device &args, layer_smem &smem)
 {
     const int32_t positions = args.tokens * args.top_k, position = threadIdx.x, token = args.by_top_k.divide(position);
     int32_t expert = -1, leader = position;
     float weight = 1.0f;
     uint32_t leaders;
-    job_place at = {-1, 0};
+    int32_t here = 0;
+    job_place at = {-1, 0, P::has_slabs ? 0 : position};
 
     if (positions <= 32) {
         if (position < 32)
-            find_few_jobs(args, smem);
+            find_few_jobs<P>(args, smem);
         else
             smem.key[position] = -1;
         return;
     }
-    if (position < positions) expert = expert_of(args, token, position - token * args.top_k, weight);
+    if (position < positions) expert = expert_of<P>(args, token, position - token * args.top_k, weight);
     smem.expert[position] = expert;
     bar_sync<1, kPositions>();
     if (expert >= 0) {
@@ -256,13 +313,32 @@ __device__ __forceinline__ void find_jobs(const layer_args_device &args, layer_s
         const int32_t its = smem.key[other];
 
         at.job += (smem.leaders[other / 32] >> other % 32 & 1) != 0 && its < at.key;
+        if constexpr (P::has_slabs) {
+            at.choice += its >= 0 && other < position;
+            here += its >= 0;
+        }
     }
     if (at.key >= 0 && leader == position) ask_first(args, at.job, expert);
-    keep_job(smem, at, position, token, weight);
+    keep_job(smem, at, token, weight);
     if (position != 0) return;
+    if (P::has_slabs) smem.stages_count = stages_for(args.down, here);
     smem.jobs_count = __popc(smem.leaders[0]) + __popc(smem.leaders[1]) + __popc(smem.leaders[2]) + __popc(smem.leaders[3]);
 }
 static_assert(kPositions == 4 * 32);
+
+template <class P> __device__ __forceinline__ int32_t stages_of(const layer_args_device &args, const layer_smem &smem)
+{
+    return P::has_slabs ? smem.stages_count : args.stages;
+}
+
+// Where a token's result goes, of several slabs: what is looked at after the first products comes behind all weights, if no cache has it.
+__device__ __forceinline__ void keep_result(const layer_args_device &args, layer_smem &smem, int32_t token)
+{
+    const layer_row &row = args.rows[token];
+
+    smem.results[token] = row.results_valid == nullptr || row.index < __ldcg(row.results_valid) ? row.y : nullptr;
+    smem.result_format[token] = row.y_format;
+}
 
 // ---- Operand rows ------------------------------------------------------------------------------
 
@@ -271,13 +347,13 @@ __device__ __forceinline__ unsigned char *operand_of(const layer_product &by, la
     return smem.stages + by.operand_offset;
 }
 
-// Eight numbers of x's rows, zeros behind their end.
-__device__ __forceinline__ uint4 row_piece(const layer_args_device &args, int32_t item, int32_t items, int32_t eights)
+// Eight numbers of x's rows of 16 bits, zeros behind their end.
+template <class P> __device__ __forceinline__ uint4 row_piece(const layer_args_device &args, int32_t item, int32_t items)
 {
-    const int32_t row = args.by_eights.divide(item), column = (item - row * eights) * 8;
+    const int32_t row = args.by_eights.divide(item), column = (item - row * args.up.eights) * 8;
 
     if (item >= items || column >= args.up.depth) return {};
-    return __ldcg(reinterpret_cast<const uint4 *>(args.x + row * args.x_stride_bytes + column * 2));
+    return __ldcg(reinterpret_cast<const uint4 *>(row_of<P>(args, row).x + column * 2));
 }
 
 // Where an operand row has its eight numbers from `column` on: those that the lanes of a row multiply at once lie side by side, a lane's
@@ -321,28 +397,46 @@ __device__ __forceinline__ void keep_eight(const layer_product &by, unsigned cha
     *reinterpret_cast<uint4 *>(to + row * by.operand_pitch_bytes + piece_offset<P>(column)) = eight.words;
 }
 
-// Of an operand row.
-__host__ __device__ __forceinline__ int32_t eights_of(const layer_product &by)
-{
-    return (by.operand_pitch_bytes - kSkewBytes) / 16;
-}
-
-// Rows of x. The next numbers are under way meanwhile.
+// Rows of x of 16 bits. The next numbers are under way meanwhile.
 template <class P>
 __device__ __forceinline__ void keep_rows(const layer_args_device &args, layer_smem &smem, int32_t thread, int32_t threads)
 {
     const layer_product &by = args.up;
-    const int32_t eights = eights_of(by), items = args.tokens * eights;
-    uint4 next = row_piece(args, thread, items, eights);
+    const int32_t items = (args.tokens - (P::has_slabs ? args.tokens_coded : 0)) * by.eights;
+    uint4 next = row_piece<P>(args, thread, items);
 
     for (int32_t first = 0; first < items; first += threads) { // all lanes of a warp go on or none
-        const int32_t item = first + thread, row = args.by_eights.divide(item), column = (item - row * eights) * 8;
+        const int32_t item = first + thread, row = args.by_eights.divide(item), column = (item - row * by.eights) * 8;
         const uint4 words = next;
         operand_eight eight;
 
-        next = row_piece(args, item + threads, items, eights);
+        next = row_piece<P>(args, item + threads, items);
         eight = code_eight<P>(words, P::is_scaled ? args.x_is_bf16 : P::mid_is_bf16);
         if (item < items) keep_eight<P>(by, operand_of(by, smem), eight, row, column);
+    }
+}
+
+// Those that came as e4m3, which are the last.
+template <class P>
+__device__ __forceinline__ void keep_coded_rows(const layer_args_device &args, layer_smem &smem, int32_t thread, int32_t threads)
+{
+    const layer_product &by = args.up;
+    const int32_t first = args.tokens - args.tokens_coded;
+
+#pragma unroll 1
+    for (int32_t item = thread; item < args.tokens_coded * by.eights; item += threads) {
+        const int32_t coded = args.by_eights.divide(item), column = (item - coded * by.eights) * 8, row = first + coded;
+        const layer_row &from = args.rows[row];
+        operand_eight eight = {};
+
+        if (column < by.depth) {
+            const uint2 codes = __ldcg(reinterpret_cast<const uint2 *>(from.x + column));
+
+            e4m3_to_f16(codes.x, eight.words.x, eight.words.y);
+            e4m3_to_f16(codes.y, eight.words.z, eight.words.w);
+            eight.scale = __ldcg(from.scales + column / kFp8Group * from.scale_stride);
+        }
+        keep_eight<P>(by, operand_of(by, smem), eight, row, column);
     }
 }
 
@@ -351,6 +445,12 @@ __device__ __forceinline__ void keep_rows(const layer_args_device &args, layer_s
 // Between blocks a word of two numbers that is zero is not there yet, so that nothing waits for a count of what has ended; of two zeros the
 // first has a sign. Each launch writes one half of mid, and clears the other.
 constexpr int kLooks = 3;            // of a lane, under way at once
+// Of several slabs: a peer that has moved on may write its next ids while blocks read these, so that they have unequal jobs, and nobody makes
+// what one waits for. Then the forward fails for its flags; this ends after a second.
+#ifndef LAYER_LOOKS_MOST
+#define LAYER_LOOKS_MOST (1 << 20)
+#endif
+constexpr int32_t kLooksMost = LAYER_LOOKS_MOST;
 constexpr int kLookColumns = 32 * 8; // of a warp's lanes
 
 // Of this launch 0, of the next 1.
@@ -413,11 +513,11 @@ template <class P> __device__ __forceinline__ void keep_mid(const layer_args_dev
 {
     constexpr int32_t columns = kUnits * P::depth; // of a stage
     const layer_product &by = args.down;
-    const int32_t first = stage * columns, end = min(first + columns, eights_of(by) * 8), lane = threadIdx.x % 32;
+    const int32_t first = stage * columns, end = min(first + columns, by.eights * 8), lane = threadIdx.x % 32;
     const uint32_t *mid = mid_half(args, smem, 0);
 
     for (uint32_t tokens = j.tokens; tokens != 0; tokens &= tokens - 1) {
-        const int32_t row = j.position[__ffs(tokens) - 1];
+        const int32_t row = j.choice[__ffs(tokens) - 1];
 
         for (int32_t column = first + lane * 8; column - lane * 8 < end; column += kLooks * kLookColumns) { // all lanes go on or none
             mid_eight at[kLooks];
@@ -425,7 +525,7 @@ template <class P> __device__ __forceinline__ void keep_mid(const layer_args_dev
 #pragma unroll
             for (int32_t i = 0; i < kLooks; i++)
                 at[i] = mid_eight_at(by, mid, row, column + i * kLookColumns, end);
-            while (!are_there(at)) {
+            for (int32_t looks = 0; !are_there(at) && (!P::has_slabs || looks < kLooksMost); looks++) {
                 spin_pause(20);
 #pragma unroll
                 for (int32_t i = 0; i < kLooks; i++)

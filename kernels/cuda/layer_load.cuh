@@ -232,7 +232,7 @@ __device__ __forceinline__ tile first_tile(const layer_args_device &args, const 
 
 template <class P> __device__ __forceinline__ void load_all(const layer_args_device &args, layer_smem &smem)
 {
-    stage_ring ring = {args.stages, 0, 0}, asked = {};
+    stage_ring ring = {stages_of<P>(args, smem), 0, 0}, asked = {};
     share of;
     tile t = first_tile(args, smem);
 

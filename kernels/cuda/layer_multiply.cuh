@@ -45,7 +45,7 @@ struct lane_inputs {
     const float *even_scale, *odd_scale;
 };
 
-// From stage `stage` on. is_down: operand rows are those of positions, not of tokens.
+// From stage `stage` on. is_down: operand rows are those of choices, not of tokens.
 template <class P, bool is_down>
 __device__ __forceinline__ lane_inputs inputs_of(const layer_product &by, const unsigned char *operand, const job &j, int32_t stage)
 {
@@ -53,7 +53,7 @@ __device__ __forceinline__ lane_inputs inputs_of(const layer_product &by, const 
     const unsigned char *at = operand + stage * (kUnits * P::pieces * 16);
     auto row = [&](int32_t token) {
         token = j.tokens >> token & 1 ? token : any;
-        return is_down ? static_cast<int32_t>(j.position[token]) : token;
+        return is_down ? static_cast<int32_t>(j.choice[token]) : token;
     };
     lane_inputs to = {};
 
@@ -158,7 +158,7 @@ __device__ __forceinline__ void end_tile(const layer_args_device &args, const la
         if (is_there && r % 2 == 0) {
             const uint32_t word = number_pack<P::mid_is_bf16>(number, next);
 
-            store_relaxed_device(mid + j.position[token] * args.up.outputs / 2, word == 0 ? 0x8000u : word);
+            store_relaxed_device(mid + j.choice[token] * args.up.outputs / 2, word == 0 ? 0x8000u : word);
         }
     }
 }
@@ -225,18 +225,25 @@ __device__ __forceinline__ void add_parts(const layer_args_device &args, const l
             at.sum += smem.sums[(smem.down_first + at.added + part) % kParts][number_of(row, token)];
 }
 
-__device__ __forceinline__ void store_result(const layer_args_device &args, const layer_smem &smem, int32_t end, const walk &at)
+template <class P> __device__ __forceinline__ void store_result(const layer_args_device &args, const layer_smem &smem, int32_t end, const walk &at)
 {
     const int32_t token = threadIdx.x / kRows, output = at.output + threadIdx.x % kRows;
 
     if (token >= args.tokens || output >= end) return;
-    if (args.y_count == nullptr || token < __ldcg(args.y_count))
-        number_store(args.y + token * args.y_stride_bytes, output, args.y_format, (at.sum + bias_of(args, smem, token, output)) * args.scale);
+    if constexpr (P::has_slabs) {
+        if (smem.results[token] == nullptr) return;
+        number_store(smem.results[token], output, smem.result_format[token], (at.sum + bias_of(args, smem, token, output)) * args.scale);
+    } else {
+        const layer_row row = row_of<P>(args, token);
+
+        if (row.results_valid != nullptr && token >= __ldcg(row.results_valid)) return;
+        number_store(row.y, output, row.y_format, (at.sum + bias_of(args, smem, token, output)) * args.scale);
+    }
 }
 static_assert(kMultiplying >= kRows * kTokens);
 
 // To its next part of down, with all that the block does between parts; false: there is none.
-__device__ __forceinline__ bool walk_down(const layer_args_device &args, layer_smem &smem, int32_t end, walk &at)
+template <class P> __device__ __forceinline__ bool walk_down(const layer_args_device &args, layer_smem &smem, int32_t end, walk &at)
 {
     const int32_t parts = smem.jobs_count * args.down.stages;
 
@@ -248,7 +255,7 @@ __device__ __forceinline__ bool walk_down(const layer_args_device &args, layer_s
         at.added += count;
         at.parts_begin += count;
         if (at.parts_begin >= parts) {
-            store_result(args, smem, end, at);
+            store_result<P>(args, smem, end, at);
             at.output += kRows;
             at.parts_begin = 0;
             at.sum = 0.0f;
@@ -330,10 +337,10 @@ template <class P> __device__ __forceinline__ void multiply_all(const layer_args
 {
     const share of = share_of_down(args);
     const int32_t place = threadIdx.x / 32;
-    bool is_down = place >= args.stages; // it has no stages
+    bool is_down = place >= stages_of<P>(args, smem); // it has no stages
     walk at = {};
 
-    at.count = args.stages;
+    at.count = stages_of<P>(args, smem);
     at.next = is_down ? INT32_MAX : place;
     at.output = of.first;
     at.parts_count = min(smem.jobs_count * args.down.stages, kParts);
@@ -346,7 +353,7 @@ template <class P> __device__ __forceinline__ void multiply_all(const layer_args
             is_down = true;
             if (threadIdx.x == 0) smem.down_first = at.first;
         }
-        if (is_down && !walk_down(args, smem, of.end, at)) break;
+        if (is_down && !walk_down<P>(args, smem, of.end, at)) break;
         if (is_down) {
             const int32_t part = at.parts_begin + at.next - at.first, job = args.down.by_stages.divide(part), stage = part - job * args.down.stages;
 
