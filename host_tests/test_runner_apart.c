@@ -88,10 +88,12 @@ START_TEST(counts_lie_over_no_results)
 
     sources_open(&s);
     memset(longer, 0xff, sizeof longer);
-    for (int32_t i = 0; _i == 1 && i < 2; i++)
+    for (int32_t i = 0; i < 2; i++)
         longer[i].slab = s.out_slabs[i];
-    if (_i == 1) s.out.slabs = &longer[0].slab;
-    if (_i == 1) s.out.slab_stride = sizeof longer[0];
+    if (_i == 1) {
+        s.out.slabs = &longer[0].slab;
+        s.out.slab_stride = sizeof longer[0];
+    }
     for (int32_t i = 1; i >= 0; i--) {
         memcpy(s.out_slabs[i].rows.data, s.counts, sizeof s.counts);
         s.in.counts.data = s.out_slabs[i].rows.data;

@@ -114,15 +114,22 @@ out:
 }
 
 // What a layout by expert does not use has not been checked.
-static int slab_overlaps(const struct rows_view *view, const moxie_rows *in, uint32_t index,
-                         const moxie_tensor *results)
+static int lie_over(const moxie_tensor *results, const struct rows_view *view, const moxie_rows *in)
 {
-    const moxie_slab *slab = rows_slab(in, index);
+    const int by_ids = view->by == ROUTE_BY_IDS;
 
-    if (tensor_overlap(&slab->rows, results)) return 1;
-    return view->by == ROUTE_BY_IDS &&
-           (tensor_overlap(&slab->ids, results) || tensor_overlap(&slab->weights, results) ||
-            tensor_overlap(&in->counts, results) || tensor_overlap(&in->expert_map, results));
+    if (by_ids &&
+        (tensor_overlap(&in->counts, results) || tensor_overlap(&in->expert_map, results)))
+        return 1;
+    for (uint32_t i = 0; i < in->slabs_count; i++) {
+        const moxie_slab *slab = rows_slab(in, i);
+
+        if (tensor_overlap(&slab->rows, results)) return 1;
+        if (by_ids &&
+            (tensor_overlap(&slab->ids, results) || tensor_overlap(&slab->weights, results)))
+            return 1;
+    }
+    return 0;
 }
 
 // Whether results lie in what the products may still read when the first of them are written: in
@@ -135,9 +142,8 @@ static int are_overwritten(const struct rows_view *view, const moxie_rows *in,
     for (int32_t i = 0; i < view->slabs_count; i++)
         rows += view->slabs[i].cap;
     if (view->slabs_count > 1 && rows > LAYER_TOKENS) return 0;
-    for (uint32_t i = 0; i < in->slabs_count; i++)
-        for (uint32_t j = 0; j < out->slabs_count; j++)
-            if (slab_overlaps(view, in, i, &rows_slab(out, j)->rows)) return 1;
+    for (uint32_t i = 0; i < out->slabs_count; i++)
+        if (lie_over(&rows_slab(out, i)->rows, view, in)) return 1;
     return 0;
 }
 

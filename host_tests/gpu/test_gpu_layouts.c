@@ -214,35 +214,57 @@ static void slabs_of(const struct gpu_layer *gpu, int64_t first, int64_t rows, m
     out->rows = part_of(&batch->y, first, rows, dims[3]);
 }
 
+// A run of RANK_MAJOR rows.
+struct sources {
+    moxie_slab in[3], out[3];
+    moxie_rows in_rows, out_rows;
+    int64_t dims[3][4][2], ranks;
+};
+
+// Slabs of so many rows each, one after another of the batch, of which `counts` are there.
+static void sources_make(struct sources *s, const struct gpu_layer *gpu, const int32_t *rows,
+                         const int32_t *counts, uint32_t ranks)
+{
+    int64_t first = 0;
+
+    s->in_rows = s->out_rows = rows_of(MOXIE_LAYOUT_RANK_MAJOR, s->in);
+    for (uint32_t i = 0; i < ranks; i++) {
+        slabs_of(gpu, first, rows[i], &s->in[i], &s->out[i], s->dims[i]);
+        first += rows[i];
+    }
+    s->ranks = ranks;
+    s->in_rows.id_space = MOXIE_IDS_GLOBAL;
+    s->in_rows.slabs_count = s->out_rows.slabs_count = ranks;
+    // Only read here.
+    s->in_rows.counts = tensor_make((void *)(uintptr_t)counts, 1, &s->ranks, NULL, TENSOR_INT32);
+    gpu_upload(&s->in_rows.counts);
+    s->out_rows.slabs = s->out;
+}
+
+static void sources_run(const struct sources *s, struct gpu_layer *gpu)
+{
+    const moxie_call call = {.struct_size = sizeof call, .stream = gpu->stream};
+
+    gpu_accept(gpu, runner_run(gpu->runner, &call, &s->in_rows, &s->out_rows, &gpu->mock.error));
+}
+
 // Three ranks' rows, one of them without any.
 START_TEST(rank_major_rows)
 {
     struct gpu_layer gpu;
-    moxie_slab in[3], out[3];
-    moxie_rows in_rows = rows_of(MOXIE_LAYOUT_RANK_MAJOR, in), out_rows = in_rows;
-    int64_t dims[3][4][2], first = 0, ranks = 3;
-    int32_t counts[3];
-    moxie_call call = {.struct_size = sizeof call};
+    struct sources s;
+    int32_t counts[3] = {0};
 
     gpu_layer_open(&gpu, gpu_layers[_i % GPU_LAYERS],
                    (struct gpu_options){.fp8 = _i >= GPU_LAYERS});
-    for (int32_t i = 0; i < 3; i++) {
-        counts[i] =
-            i == 1 ? 0 : (int32_t)(i == 0 ? gpu.layer.tokens / 2 : gpu.layer.tokens - first);
-        slabs_of(&gpu, first, counts[i], &in[i], &out[i], dims[i]);
-        first += counts[i];
-    }
-    in_rows.id_space = MOXIE_IDS_GLOBAL;
-    in_rows.slabs_count = out_rows.slabs_count = 3;
-    in_rows.counts = tensor_make(counts, 1, &ranks, NULL, TENSOR_INT32);
-    gpu_upload(&in_rows.counts);
-    out_rows.slabs = out;
-    call.stream = gpu.stream;
+    counts[0] = (int32_t)(gpu.layer.tokens / 2);
+    counts[2] = (int32_t)gpu.layer.tokens - counts[0];
+    sources_make(&s, &gpu, counts, counts, 3);
     gpu_poison(&gpu);
-    gpu_accept(&gpu, runner_run(gpu.runner, &call, &in_rows, &out_rows, &gpu.mock.error));
+    sources_run(&s, &gpu);
     gpu_fetch(&gpu);
     ck_assert_double_le(golden_error(gpu.y, &gpu.layer.want), gpu.bound);
-    must(cudaFree(in_rows.counts.data));
+    must(cudaFree(s.in_rows.counts.data));
     gpu_layer_close(&gpu);
 }
 END_TEST
@@ -251,40 +273,31 @@ END_TEST
 // which takes the longer way, and sums in another order.
 START_TEST(results_over_the_rows_of_another_slab)
 {
+    static const int32_t counts[] = {2, 1};
     struct gpu_layer gpu;
-    moxie_slab in[2], out[2];
-    moxie_rows in_rows = rows_of(MOXIE_LAYOUT_RANK_MAJOR, in), out_rows = in_rows;
-    int64_t dims[2][4][2], ranks = 2;
-    int32_t counts[] = {2, 1};
-    moxie_call call = {.struct_size = sizeof call};
+    struct sources s;
+    const float *apart;
     float *over;
     size_t bytes;
 
     gpu_layer_open(&gpu, gpu_layers[0], (struct gpu_options){0});
-    for (int32_t i = 0; i < 2; i++)
-        slabs_of(&gpu, 2 * i, counts[i], &in[i], &out[i], dims[i]);
-    in_rows.id_space = MOXIE_IDS_GLOBAL;
-    in_rows.slabs_count = out_rows.slabs_count = 2;
-    in_rows.counts = tensor_make(counts, 1, &ranks, NULL, TENSOR_INT32);
-    gpu_upload(&in_rows.counts);
-    out_rows.slabs = out;
-    call.stream = gpu.stream;
+    sources_make(&s, &gpu, counts, counts, 2);
     gpu_poison(&gpu);
-    gpu_accept(&gpu, runner_run(gpu.runner, &call, &in_rows, &out_rows, &gpu.mock.error));
+    sources_run(&s, &gpu);
     gpu_fetch(&gpu);
+    apart = gpu.y + 2 * gpu.layer.hidden;
     bytes = (size_t)gpu.layer.hidden * sizeof *over;
     over = malloc(bytes);
     ck_assert_ptr_nonnull(over);
-    out[1].rows.data = in[0].rows.data; // both rows: 4 bytes a number, where they have 2
-    out[1].rows.byte_offset = in[0].rows.byte_offset;
-    gpu_accept(&gpu, runner_run(gpu.runner, &call, &in_rows, &out_rows, &gpu.mock.error));
+    s.out[1].rows.data = s.in[0].rows.data; // both rows: 4 bytes a number, where they have 2
+    s.out[1].rows.byte_offset = s.in[0].rows.byte_offset;
+    sources_run(&s, &gpu);
     must(cudaStreamSynchronize(gpu.stream));
-    must(cudaMemcpy(over, tensor_data(&out[1].rows), bytes, cudaMemcpyDeviceToHost));
-    ck_assert_double_le(crew_difference(over, gpu.y + 2 * gpu.layer.hidden, gpu.layer.hidden),
-                        5e-3);
-    ck_assert_mem_ne(over, gpu.y + 2 * gpu.layer.hidden, bytes);
+    must(cudaMemcpy(over, tensor_data(&s.out[1].rows), bytes, cudaMemcpyDeviceToHost));
+    ck_assert_double_le(crew_difference(over, apart, gpu.layer.hidden), 5e-3);
+    ck_assert_mem_ne(over, apart, bytes);
     free(over);
-    must(cudaFree(in_rows.counts.data));
+    must(cudaFree(s.in_rows.counts.data));
     gpu_layer_close(&gpu);
 }
 END_TEST
@@ -293,29 +306,20 @@ END_TEST
 // several.
 START_TEST(results_past_the_count_stay)
 {
+    const int32_t rows = _i, count = 3;
     struct gpu_layer gpu;
-    moxie_slab in, out;
-    moxie_rows in_rows = rows_of(MOXIE_LAYOUT_RANK_MAJOR, &in), out_rows = in_rows;
-    int64_t dims[4][2], one = 1;
-    int32_t count = 3;
-    moxie_call call = {.struct_size = sizeof call};
+    struct sources s;
 
     gpu_layer_open(&gpu, gpu_layers[0], (struct gpu_options){0});
     ck_assert_int_gt(gpu.layer.tokens, 9);
-    slabs_of(&gpu, 0, _i, &in, &out, dims);
-    in_rows.id_space = MOXIE_IDS_GLOBAL;
-    in_rows.slabs_count = out_rows.slabs_count = 1;
-    in_rows.counts = tensor_make(&count, 1, &one, NULL, TENSOR_INT32);
-    gpu_upload(&in_rows.counts);
-    out_rows.slabs = &out;
-    call.stream = gpu.stream;
+    sources_make(&s, &gpu, &rows, &count, 1);
     gpu_poison(&gpu);
-    gpu_accept(&gpu, runner_run(gpu.runner, &call, &in_rows, &out_rows, &gpu.mock.error));
+    sources_run(&s, &gpu);
     gpu_fetch(&gpu);
     for (int64_t i = 0; i < _i * gpu.layer.hidden; i++)
         ck_assert_msg((isnan(gpu.y[i]) != 0) == (i >= count * gpu.layer.hidden), "row %lld is %g",
                       (long long)(i / gpu.layer.hidden), (double)gpu.y[i]);
-    must(cudaFree(in_rows.counts.data));
+    must(cudaFree(s.in_rows.counts.data));
     gpu_layer_close(&gpu);
 }
 END_TEST

@@ -51,6 +51,7 @@ __device__ __forceinline__ void make_barriers(layer_smem &smem, int32_t warp, bo
 // Into the L2.
 template <class P> __device__ __forceinline__ void touch_rows(const layer_args_device &args, int32_t thread)
 {
+    // No branch: lanes that may have parted here take a longer way through every shuffle of the jobs'.
     const auto last = [&](int32_t token) { return P::has_slabs && token >= args.tokens - args.tokens_coded ? args.up.depth - 1 : INT32_MAX; };
 
     for (int32_t token = 0; token < args.tokens && thread * 128 < args.up.depth * 2; token++)
@@ -83,7 +84,12 @@ template <int type, bool has_slabs> __global__ void __launch_bounds__(kThreads, 
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
     if (thread == kFinding) smem.first = take_first(args);
-    if (P::has_slabs && thread > kFinding && thread <= kFinding + args.tokens) keep_result(args, smem, thread - kFinding - 1);
+    if (P::has_slabs && thread > kFinding && thread <= kFinding + args.tokens) {
+        // Now: what is looked at after the first products comes behind all weights, if no cache has it.
+        const int32_t token = thread - kFinding - 1;
+
+        smem.results[token] = result_of(args.rows[token]);
+    }
     // Who loads need not wait for x.
     if (thread < kPositions)
         find_jobs<P>(args, smem);
@@ -149,7 +155,7 @@ bool has_rows(const layer_args &from, const row_slab &x)
 }
 
 // Rows, those of 16 bits of one format, and of every one a result.
-bool has_slabs(const layer_args &from)
+bool takes_slabs(const layer_args &from)
 {
     int32_t format = FORMAT_AUTO;
 
@@ -237,7 +243,6 @@ bool take_smem(layer_args_device &to)
     const int32_t choices = to.tokens * to.top_k;
     int32_t end = kSmemBytes - static_cast<int32_t>(sizeof(layer_smem));
     const auto take = [&end](int32_t bytes) { return end = (end - bytes) / 16 * 16; };
-
     int32_t scales = take(4 * to.tokens * to.up.scale_pitch);
 
     to.up.operand_offset = take(to.tokens * to.up.operand_pitch_bytes);
@@ -349,10 +354,10 @@ extern "C" int32_t layer_cuda(const struct layer_args *from, void *stream)
     const operand type = operand_of(gate_up.w1.format);
     const int32_t blocks = sm_count();
     layer_args_device to = {};
-    bool fits;
+    bool fits, several;
     cudaError_t st;
 
-    if (!is_layer(*from) || !is_small(*from) || !has_slabs(*from)) return LAYER_UNFIT;
+    if (!is_layer(*from) || !is_small(*from) || !takes_slabs(*from)) return LAYER_UNFIT;
     take_rows(to, *from);
     switch (type) {
     case OPERAND_BF16:
@@ -376,5 +381,6 @@ extern "C" int32_t layer_cuda(const struct layer_args *from, void *stream)
     to.load = reinterpret_cast<unsigned long long *>(from->tally.load);
     to.turns = reinterpret_cast<layer_turns *>(from->turns);
     to.scale = from->combine.scale;
-    return launch(entry_of(type, from->route.slabs_count > 1 || to.tokens_coded > 0), {static_cast<unsigned>(blocks), kThreads, kSmemBytes, LAUNCH_EARLY}, stream, to);
+    several = from->route.slabs_count > 1 || to.tokens_coded > 0;
+    return launch(entry_of(type, several), {static_cast<unsigned>(blocks), kThreads, kSmemBytes, LAUNCH_EARLY}, stream, to);
 }

@@ -139,10 +139,9 @@ struct layer_args_device {
 // has parts, each of which then has a warp of its own.
 __host__ __device__ __forceinline__ int32_t stages_for(const layer_product &down, int32_t choices)
 {
-    const int32_t parts = choices * down.stages, most = parts < kStagesEnough ? kStagesEnough : parts < kStagesMost ? parts : kStagesMost;
     const int32_t room = (down.operand_offset + (choices - 1) * down.operand_pitch_bytes) / kStageBytes;
 
-    return room < most ? room : most;
+    return min(room, min(max(choices * down.stages, kStagesEnough), kStagesMost));
 }
 
 // An expert and the tokens that chose it, each by one of its choices; a token that chose it twice has two jobs.
@@ -163,6 +162,12 @@ struct first_turn {
     uint32_t turn, launches;
 };
 
+// Where a token's result goes.
+struct layer_result {
+    unsigned char *y; // NULL: there is none
+    int32_t format;
+};
+
 struct layer_smem {
     float sums[kParts][kSums]; // of stages; down: weighed, and zeros for other tokens than the job's
     float stage_scale[kStagesMost][kRows]; // of the weights, first half of the rows and second: by group of 128 inputs, or by row
@@ -178,9 +183,8 @@ struct layer_smem {
     job jobs[kPositions];
     uint32_t leaders[kPositions / 32]; // a bit for each position that is its job's first
     int32_t jobs_count;
-    int32_t stages_count;            // of several slabs, as are these
-    unsigned char *results[kTokens]; // NULL: there is none
-    int32_t result_format[kTokens];
+    int32_t stages_count;          // of several slabs, as are these
+    layer_result results[kTokens];
     alignas(1024) unsigned char stages[]; // [stages_count][kStageBytes]; at the end mid's rows and scales, and x's
 };
 
@@ -227,9 +231,24 @@ __device__ __forceinline__ void ask_first(const layer_args_device &args, int32_t
 // A position's place among the jobs, which are in the order of their keys, so that a token's do not depend on its batch mates.
 struct job_place {
     int32_t key; // expert * kKeys + how often the token had it before; -1: it has no expert
-    int32_t job; // keys below it
-    int32_t choice;
+    int32_t job;    // keys below it
+    int32_t choice; // of several slabs those before it that are here, else its position
+    int32_t here;   // of several slabs, all of them
 };
+
+template <class P> __device__ __forceinline__ job_place place_at(int32_t position)
+{
+    return {-1, 0, P::has_slabs ? 0 : position, 0};
+}
+
+// Another position's key.
+template <class P> __device__ __forceinline__ void count_choice(job_place &at, int32_t its, bool is_before)
+{
+    if constexpr (P::has_slabs) {
+        at.choice += its >= 0 && is_before;
+        at.here += its >= 0;
+    }
+}
 
 __device__ __forceinline__ void keep_job(layer_smem &smem, const job_place &at, int32_t token, float weight)
 {
@@ -249,8 +268,7 @@ template <class P> __device__ __forceinline__ void find_few_jobs(const layer_arg
     int32_t expert = -1;
     float weight = 1.0f;
     uint32_t same, leaders;
-    int32_t here = 0;
-    job_place at = {-1, 0, P::has_slabs ? 0 : position};
+    job_place at = place_at<P>(position);
 
     if (position < positions) expert = expert_of<P>(args, token, position - token * args.top_k, weight);
     smem.jobs[position].tokens = 0;
@@ -263,17 +281,14 @@ template <class P> __device__ __forceinline__ void find_few_jobs(const layer_arg
         const int32_t its = __shfl_sync(~0u, at.key, other);
 
         at.job += (leaders >> other & 1) != 0 && its < at.key;
-        if constexpr (P::has_slabs) {
-            at.choice += its >= 0 && other < position;
-            here += its >= 0;
-        }
+        count_choice<P>(at, its, other < position);
     }
     if (leaders >> position & 1) ask_first(args, at.job, expert);
     __syncwarp(); // no job has tokens yet
     keep_job(smem, at, token, weight);
     if (position != 0) return;
     smem.jobs_count = __popc(leaders);
-    if (P::has_slabs) smem.stages_count = stages_for(args.down, here);
+    if (P::has_slabs) smem.stages_count = stages_for(args.down, at.here);
 }
 
 // By the first kPositions threads.
@@ -283,8 +298,7 @@ template <class P> __device__ __forceinline__ void find_jobs(const layer_args_de
     int32_t expert = -1, leader = position;
     float weight = 1.0f;
     uint32_t leaders;
-    int32_t here = 0;
-    job_place at = {-1, 0, P::has_slabs ? 0 : position};
+    job_place at = place_at<P>(position);
 
     if (positions <= 32) {
         if (position < 32)
@@ -313,15 +327,12 @@ template <class P> __device__ __forceinline__ void find_jobs(const layer_args_de
         const int32_t its = smem.key[other];
 
         at.job += (smem.leaders[other / 32] >> other % 32 & 1) != 0 && its < at.key;
-        if constexpr (P::has_slabs) {
-            at.choice += its >= 0 && other < position;
-            here += its >= 0;
-        }
+        count_choice<P>(at, its, other < position);
     }
     if (at.key >= 0 && leader == position) ask_first(args, at.job, expert);
     keep_job(smem, at, token, weight);
     if (position != 0) return;
-    if (P::has_slabs) smem.stages_count = stages_for(args.down, here);
+    if (P::has_slabs) smem.stages_count = stages_for(args.down, at.here);
     smem.jobs_count = __popc(smem.leaders[0]) + __popc(smem.leaders[1]) + __popc(smem.leaders[2]) + __popc(smem.leaders[3]);
 }
 static_assert(kPositions == 4 * 32);
@@ -331,13 +342,11 @@ template <class P> __device__ __forceinline__ int32_t stages_of(const layer_args
     return P::has_slabs ? smem.stages_count : args.stages;
 }
 
-// Where a token's result goes, of several slabs: what is looked at after the first products comes behind all weights, if no cache has it.
-__device__ __forceinline__ void keep_result(const layer_args_device &args, layer_smem &smem, int32_t token)
+__device__ __forceinline__ layer_result result_of(const layer_row &row)
 {
-    const layer_row &row = args.rows[token];
+    const bool is_there = row.results_valid == nullptr || row.index < __ldcg(row.results_valid);
 
-    smem.results[token] = row.results_valid == nullptr || row.index < __ldcg(row.results_valid) ? row.y : nullptr;
-    smem.result_format[token] = row.y_format;
+    return {is_there ? row.y : nullptr, row.y_format};
 }
 
 // ---- Operand rows ------------------------------------------------------------------------------
@@ -445,13 +454,13 @@ __device__ __forceinline__ void keep_coded_rows(const layer_args_device &args, l
 // Between blocks a word of two numbers that is zero is not there yet, so that nothing waits for a count of what has ended; of two zeros the
 // first has a sign. Each launch writes one half of mid, and clears the other.
 constexpr int kLooks = 3;            // of a lane, under way at once
+constexpr int kLookColumns = 32 * 8; // of a warp's lanes
 // Of several slabs: a peer that has moved on may write its next ids while blocks read these, so that they have unequal jobs, and nobody makes
 // what one waits for. Then the forward fails for its flags; this ends after a second.
 #ifndef LAYER_LOOKS_MOST
 #define LAYER_LOOKS_MOST (1 << 20)
 #endif
 constexpr int32_t kLooksMost = LAYER_LOOKS_MOST;
-constexpr int kLookColumns = 32 * 8; // of a warp's lanes
 
 // Of this launch 0, of the next 1.
 __device__ __forceinline__ uint32_t *mid_half(const layer_args_device &args, const layer_smem &smem, uint32_t next)

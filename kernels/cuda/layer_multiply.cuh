@@ -228,17 +228,11 @@ __device__ __forceinline__ void add_parts(const layer_args_device &args, const l
 template <class P> __device__ __forceinline__ void store_result(const layer_args_device &args, const layer_smem &smem, int32_t end, const walk &at)
 {
     const int32_t token = threadIdx.x / kRows, output = at.output + threadIdx.x % kRows;
+    layer_result to;
 
     if (token >= args.tokens || output >= end) return;
-    if constexpr (P::has_slabs) {
-        if (smem.results[token] == nullptr) return;
-        number_store(smem.results[token], output, smem.result_format[token], (at.sum + bias_of(args, smem, token, output)) * args.scale);
-    } else {
-        const layer_row row = row_of<P>(args, token);
-
-        if (row.results_valid != nullptr && token >= __ldcg(row.results_valid)) return;
-        number_store(row.y, output, row.y_format, (at.sum + bias_of(args, smem, token, output)) * args.scale);
-    }
+    to = P::has_slabs ? smem.results[token] : result_of(row_of<P>(args, token));
+    if (to.y != nullptr) number_store(to.y, output, to.format, (at.sum + bias_of(args, smem, token, output)) * args.scale);
 }
 static_assert(kMultiplying >= kRows * kTokens);
 
