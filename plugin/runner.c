@@ -117,19 +117,17 @@ out:
 static int lie_over(const moxie_tensor *results, const struct rows_view *view, const moxie_rows *in)
 {
     const int by_ids = view->by == ROUTE_BY_IDS;
+    int found = by_ids &&
+                (tensor_overlap(&in->counts, results) || tensor_overlap(&in->expert_map, results));
 
-    if (by_ids &&
-        (tensor_overlap(&in->counts, results) || tensor_overlap(&in->expert_map, results)))
-        return 1;
-    for (uint32_t i = 0; i < in->slabs_count; i++) {
+    for (uint32_t i = 0; i < in->slabs_count && !found; i++) {
         const moxie_slab *slab = rows_slab(in, i);
 
-        if (tensor_overlap(&slab->rows, results)) return 1;
-        if (by_ids &&
-            (tensor_overlap(&slab->ids, results) || tensor_overlap(&slab->weights, results)))
-            return 1;
+        found = tensor_overlap(&slab->rows, results) ||
+                (by_ids &&
+                 (tensor_overlap(&slab->ids, results) || tensor_overlap(&slab->weights, results)));
     }
-    return 0;
+    return found;
 }
 
 // Whether results lie in what the products may still read when the first of them are written: in
