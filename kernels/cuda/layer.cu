@@ -55,10 +55,11 @@ template <class P> __device__ __forceinline__ void touch_rows(const layer_args_d
     const auto last = [&](int32_t token) { return P::has_slabs && token >= args.tokens - args.tokens_coded ? args.up.depth - 1 : INT32_MAX; };
 
     for (int32_t token = 0; token < args.tokens && thread * 128 < args.up.depth * 2; token++)
-        prefetch_l2(row_of<P>(args, token).x + min(thread * 128, last(token)));
+        prefetch_l2(at_token<P>(row_of<P>(args, token).x, token, args.strides.x_bytes) + min(thread * 128, last(token)));
     if (thread >= args.tokens) return;
-    prefetch_l2(row_of<P>(args, thread).ids);
-    if (args.rows[0].router_weights != nullptr) prefetch_l2(row_of<P>(args, thread).router_weights);
+    const layer_row &row = row_of<P>(args, thread);
+    prefetch_l2(at_token<P>(row.ids, thread, args.strides.id_bytes));
+    if (row.router_weights != nullptr) prefetch_l2(at_token<P>(row.router_weights, thread, args.strides.router_weight_bytes));
 }
 
 template <class P>
@@ -88,7 +89,7 @@ template <int type, bool has_slabs> __global__ void __launch_bounds__(kThreads, 
         // Now: what is looked at after the first products comes behind all weights, if no cache has it.
         const int32_t token = thread - kFinding - 1;
 
-        smem.results[token] = result_of(args.rows[token]);
+        smem.results[token] = result_of<P>(args, token);
     }
     // Who loads need not wait for x.
     if (thread < kPositions)

@@ -231,7 +231,7 @@ template <class P> __device__ __forceinline__ void store_result(const layer_args
     layer_result to;
 
     if (token >= args.tokens || output >= end) return;
-    to = P::has_slabs ? smem.results[token] : result_of(row_of<P>(args, token));
+    to = P::has_slabs ? smem.results[token] : result_of<P>(args, token);
     if (to.y != nullptr) number_store(to.y, output, to.format, (at.sum + bias_of(args, smem, token, output)) * args.scale);
 }
 static_assert(kMultiplying >= kRows * kTokens);
