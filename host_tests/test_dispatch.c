@@ -234,15 +234,17 @@ END_TEST
 START_TEST(rows_sent_adds_up)
 {
     struct dispatch_args args = world_init();
-    uint64_t rows_sent = 1000;
+    uint64_t rows_sent = 1000, rows_told = 0;
 
     args.rows_sent = &rows_sent;
+    args.rows_told = &rows_told;
     run(&args, 2);
     check(&args, TOKENS);
     ck_assert_uint_eq(rows_sent, 1000 + (uint64_t)world.slabs[0].count +
                                      (uint64_t)world.slabs[1].count +
                                      (uint64_t)world.slabs[3].count);
     ck_assert_uint_gt(rows_sent, 1000);
+    ck_assert_uint_eq(rows_told, rows_sent);
     args = world_init();
     rows_sent = 0;
     args.rows_sent = &rows_sent;

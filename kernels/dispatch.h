@@ -30,9 +30,9 @@ struct dispatch_args {
     const int64_t *expert_first; // [ranks + 1], host array: first physical id of each rank
     const uint32_t *failed;      // device; not 0: nothing is sent, no count is written and the own
                                  // rank's ids become -1; NULL: never
-    uint64_t *rows_sent; // adds up the counts written; mapped host memory, no other writer; NULL:
-                         // not counted
-    int32_t *send_slot;  // out [tokens, ranks]: row in the destination's slab; -1: none, own rank
+    uint64_t *rows_sent;         // adds up the counts written; no other writer; NULL: not counted
+    uint64_t *rows_told;         // the sum, again; mapped host memory; NULL: not told
+    int32_t *send_slot; // out [tokens, ranks]: row in the destination's slab; -1: none, own rank
     int64_t x_stride_bytes, id_stride_bytes, weight_stride_bytes;
     int64_t row_stride_bytes, scale_stride_bytes; // of the destination slabs
     int64_t map_count;

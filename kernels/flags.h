@@ -32,7 +32,8 @@ struct flag_state {
     uint64_t generation;
     uint64_t active;                   // bit r: rank r takes part
     uint64_t epochs[KERNEL_SLOTS_MAX]; // layers of this generation that the slot has sent
-    uint32_t failed;                   // 1: a wait has failed, and everything after it does nothing
+    uint64_t rows_sent[KERNEL_SLOTS_MAX], rows_received[KERNEL_SLOTS_MAX]; // before they are told
+    uint32_t failed; // 1: a wait has failed, and everything after it does nothing
     uint32_t reserved;
 };
 
@@ -78,11 +79,13 @@ struct signal_args {
     int32_t ranks, rank;
 };
 
-// Waits until `word` of every active peer is of this generation and epoch; then, with `counts`,
-// takes the rows that each has sent, of which more than rows_most are a failure. A wait that fails
-// sets state->failed, says why in the report, and counts no rows, as does every wait after it.
+// With `peers`, first does what signal does, which saves a launch. Waits until `word` of every
+// active peer is of this generation and epoch; then, with `counts`, takes the rows that each has
+// sent, of which more than rows_most are a failure. A wait that fails sets state->failed, says why
+// in the report, and counts no rows, as does every wait after it.
 struct await_args {
     struct flag_state *state;
+    void *const *peers;      // as signal_args.peers; NULL: an earlier launch has signalled
     void *window;            // own, of this slot
     void *beats;             // own window of slot 0, where WORD_BEAT lies for all slots
     void *const *peer_beats; // host array [ranks]: rank r's window of slot 0

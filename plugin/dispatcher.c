@@ -469,7 +469,7 @@ static int32_t rows_most(const moxie_dispatcher *dispatcher, const struct slot *
 }
 
 int32_t dispatcher_send_round(moxie_dispatcher *dispatcher, const moxie_batch *batch, int32_t round,
-                              moxie_error *error)
+                              int joined, moxie_error *error)
 {
     const struct limits *limits = limits_of(dispatcher);
     struct slot *slot = &dispatcher->slots[batch->slot];
@@ -485,6 +485,7 @@ int32_t dispatcher_send_round(moxie_dispatcher *dispatcher, const moxie_batch *b
         .tokens = (int32_t)(left < limits->tokens_max ? left : limits->tokens_max),
         .slot = batch->slot,
         .rows_most = rows_most(dispatcher, slot, round),
+        .joined = joined,
     };
     if (slot->shape.padding == MOXIE_PADDING_MAX_LEN) slot->round.pad_rows = slot->round.rows_most;
     slot->rows = step_rows_of(batch);
@@ -569,7 +570,7 @@ int32_t dispatcher_dispatch_send(moxie_dispatcher *dispatcher, const moxie_batch
             "dispatch: a rank has %" PRId64 " tokens; one dispatch takes %" PRId64
             ". Use forward(), which splits into rounds, or raise max_dispatch_tokens_per_rank",
             tokens, limits_of(dispatcher)->tokens_max));
-    TRY(dispatcher_send_round(dispatcher, batch, 0, error));
+    TRY(dispatcher_send_round(dispatcher, batch, 0, 0, error));
 out:
     return refuse_capacity(dispatcher, st);
 }

@@ -34,8 +34,9 @@ int32_t dispatcher_forward_begin(moxie_dispatcher *dispatcher, const moxie_batch
 void dispatcher_forward_abandon(moxie_dispatcher *dispatcher, int32_t slot);
 // A round of a checked batch: what dispatch_send, dispatch_recv, combine_send and combine_recv do,
 // in this order, once they have checked theirs. The batch stays until the round is finished.
+// `joined`: each half is followed by the other in the same call.
 int32_t dispatcher_send_round(moxie_dispatcher *dispatcher, const moxie_batch *batch, int32_t round,
-                              moxie_error *error);
+                              int joined, moxie_error *error);
 int32_t dispatcher_receive_round(moxie_dispatcher *dispatcher, int32_t slot, const moxie_rows **in,
                                  const moxie_rows **out, moxie_error *error);
 int32_t dispatcher_return_round(moxie_dispatcher *dispatcher, int32_t slot, moxie_error *error);

@@ -132,8 +132,9 @@ static struct dispatch_args dispatch_stage(const struct exchange_group *group,
         .ranks = limits->ranks,
         .rank = limits->rank,
         .failed = group->state == NULL ? NULL : &group->state->failed,
-        .rows_sent = group->report == NULL ? &group->instance->stats.rows_sent
-                                           : &group->report->rows_sent[round->slot],
+        .rows_sent = group->state == NULL ? &group->instance->stats.rows_sent
+                                          : &group->state->rows_sent[round->slot],
+        .rows_told = group->report == NULL ? NULL : &group->report->rows_sent[round->slot],
         .everywhere = group->everywhere,
         .pad_rows = round->pad_rows,
         .sms = limits->dispatch_sms,

@@ -66,6 +66,7 @@ struct exchange_round {
     int32_t pad_rows; // MAX_LEN: rows that every rank reports, 0: none
     int32_t slot;
     int32_t rows_most; // of any rank to any other, the same on every rank; at least 1
+    int32_t joined;    // 1: what is sent is waited for in the same call
 };
 
 // How ranks tell each other. The calls of one layer of a slot: begin, send(WORD_DISPATCH),
@@ -77,7 +78,8 @@ struct exchange_flags {
     void (*close)(struct exchange_group *group);
     // Before the first row is written. MOXIE_E_PEER when a peer has gone on.
     int32_t (*begin)(struct exchange_group *group, struct exchange *slot, moxie_error *error);
-    // Flags every active peer, after everything written into their windows.
+    // Flags every active peer, after everything written into their windows. Of a joined round
+    // `wait` may do it.
     int32_t (*send)(struct exchange_group *group, struct exchange *slot,
                     const struct exchange_round *round, enum flag_word word, moxie_error *error);
     // Waits for every active peer's flag; WORD_DISPATCH fills slot->counts.

@@ -11,6 +11,13 @@ static const struct kernels *kernels_of(const struct exchange_group *group)
     return group->instance->device->kernels;
 }
 
+static void find_peers(const struct exchange_group *group, const struct window *window,
+                       void *peers[MOXIE_RANKS_MAX])
+{
+    for (int32_t rank = 0; rank < exchange_limits(group)->ranks; rank++)
+        peers[rank] = window_to(window, rank);
+}
+
 // ---- generations -------------------------------------------------------------------------------
 
 // Every slot begins the group's generation; when it returns all ranks have been told.
@@ -31,8 +38,7 @@ static int32_t tell_generation(struct exchange_group *group, struct exchange *sl
                                           .ranks = limits->ranks,
                                           .rank = limits->rank};
 
-        for (int32_t rank = 0; rank < limits->ranks; rank++)
-            peers[rank] = window_to(slots[i].window, rank);
+        find_peers(group, slots[i].window, peers);
         TRY(instance_launched(instance, kernels_of(group)->regroup(&args, group->stream), "regroup",
                               error));
     }
@@ -78,7 +84,7 @@ static int32_t open_device(struct exchange_group *group, struct exchange *slots,
                           "regroup", error));
     TRY(memory_make(&group->instance->memory, BUFFER_REPORT, &report, error));
     group->report = report;
-    memset(report, 0, sizeof *group->report);
+    memset(report, 0, (size_t)group->instance->plan.slot_bytes[BUFFER_REPORT]);
     group->link = (struct report_link){group->report, group->instance->reports};
     group->instance->reports = &group->link;
     group->beat_window = slots[0].window;
@@ -129,6 +135,12 @@ static uint64_t *mark_of(const struct exchange_group *group, const struct exchan
     return &marks[group->instance->device->is_capturing(round->batch->stream)][round->slot];
 }
 
+// A wait that follows at once sends as well, unless NCCL carries what was sent in between.
+static int waits_send(const struct exchange_group *group, const struct exchange_round *round)
+{
+    return round->joined && !exchange_limits(group)->staged;
+}
+
 static int32_t send_device(struct exchange_group *group, struct exchange *slot,
                            const struct exchange_round *round, enum flag_word word,
                            moxie_error *error)
@@ -143,8 +155,8 @@ static int32_t send_device(struct exchange_group *group, struct exchange *slot,
                                      .ranks = limits->ranks,
                                      .rank = limits->rank};
 
-    for (int32_t rank = 0; rank < limits->ranks; rank++)
-        peers[rank] = window_to(slot->window, rank);
+    if (waits_send(group, round)) return MOXIE_OK;
+    find_peers(group, slot->window, peers);
     return instance_launched(
         group->instance, kernels_of(group)->signal(&args, round->batch->stream), "signal", error);
 }
@@ -154,9 +166,10 @@ static int32_t wait_device(struct exchange_group *group, struct exchange *slot,
                            moxie_error *error)
 {
     const struct limits *limits = exchange_limits(group);
-    void *peer_beats[MOXIE_RANKS_MAX];
+    void *peers[MOXIE_RANKS_MAX], *peer_beats[MOXIE_RANKS_MAX];
     const struct await_args args = {
         .state = group->state,
+        .peers = waits_send(group, round) ? peers : NULL,
         .window = slot->window->base,
         .beats = group->beat_window->base,
         .peer_beats = peer_beats,
@@ -173,8 +186,8 @@ static int32_t wait_device(struct exchange_group *group, struct exchange *slot,
         .rows_most = round->rows_most,
     };
 
-    for (int32_t rank = 0; rank < limits->ranks; rank++)
-        peer_beats[rank] = window_to(group->beat_window, rank);
+    find_peers(group, slot->window, peers);
+    find_peers(group, group->beat_window, peer_beats);
     return instance_launched(group->instance, kernels_of(group)->await(&args, round->batch->stream),
                              "await", error);
 }

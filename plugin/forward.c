@@ -396,7 +396,7 @@ int32_t forward_run(moxie_dispatcher *dispatcher, moxie_runner *runner, const mo
     for (int32_t round = 0; round < rounds; round++) {
         const moxie_rows *in = NULL, *out = NULL;
 
-        TRY(dispatcher_send_round(dispatcher, batch, round, error));
+        TRY(dispatcher_send_round(dispatcher, batch, round, 1, error));
         TRY(dispatcher_receive_round(dispatcher, batch->slot, &in, &out, error));
         TRY(runner_run(runner, &call, in, out, error));
         TRY(dispatcher_return_round(dispatcher, batch->slot, error));

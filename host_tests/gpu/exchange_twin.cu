@@ -118,13 +118,13 @@ static void fill_source(const shape &s, source &from)
 }
 
 struct destination {
-    twin rows, scales, ids, weights, counts, send_slot, rows_sent;
+    twin rows, scales, ids, weights, counts, send_slot, rows_sent, rows_told;
 
     explicit destination(const shape &s)
         : rows(s.ranks * s.cap * s.row_stride), scales(s.ranks * s.cap * s.scale_stride), ids((size_t)s.ranks * places(s) * 4),
-          weights((size_t)s.ranks * places(s) * 4), counts(s.ranks * 4), send_slot((size_t)s.tokens * s.ranks * 4), rows_sent(8)
+          weights((size_t)s.ranks * places(s) * 4), counts(s.ranks * 4), send_slot((size_t)s.tokens * s.ranks * 4), rows_sent(8), rows_told(8)
     {
-        for (twin *t : {&rows, &scales, &ids, &weights, &counts, &send_slot, &rows_sent})
+        for (twin *t : {&rows, &scales, &ids, &weights, &counts, &send_slot, &rows_sent, &rows_told})
             t->fill(POISON);
     }
     // Of a slab, which the own rank's tokens fit too.
@@ -203,11 +203,12 @@ static int try_dispatch()
         args.tokens_valid = padded ? from.valid.on<int32_t>(device) : NULL;
         args.token_first = first;
         args.rows_sent = counted ? to.rows_sent.on<uint64_t>(device) : NULL;
+        args.rows_told = counted && first == 0 ? to.rows_told.on<uint64_t>(device) : NULL;
         CHECK(device ? kernels_cuda.dispatch(&args, NULL) : kernels_cpu.dispatch(&args, stream_of_cpu()));
     }
     CHECK(cudaDeviceSynchronize());
     if (s.wire_format == FORMAT_FP8_BLOCK128) to.rows.clear_nan_signs();
-    same = to.send_slot.same("dispatch.send_slot") & to.counts.same("dispatch.counts") & to.rows_sent.same("dispatch.rows_sent") &
+    same = to.send_slot.same("dispatch.send_slot") & to.counts.same("dispatch.counts") & to.rows_sent.same("dispatch.rows_sent") & to.rows_told.same("dispatch.rows_told") &
            to.ids.same("dispatch.ids") & to.weights.same("dispatch.weights") & to.rows.same("dispatch.rows") &
            to.scales.same("dispatch.scales");
     if (!same) print_shape(s);

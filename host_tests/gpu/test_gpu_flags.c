@@ -99,13 +99,14 @@ static void scene_close(struct scene *scene)
     must(cudaStreamDestroy(scene->stream));
 }
 
-static uint32_t wait_kernel(struct scene *scene)
+static uint32_t wait_that(struct scene *scene, int signals)
 {
-    void *peer_beats[RANKS];
+    void *windows[RANKS];
     const struct await_args args = {.state = scene->state,
+                                    .peers = signals ? windows : NULL,
                                     .window = scene->windows[OWN],
                                     .beats = scene->windows[OWN],
-                                    .peer_beats = peer_beats,
+                                    .peer_beats = windows,
                                     .peer_counts = scene->windows[OWN]->counts,
                                     .counts = scene->counts,
                                     .report = scene->report,
@@ -118,10 +119,15 @@ static uint32_t wait_kernel(struct scene *scene)
                                     .rows_most = CAP};
 
     for (int32_t r = 0; r < RANKS; r++)
-        peer_beats[r] = scene->windows[r];
+        windows[r] = scene->windows[r];
     ck_assert_int_eq(kernels_cuda.await(&args, scene->stream), 0);
     must(cudaStreamSynchronize(scene->stream));
     return scene->report->verdict.kind;
+}
+
+static uint32_t wait_kernel(struct scene *scene)
+{
+    return wait_that(scene, 0);
 }
 
 static void expect_counts(const struct scene *scene, const int32_t want[RANKS])
@@ -349,6 +355,38 @@ START_TEST(a_signal_goes_to_every_active_peer)
 }
 END_TEST
 
+// The wait is for the epoch that it begins; of a state that has failed it tells nobody, nor takes
+// what an earlier epoch's flags tell.
+START_TEST(a_wait_signals_first)
+{
+    const int fails = _i == 1;
+    const uint32_t told = 1;
+    struct scene scene;
+
+    scene_open(&scene);
+    put(&scene.state->active, 11);
+    put(&scene.windows[OWN]->counts[0].value, 4);
+    if (fails) must(cudaMemcpy(&scene.state->failed, &told, sizeof told, cudaMemcpyHostToDevice));
+    for (int32_t r = 0; r < RANKS && !fails; r++)
+        put(line_of(&scene, OWN, WORD_DISPATCH, r), stamp(GENERATION, EPOCH + 1));
+    ck_assert_uint_eq(wait_that(&scene, 1), VERDICT_NONE);
+    ck_assert_uint_eq(get(&scene.state->epochs[SLOT]), fails ? EPOCH : EPOCH + 1);
+    for (int32_t r = 0; r < RANKS; r++)
+        if (r != OWN)
+            ck_assert_uint_eq(get(line_of(&scene, r, WORD_DISPATCH, OWN)),
+                              fails || r == 2 ? 0 : stamp(GENERATION, EPOCH + 1));
+    expect_counts(&scene, fails ? (const int32_t[]){0, 0, 0, 0} : (const int32_t[]){4, 7, 0, 0});
+    ck_assert_uint_eq(scene.report->rows_received[SLOT], fails ? 0 : 4);
+    if (!fails) {
+        for (int32_t r = 0; r < RANKS; r++)
+            put(line_of(&scene, OWN, WORD_DISPATCH, r), stamp(GENERATION, EPOCH + 2));
+        ck_assert_uint_eq(wait_that(&scene, 1), VERDICT_NONE);
+        ck_assert_uint_eq(scene.report->rows_received[SLOT], 8);
+    }
+    scene_close(&scene);
+}
+END_TEST
+
 START_TEST(a_generation_is_told_to_all)
 {
     void *peers[RANKS];
@@ -395,6 +433,7 @@ static void tests(TCase *cases)
     tcase_add_loop_test(cases, who_has_gone_on_is_named_at_once, 0, 2);
     tcase_add_test(cases, a_failure_sticks);
     tcase_add_loop_test(cases, a_signal_goes_to_every_active_peer, 0, 2);
+    tcase_add_loop_test(cases, a_wait_signals_first, 0, 2);
     tcase_add_test(cases, a_generation_is_told_to_all);
 }
 

@@ -218,7 +218,9 @@ static void write_counts(const struct dispatch_args *args, const int32_t *sent)
         __atomic_store_n(to->count, count, __ATOMIC_RELEASE);
         all += (uint64_t)count;
     }
-    if (args->rows_sent != NULL) *args->rows_sent += all;
+    if (args->rows_sent == NULL) return;
+    *args->rows_sent += all;
+    if (args->rows_told != NULL) *args->rows_told = *args->rows_sent;
 }
 
 int32_t dispatch_cpu(const struct dispatch_args *args, void *stream)

@@ -37,7 +37,7 @@ struct args {
     const unsigned char *x, *ids, *weights;
     const int32_t *tokens_valid, *expert_map;
     const uint32_t *failed;
-    uint64_t *rows_sent;
+    uint64_t *rows_sent, *rows_told;
     int32_t *send_slot;
     int64_t x_stride_bytes, id_stride_bytes, weight_stride_bytes, row_stride_bytes, scale_stride_bytes;
     int64_t token_first, map_count;
@@ -154,13 +154,18 @@ __device__ uint64_t owners(const args &a, int64_t valid, int32_t token)
     return ranks;
 }
 
+__device__ __forceinline__ void tell_rows(const args &a, uint64_t sent)
+{
+    *a.rows_sent = sent;
+    if (a.rows_told != nullptr) *a.rows_told = sent;
+}
+
 // The own rank's block has no rows to place: it counts all ranks' once more, because no block waits for another.
 __device__ void add_rows_sent(const args &a, int64_t valid)
 {
     __shared__ int32_t sent[kSlotWarps][KERNEL_RANKS_MAX];
     __shared__ unsigned long long all;
     int32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, thread = threadIdx.x;
-    // Over the bus to the host, and long under way.
     uint64_t before = thread == 0 ? *static_cast<const volatile uint64_t *>(a.rows_sent) : 0;
 
     if (thread == 0) all = 0;
@@ -186,7 +191,7 @@ __device__ void add_rows_sent(const args &a, int64_t valid)
         atomicAdd(&all, static_cast<unsigned long long>(rows_counted(a, rows)));
     }
     __syncthreads();
-    if (thread == 0) *a.rows_sent = before + all;
+    if (thread == 0) tell_rows(a, before + all);
 }
 
 __global__ void __launch_bounds__(kSlotThreads) slots_kernel(const __grid_constant__ args a)
@@ -271,7 +276,7 @@ __device__ void tell_few(const args &a, const few_tokens &few)
 }
 
 // Rows that the counts tell of, for the host.
-__device__ uint64_t rows_told(const args &a, const few_tokens &few)
+__device__ uint64_t rows_of_few(const args &a, const few_tokens &few)
 {
     uint64_t all = 0;
 
@@ -434,15 +439,15 @@ template <bool is_fp8, bool is_few> __global__ void __maxnreg__(64) push_kernel(
 {
     const row_walk walk = walk_rows(a.pieces);
     int32_t begin = walk.piece * a.piece_columns, end = min(begin + a.piece_columns, a.hidden), number_bytes = a.x_format == FORMAT_F32 ? 4 : 2;
-    bool tells_host = is_few && blockIdx.x == 0 && threadIdx.x == 0 && a.rows_sent != nullptr, failed;
+    bool counts_rows = is_few && blockIdx.x == 0 && threadIdx.x == 0 && a.rows_sent != nullptr, failed;
     __shared__ few_tokens few;
-    uint64_t told = 0;
+    uint64_t sent = 0;
     int64_t valid;
 
     prefetch_first(a, walk, begin * number_bytes, end * number_bytes);
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
-    if (tells_host) told = *static_cast<const volatile uint64_t *>(a.rows_sent); // over the bus, and long under way
+    if (counts_rows) sent = *static_cast<const volatile uint64_t *>(a.rows_sent);
     valid = tokens_valid(a);
     if constexpr (is_few) {
         failed = find_few(a, valid, &few);
@@ -462,7 +467,7 @@ template <bool is_fp8, bool is_few> __global__ void __maxnreg__(64) push_kernel(
         else
             push_copy(a, token, at, begin * number_bytes, end * number_bytes);
     }
-    if (tells_host && !failed) *a.rows_sent = told + rows_told(a, few);
+    if (counts_rows && !failed) tell_rows(a, sent + rows_of_few(a, few));
 }
 
 // ---- The launch ----------------------------------------------------------------------------------------------------------
@@ -498,6 +503,7 @@ void fill(const dispatch_args &from, args *to)
     to->expert_map = from.expert_map;
     to->failed = from.failed;
     to->rows_sent = from.rows_sent;
+    to->rows_told = from.rows_told;
     to->send_slot = from.send_slot;
     to->x_stride_bytes = from.x_stride_bytes;
     to->id_stride_bytes = from.id_stride_bytes;

@@ -12,6 +12,7 @@ namespace {
 
 constexpr int kThreads = KERNEL_RANKS_MAX;
 constexpr uint32_t kPauseNs = 40;
+constexpr int32_t kLooks = 16; // at a flag, between two at what else may end the wait
 
 struct windows {
     void *of[KERNEL_RANKS_MAX];
@@ -24,7 +25,7 @@ struct signal_kernel_args {
 
 struct await_kernel_args {
     await_args a;
-    windows peer_beats;
+    windows peers, peer_beats;
 };
 
 struct regroup_kernel_args {
@@ -56,28 +57,42 @@ __device__ __forceinline__ bool has_failed(const flag_state *state)
     return load_acquire_device(&state->failed) != 0;
 }
 
+// Of the own rank, when its kernel began.
+struct standing {
+    uint64_t generation, active, epoch, rows_received;
+    uint32_t failed;
+};
+
+// All of it at once, not one after the other.
+__device__ __forceinline__ standing standing_of(const volatile flag_state *state, int32_t slot)
+{
+    return {state->generation, state->active, state->epochs[slot], state->rows_received[slot], state->failed};
+}
+
 // ---- signal ------------------------------------------------------------------------------------
+
+// By all threads of a block that has read the state; in which epoch the slot is now.
+template <class Args> __device__ __forceinline__ uint64_t tell_peers(const Args &a, const windows &peers, const standing &at)
+{
+    const int32_t rank = threadIdx.x;
+    const uint64_t epoch = at.epoch + (a.word == WORD_DISPATCH ? 1 : 0);
+
+    __syncthreads();
+    if (at.failed != 0) return at.epoch;
+    if (rank == 0) a.state->epochs[a.slot] = epoch;
+    if (rank < a.ranks && is_peer(at.active, rank, a.rank))
+        store_release_system(line_of(peers.of[rank], a.word, a.rank, a.ranks), at.generation << FLAG_EPOCH_BITS | epoch);
+    return epoch;
+}
 
 __global__ void __launch_bounds__(kThreads) signal_kernel(const __grid_constant__ signal_kernel_args args)
 {
     const signal_args &a = args.a;
-    const volatile flag_state *state = a.state; // all of it at once, not one after the other
-    int32_t rank = threadIdx.x;
-    uint64_t epoch, generation, active;
-    uint32_t failed;
 
     griddepcontrol_launch_dependents(); // one block of an await, at most
     griddepcontrol_wait();
-    failed = state->failed;
-    epoch = state->epochs[a.slot] + (a.word == WORD_DISPATCH ? 1 : 0);
-    generation = state->generation;
-    active = state->active;
-    __syncthreads();
-    if (rank == 0 && a.begun != nullptr) *a.begun += 1;
-    if (failed != 0) return;
-    if (rank == 0) a.state->epochs[a.slot] = epoch;
-    if (rank >= a.ranks || !is_peer(active, rank, a.rank)) return;
-    store_release_system(line_of(args.peers.of[rank], a.word, a.rank, a.ranks), generation << FLAG_EPOCH_BITS | epoch);
+    if (threadIdx.x == 0 && a.begun != nullptr) *a.begun += 1;
+    tell_peers(a, args.peers, standing_of(a.state, a.slot));
 }
 
 // ---- await -------------------------------------------------------------------------------------
@@ -96,11 +111,11 @@ struct watch {
     uint64_t beat_ns, next_ns, middle_ns, deadline_ns;
 };
 
-__device__ watch watch_start(const await_args &a)
+__device__ watch watch_start(const await_args &a, const standing &at)
 {
     uint64_t now_ns = global_timer_ns(), timeout_ns = a.timeout_ns;
 
-    return {a.state->generation,           a.state->active,         a.state->epochs[a.slot], timeout_ns / FLAG_BEATS,
+    return {at.generation,                    at.active,               at.epoch, timeout_ns / FLAG_BEATS,
             now_ns + timeout_ns / FLAG_BEATS, now_ns + timeout_ns / 2, now_ns + timeout_ns};
 }
 
@@ -127,6 +142,16 @@ __device__ void tell_all(const await_kernel_args &args, const watch &w, uint64_t
         if (is_peer(w.active, rank, args.a.rank)) store_release_system(line_of(args.peer_beats.of[rank], WORD_BEAT, args.a.rank, args.a.ranks), now_ns);
 }
 
+// Whether the flag comes within a few looks, at it alone: another word takes as long to look at.
+__device__ bool comes(const uint64_t *flag, uint64_t want)
+{
+    for (int32_t look = 0; look < kLooks; look++) {
+        if (look > 0) spin_pause(kPauseNs);
+        if (load_acquire_system(flag) == want) return true;
+    }
+    return false;
+}
+
 // Waits for the flag of one peer, and listens to what it tells. `ended` stops all threads; a deadline does not, since the other
 // threads have to say whom they heard.
 __device__ heard listen(const await_kernel_args &args, watch w, int32_t rank, volatile uint32_t *ended)
@@ -137,10 +162,10 @@ __device__ heard listen(const await_kernel_args &args, watch w, int32_t rank, vo
     bool noted = false;
 
     for (;;) {
-        uint64_t seen = load_acquire_system(line_of(a.window, a.word, rank, a.ranks)), now_ns;
+        uint64_t now_ns;
         heard h;
 
-        if (seen == want) return {ARRIVED, 0, 0};
+        if (comes(line_of(a.window, a.word, rank, a.ranks), want)) return {ARRIVED, 0, 0};
         h = look_for_leavers(a, w, rank);
         if (h.what != ARRIVED) {
             *ended = 1; // here: behind the loop a thread waits for those of its warp that are still in it
@@ -159,7 +184,6 @@ __device__ heard listen(const await_kernel_args &args, watch w, int32_t rank, vo
             w.deadline_ns = max(w.deadline_ns, now_ns + 2 * w.beat_ns);
         }
         if (now_ns >= w.deadline_ns) return {load_acquire_system(beat_line) == beat ? MUTE : HEARD, 0, 0};
-        spin_pause(kPauseNs);
     }
 }
 
@@ -221,17 +245,16 @@ __device__ int32_t rows_from(const await_args &a, uint64_t active, int32_t rank)
     return max(rows, 0);
 }
 
-// `received_before`: of thread 0, what the report said.
-__device__ void take_counts(const await_args &a, const int32_t *rows, uint64_t received_before)
+__device__ void take_counts(const await_args &a, const int32_t *rows, uint64_t received)
 {
     int32_t rank = threadIdx.x;
     bool failed = has_failed(a.state);
-    uint64_t received = received_before;
 
     if (rank < a.ranks) a.counts[rank] = failed ? 0 : rows[rank];
     if (rank != 0 || failed) return;
     for (int32_t r = 0; r < a.ranks; r++)
         received += r != a.rank ? rows[r] : 0;
+    a.state->rows_received[a.slot] = received;
     a.report->rows_received[a.slot] = received;
 }
 
@@ -242,13 +265,13 @@ __global__ void __launch_bounds__(kThreads) await_kernel(const __grid_constant__
     __shared__ uint32_t ended, missed;
     const await_args &a = args.a;
     int32_t rank = threadIdx.x;
-    uint64_t received = 0;
+    standing at;
     watch w;
 
     griddepcontrol_wait();
-    w = watch_start(a);
-    // Over the bus to the host, and back before the peers' rows are here.
-    if (rank == 0 && a.counts != nullptr) received = *static_cast<const volatile uint64_t *>(&a.report->rows_received[a.slot]);
+    at = standing_of(a.state, a.slot);
+    if (a.peers != nullptr) at.epoch = tell_peers(a, args.peers, at);
+    w = watch_start(a, at);
     if (rank == 0) ended = missed = 0;
     __syncthreads();
     all[rank] = {ARRIVED, 0, 0};
@@ -262,7 +285,7 @@ __global__ void __launch_bounds__(kThreads) await_kernel(const __grid_constant__
     griddepcontrol_launch_dependents(); // which no longer wait for a peer
     if (missed != 0 && rank == 0) settle(a, judge(a, w, all, rows));
     __syncthreads();
-    if (a.counts != nullptr) take_counts(a, rows, received);
+    if (a.counts != nullptr) take_counts(a, rows, at.rows_received);
     if (rank == 0 && a.ended != nullptr) *a.ended += 1;
 }
 
@@ -304,8 +327,9 @@ extern "C" int32_t signal_cuda(const struct signal_args *args, void *stream)
 
 extern "C" int32_t await_cuda(const struct await_args *args, void *stream)
 {
-    await_kernel_args to = {*args, copy_windows(args->peer_beats, args->ranks)};
+    await_kernel_args to = {*args, {}, copy_windows(args->peer_beats, args->ranks)};
 
+    if (args->peers != nullptr) to.peers = copy_windows(args->peers, args->ranks);
     return launch(await_kernel, {1, kThreads, 0, LAUNCH_EARLY}, stream, to);
 }
 
