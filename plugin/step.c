@@ -12,6 +12,13 @@
 // apart.
 #define CAPTURE_ROW_MAX ((int64_t)1 << 40)
 
+// The first of the ranks that share this one's DP rank.
+static int32_t group_first(const struct limits *limits)
+{
+    return limits->rank / limits->attn_tp * limits->attn_tp;
+}
+
+// Each count is read once: a host's thread may be writing them.
 static int32_t check_rank_tokens(const moxie_instance *instance, const moxie_step *step,
                                  struct step_shape *shape, moxie_error *error)
 {
@@ -37,6 +44,7 @@ static int32_t check_rank_tokens(const moxie_instance *instance, const moxie_ste
                              " a rank (%s)",
                              rank, tokens, limits->forward_tokens_max, instance->explained);
         if (tokens > shape->tokens_most) shape->tokens_most = tokens;
+        if (rank >= group_first(limits) && rank < limits->rank) shape->capture_row += tokens;
     }
     return MOXIE_OK;
 }
@@ -44,7 +52,8 @@ static int32_t check_rank_tokens(const moxie_instance *instance, const moxie_ste
 static int32_t check_tokens(const moxie_instance *instance, int local, const moxie_step *step,
                             struct step_shape *shape, moxie_error *error)
 {
-    int64_t most = instance->plan.limits.forward_tokens_max;
+    const struct limits *limits = &instance->plan.limits;
+    int64_t most = limits->forward_tokens_max;
 
     if (step->tokens < 0)
         return fail_with(error, MOXIE_E_INVALID, "step.tokens: %" PRId64 "; want 0..%" PRId64,
@@ -55,41 +64,28 @@ static int32_t check_tokens(const moxie_instance *instance, int local, const mox
                          step->tokens, most, instance->explained);
     shape->tokens = step->tokens;
     shape->tokens_most = local ? step->tokens : most;
-    if (local || step->rank_tokens == NULL) return MOXIE_OK;
-    return check_rank_tokens(instance, step, shape, error);
+    if (local) return MOXIE_OK;
+    if (step->rank_tokens != NULL) return check_rank_tokens(instance, step, shape, error);
+    shape->capture_row = (limits->rank - group_first(limits)) * most;
+    return MOXIE_OK;
 }
 
-// How many rows the ranks before this one that share its DP rank capture: by rank_tokens, or else
-// as many as they may.
-static int64_t captured_before(const moxie_instance *instance, const moxie_step *step)
-{
-    const struct limits *limits = &instance->plan.limits;
-    int32_t group_first = limits->rank / limits->attn_tp * limits->attn_tp;
-    int64_t rows = 0;
-
-    if (step->rank_tokens == NULL) return (limits->rank - group_first) * limits->forward_tokens_max;
-    for (int32_t rank = group_first; rank < limits->rank; rank++)
-        rows += step->rank_tokens[rank];
-    return rows;
-}
-
-// Where this rank's rows go in the capture: after those of the ranks that share its DP rank.
+// Where this rank's rows go in the capture: after those of the ranks that share its DP rank, which
+// `shape` has so far, by rank_tokens, or else as many as they may be.
 static int32_t place_capture(const moxie_instance *instance, int local, const moxie_step *step,
                              struct step_shape *shape, moxie_error *error)
 {
     const struct limits *limits = &instance->plan.limits;
     int64_t slice_rows = limits->capture_tokens, first = 0;
-    int64_t offset = step->capture_row;
+    int64_t offset = step->capture_row + shape->capture_row;
     int32_t st = MOXIE_OK;
 
     shape->capture_row = 0;
     if (!limits->capture) goto out;
-    if (local) {
+    if (local)
         slice_rows *= limits->dp_size;
-    } else {
+    else
         first = (int64_t)(limits->rank / limits->attn_tp) * slice_rows;
-        offset += captured_before(instance, step);
-    }
     TRY(capture_check(instance, offset, step->tokens, slice_rows, error));
     shape->capture_row = first + offset;
 out:
