@@ -106,16 +106,16 @@ int32_t shared_memory_check(uint64_t bytes, int32_t pieces, moxie_error *error)
                          bytes);
     if (statvfs("/dev/shm", &shm) == 0 && shm.f_blocks != 0 &&
         (uint64_t)wanted / shm.f_frsize > shm.f_bavail)
-        return fail_with(
-            error, MOXIE_E_MEMORY,
-            "%d windows of %" PRIu64 " bytes do not fit into the %" PRIu64
-            " bytes free in /dev/shm; enlarge it (docker: --shm-size), or plan smaller windows",
-            pieces, bytes, (uint64_t)shm.f_bavail * shm.f_frsize);
+        return fail_with(error, MOXIE_E_MEMORY,
+                         "%d windows of %" PRIu64 " bytes do not fit into the %" PRIu64
+                         " bytes free in /dev/shm; enlarge it (docker: --shm-size), or set "
+                         "max_dispatch_tokens_per_rank lower",
+                         pieces, bytes, (uint64_t)shm.f_bavail * shm.f_frsize);
     if ((uint64_t)wanted > available)
         return fail_with(error, MOXIE_E_MEMORY,
                          "%d windows of %" PRIu64 " bytes do not fit into the %" PRIu64
                          " bytes of memory available (the machine's, or its container's limit); "
-                         "plan smaller windows",
+                         "set max_dispatch_tokens_per_rank lower",
                          pieces, bytes, available);
     return MOXIE_OK;
 }
@@ -155,8 +155,8 @@ static int32_t reserve(int fd, uint64_t bytes, moxie_error *error)
     if (os_error != 0)
         return fail_with(error, MOXIE_E_MEMORY,
                          "/dev/shm has no room for a window of %" PRIu64
-                         " bytes (%s); enlarge it (docker: --shm-size), "
-                         "or plan smaller windows",
+                         " bytes (%s); enlarge it (docker: --shm-size), or set "
+                         "max_dispatch_tokens_per_rank lower",
                          bytes, strerror(os_error));
     return MOXIE_OK;
 }
