@@ -182,6 +182,12 @@ def layers_here(worker):
     return moxie.vllm.layers_made()
 
 
+def source_of(plugin):
+    """The commit of the library that is measured."""
+    import moxie
+    return moxie.load(plugin, "bench/vllm.py").source_id
+
+
 def run_contestant(options):
     """Everything of one engine, written as JSON."""
     import vllm
@@ -195,6 +201,7 @@ def run_contestant(options):
              "decode": {str(batch): timed(
                  engine, [prompt_of(16, number) for number in range(batch)], options.steps)
                  for batch in options.batch},
+             "moxie": source_of(options.plugin),
              "moxie_layers": (min(engine.collective_rpc(layers_here))
                               if options.contestant != "vllm" else 0)}
     pathlib.Path(options.result).write_text(json.dumps(found))
@@ -366,7 +373,8 @@ def measure(options, arguments):
                 runs[name].append(start(name, options, arguments, folder))
     kept = ("layers", "quantization", "ranks", "prompt", "batch", "steps", "rounds", "engine")
     return {"command": " ".join(["bench/vllm.py", *arguments]), "machine": machine(),
-            "vllm": runs["vllm"][0]["vllm"], "moxie_layers": runs["moxie"][0]["moxie_layers"],
+            "vllm": runs["vllm"][0]["vllm"], "moxie": runs["moxie"][0]["moxie"],
+            "moxie_layers": runs["moxie"][0]["moxie_layers"],
             **{key: getattr(options, key) for key in kept},
             "logprobs": apart(runs["moxie"][0]["said"], runs["vllm"][0]["said"]),
             "results": {name: rates(each, options) for name, each in runs.items()},
@@ -380,8 +388,8 @@ def machine():
 
 
 def report(found):
-    print(f"{found['machine']}, vLLM {found['vllm']}, {found['quantization'] or 'not quantised'}, "
-          f"ranks: {found['ranks']}")
+    print(f"{found['machine']}, Moxie {found['moxie']}, vLLM {found['vllm']}, "
+          f"{found['quantization'] or 'not quantised'}, ranks: {found['ranks']}")
     results = found["results"]
     rows = [(f"prefill of {found['prompt']}", [each["prefill"] for each in results.values()])]
     rows += [(f"decode, {batch}", [each["decode"][str(batch)] for each in results.values()])

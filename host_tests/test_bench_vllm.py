@@ -96,6 +96,7 @@ class Program(unittest.TestCase):
         # Of 600, 500, 37 and 5 tokens; the third goes on otherwise at its fourth.
         self.assertEqual(found["logprobs"], {"most": 0.01, "same_tokens": 27, "tokens": 32})
         self.assertEqual(found["moxie_layers"], 4)
+        self.assertNotIn(found["moxie"], ("", None))
         self.assertEqual([run["contestant"] for run in found["runs"]], ["moxie"] * 2 + ["vllm"] * 2)
         for run in found["runs"]:
             for each in (run["prefill"], *run["decode"].values()):

@@ -302,6 +302,8 @@ class Bench(Case):
             self.assertGreaterEqual(cell["repetitions"], 3)
         self.assertGreater(result["anchors"]["read_gb_per_s"], 0)
         self.assertGreater(result["anchors"]["f32_gflops"], 0)
+        build = self.document("info")["build"]
+        self.assertEqual(result["build"], {key: build[key] for key in ("version", "source_id")})
 
     def test_formats_and_ranks(self):
         for word in ("f32", "bf16", "f16", "fp8_tensor", "fp8_channel", "fp8_block128", "int4_g32", "mxfp4", "nvfp4"):

@@ -319,7 +319,12 @@ static void print_gpu(const struct bench_run *run)
 
 json_t *bench_document(const struct bench_run *run)
 {
-    return run->forwards > 1 ? gpu_document(run) : cpu_document(run);
+    json_t *document = run->forwards > 1 ? gpu_document(run) : cpu_document(run);
+
+    (void)json_object_set_new(document, "build",
+                              json_pack("{s:s, s:s}", "version", run->build->version, "source_id",
+                                        run->build->source_id));
+    return document;
 }
 
 void bench_print(const struct bench_run *run)

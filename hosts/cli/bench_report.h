@@ -64,7 +64,8 @@ struct bench_device {
 
 struct bench_run {
     const struct bench_options *options;
-    int forwards; // in a repetition: 1, or BENCH_FORWARDS of a graph
+    const moxie_build *build; // of the library
+    int forwards;             // in a repetition: 1, or BENCH_FORWARDS of a graph
     struct anchors anchors;
     struct wire_rows row;
     struct bench_device device;

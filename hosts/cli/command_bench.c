@@ -370,6 +370,7 @@ int command_bench(int argc, char **argv, struct fault *fault)
     if (config == NULL)
         TRY(fault_set(fault, EXIT_TROUBLE, "out of memory, or a name not in UTF-8"));
     TRY(preflight(&instance, &plugin, &options.rank, config, fault));
+    run.build = plugin.api->build;
     TRY(check_weights(&options, fault));
     if (preflight_device(&instance)->capture_begin != NULL) run.forwards = BENCH_FORWARDS;
     TRY(check_ranks(&run, fault));
