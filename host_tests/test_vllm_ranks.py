@@ -121,12 +121,25 @@ def check_dispatched(rank):
         config = kernel.fused_experts.shared.experts.config
         assert config["forward_tokens_max"] == 16 // more.get("sp_size", 1), config
         assert (config["num_experts"], config["ep_size"]) == (whole.experts, RANKS), config
+        if ON_CPU:
+            assert config["dispatch_format"] == "input", config
         try:
             part.run(kernel, [17] * RANKS)
         except MoxieError as error:
             assert "step.rank_tokens" in error.text, error
         else:
             raise AssertionError("the library has not heard how many tokens each rank has")
+
+
+def check_wire(rank):
+    """Rows are fp8 on the way where a GPU multiplies them as fp8; a CPU does not."""
+    moe = Part(Case(), rank, (8, 8)).moe
+    with mock.patch.object(adapter, "keys_of", lambda *given: {}):
+        for device, weights, wanted in (
+                ("cuda", "fp8_block128", "fp8_block128"), ("cuda", "fp8_channel", "fp8_block128"),
+                ("cuda", None, "input"), ("cpu", "fp8_block128", "input"), ("cpu", None, "input")):
+            keys = adapter._keys(moe, weights, torch.device(device), True)
+            assert keys["dispatch_format"] == wanted, (device, weights, keys)
 
 
 def check_gathered(rank):
@@ -183,7 +196,8 @@ def run_rank(folder, rank):
         torch.cuda.set_device(DEVICE)
     adapter.register()
     Group().enter()
-    for check in (check_no_way, check_dispatched, check_gathered, check_what_is_left):
+    for check in (check_no_way, check_dispatched, check_wire, check_gathered,
+                  check_what_is_left):
         check(rank)
     torch.distributed.destroy_process_group()
 

@@ -86,7 +86,7 @@ static const struct key_row keys[KEY_COUNT] = {
     [KEY_OUTPUT_FORMAT] = STR("output_format", row_words, row_numbers, "bf16",
         "of y, and of combine rows between ranks"),
     [KEY_DISPATCH_FORMAT] = STR("dispatch_format", "input, fp8_block128, nvfp4", NULL, "input",
-        "of dispatched rows between ranks"),
+        "of dispatched rows between ranks; of fp8 weights on a GPU fp8_block128 has the same bits"),
     [KEY_RUNNER] = STR("runner", NULL, NULL, "auto", "a registered name (moxie_cpu), or auto"),
     [KEY_DISPATCHER] = STR("dispatcher", NULL, NULL, "auto",
         "a registered name (local, allgather, alltoall), or auto"),
