@@ -36,7 +36,7 @@ install(FILES LICENSE README.md CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR}
 # Where the links of README.md point, and of these: gates/install.sh follows them.
 install(DIRECTORY docs DESTINATION ${CMAKE_INSTALL_DOCDIR})
 foreach(file abi.h bench/README.md bench/results/2026-11-26-h200-peers-bf16.png
-    bench/results/2026-11-26-h200-peers-fp8.png host_tests/emulator/README.md hosts/cli/README.md hosts/example/host.c
+    bench/results/2026-11-26-h200-peers-fp8.png host_tests/emulator/README.md hosts/cli/README.md hosts/example/host.c hosts/example/ranks.c
     hosts/python/README.md kernels/README.md)
     cmake_path(GET file PARENT_PATH folder)
     install(FILES ${file} DESTINATION ${CMAKE_INSTALL_DOCDIR}/${folder})
