@@ -15,7 +15,7 @@ import time
 import unittest
 
 import safetensors_files as files
-from case import BOUNDS, COMMAND, GOLDEN, LAYERS, MODELS, RUNNER, TIMEOUT_S, Case, layer, model_arguments
+from case import BOUNDS, COMMAND, GOLDEN, LAYER, LAYERS, MODELS, RUNNER, TIMEOUT_S, Case, layer, model_arguments
 
 
 class Golden(Case):
@@ -228,6 +228,67 @@ class Plan(Case):
         text, trouble = self.moxie("plan", self.config(top_k=1000), code=2)
         self.assertEqual(text, "")
         self.assertIn("top_k", trouble)
+
+    SIZES = {"hidden_size": 2048, "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8}
+    BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+
+    def said(self, code=0, **model):
+        """What plan takes from a model's config.json, and standard error."""
+        self.write("config.json", json.dumps({**self.SIZES, **model}))
+        text, trouble = self.moxie("plan", "--model", self.folder, "--set", "forward_tokens_max=64", code=code)
+        words = text.partition(" says ")[2].partition("\n")[0]
+        return {key: json.loads(value) for key, value in (each.split(" ", 1) for each in words.split(", "))}, trouble
+
+    def test_models(self):
+        for folder, formats in (("tiny-qwen3-moe", "bf16"), ("tiny-deepseek-v3-fp8", "fp8_block128"),
+                                ("tiny-gpt-oss-mxfp4", "mxfp4")):
+            with self.subTest(folder=folder):
+                text, _ = self.moxie("plan", "--model", "%s/models/%s" % (GOLDEN, folder), "--set",
+                                     "forward_tokens_max=8")
+                self.assertIn('weight_format "%s"' % formats, text.splitlines()[0])
+
+    def test_model_says(self):
+        for quantised, word in ((None, "f16"), (self.BLOCKS, "fp8_block128"), ({"quant_method": "fp8"}, "fp8_tensor"),
+                                ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
+                                ({"quant_method": "mxfp4"}, "mxfp4")):
+            with self.subTest(word=word):
+                keys, _ = self.said(dtype="float16", num_hidden_layers=61, first_k_dense_replace=3,
+                                    quantization_config=quantised)
+                self.assertEqual(keys, {**LAYER, "activation": "silu", "apply_router_weight_on_input": 0,
+                                        "num_layers": 58, "weight_format": word, "input_format": "f16",
+                                        "output_format": "f16"})
+        self.assertEqual(self.said()[0], {**LAYER, "activation": "silu", "apply_router_weight_on_input": 0})
+        inner = {**self.SIZES, "model_type": "qwen3_moe", "torch_dtype": "bfloat16"}
+        self.write("config.json", json.dumps({"text_config": inner, "quantization_config": self.BLOCKS}))
+        text, _ = self.moxie("plan", "--model", self.folder, "--set", "forward_tokens_max=64")
+        self.assertIn('weight_format "fp8_block128", input_format "bf16"', text)
+
+    def test_unknown_quantisation_wants_a_word(self):
+        for quantised in ({"quant_method": "awq"}, {"quant_method": "fp8", "weight_block_size": [64, 64]}):
+            self.write("config.json", json.dumps({**self.SIZES, "quantization_config": quantised}))
+            model = ["--model", self.folder, "--set", "forward_tokens_max=64"]
+            self.assertIn("--set weight_format=", self.moxie("plan", *model, code=2)[1])
+            reason, = self.document("check", *model, code=2)["reasons"]
+            self.assertIn("--set weight_format=", reason["message"])
+            self.assertTrue(self.document("check", *model, "--set", "weight_format=int4_g32")["ok"])
+
+    def test_what_is_over_what(self):
+        """--set over the file, the file over the model."""
+        model = self.write("config.json", json.dumps(self.SIZES))
+        file = self.write("file.json", json.dumps({"max_prefill_tokens": 4096, "hidden_size": 1024}))
+        both = ["--model", os.path.dirname(model), file, "--set", "max_prefill_tokens=512", "--set", "runner=moxie_cpu"]
+        wanted = {**LAYER, "hidden_size": 1024, "max_prefill_tokens": 512, "runner": "moxie_cpu", "activation": "silu"}
+        self.assertEqual(self.document("plan", *both),
+                         self.document("plan", self.write("whole.json", json.dumps(wanted))))
+        self.assertEqual(self.document("plan", *(f"--set={key}={value}" for key, value in wanted.items())),
+                         self.document("plan", self.path("whole.json")))
+
+    def test_no_configuration(self):
+        for arguments, words in (((), "--model or --set"), (("--set", "top_k"), "KEY=VALUE"),
+                                 (("--set", "=1"), "KEY=VALUE"), (("--model", ""), "--model"),
+                                 (("--model", self.folder), "No such file")):
+            with self.subTest(arguments=arguments):
+                self.assertIn(words, self.moxie("plan", *arguments, code=1)[1])
 
 
 class Check(Case):

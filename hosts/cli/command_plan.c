@@ -9,7 +9,7 @@ static const char doc[] =
     "Prints every buffer that the configuration needs on one rank, and the token bounds behind it. "
     "Needs no GPU and no weights. A refused configuration prints its reasons, and whatever bounds "
     "are computable, and ends with exit code 2.\vCONFIG.json is one JSON object; `moxie info "
-    "--keys` lists the keys.";
+    "--keys` lists the keys. --model goes beneath it, and --set above.";
 
 static const char *kind_name(int32_t kind)
 {

@@ -3,6 +3,7 @@
 #include "hosts/cli/bootstrap.h"
 #include "hosts/cli/commands.h"
 #include "hosts/cli/json_file.h"
+#include "hosts/cli/model_keys.h"
 #include "hosts/cli/numbers.h"
 #include "hosts/cli/preflight.h"
 #include "hosts/cli/router.h"
@@ -102,23 +103,21 @@ static const char doc[] =
 // The configuration that the ranks open with; ep_rank is theirs to set.
 static json_t *make_config(const struct run_options *options, const struct source *source)
 {
-    const struct model *model = &source->model;
     json_int_t ranks = options->rank.ranks;
     struct token_range longest = token_part(source->inputs.tokens, ranks, 0);
-    json_t *config = json_pack(
-        "{s:I, s:I, s:I, s:I, s:s, s:s, s:s, s:s, s:i, s:I, s:I, s:I, s:I, s:I}", "hidden_size",
-        (json_int_t)model->hidden, "intermediate_size", (json_int_t)model->intermediate,
-        "num_experts", (json_int_t)model->experts, "top_k", (json_int_t)model->top_k, "activation",
-        model->activation, "weight_format", format_word(source->layout.w1.format), "input_format",
-        format_word(source->inputs.format), "output_format", "f32", "apply_router_weight_on_input",
-        model->weight_on_input, "dp_size", ranks, "tp_size", ranks, "ep_size", ranks,
-        "forward_tokens_max", (json_int_t)(longest.count > 0 ? longest.count : 1), "cpu_threads",
-        (json_int_t)rank_threads(&options->rank));
+    json_t *config = model_keys(&source->model);
+    json_t *more = json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I}", "weight_format",
+                             format_word(source->layout.w1.format), "input_format",
+                             format_word(source->inputs.format), "output_format", "f32", "dp_size",
+                             ranks, "tp_size", ranks, "ep_size", ranks, "forward_tokens_max",
+                             (json_int_t)(longest.count > 0 ? longest.count : 1), "cpu_threads",
+                             (json_int_t)rank_threads(&options->rank));
+    int failed = config == NULL || more == NULL || json_object_update(config, more) != 0;
 
-    if (config == NULL) return NULL;
-    if (strcmp(model->activation, "swigluoai") == 0) {
-        (void)json_object_set_new(config, "activation_alpha", json_number(model->alpha));
-        (void)json_object_set_new(config, "activation_limit", json_number(model->limit));
+    json_decref(more);
+    if (failed) {
+        json_decref(config);
+        return NULL;
     }
     rank_options_configure(&options->rank, config);
     return config;
