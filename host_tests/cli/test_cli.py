@@ -232,6 +232,12 @@ class Plan(Case):
     SIZES = {"hidden_size": 2048, "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8}
     BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 
+    @staticmethod
+    def compressed(bits, kind, strategy, groups=1, **more):
+        weights = {"num_bits": bits, "type": kind, "strategy": strategy, **more}
+        return {"quant_method": "compressed-tensors",
+                "config_groups": {f"group_{number}": {"weights": weights} for number in range(groups)}}
+
     def said(self, code=0, **model):
         """What plan takes from a model's config.json, and standard error."""
         self.write("config.json", json.dumps({**self.SIZES, **model}))
@@ -250,7 +256,11 @@ class Plan(Case):
     def test_model_says(self):
         for quantised, word in ((None, "f16"), (self.BLOCKS, "fp8_block128"), ({"quant_method": "fp8"}, "fp8_tensor"),
                                 ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
-                                ({"quant_method": "mxfp4"}, "mxfp4")):
+                                ({"quant_method": "mxfp4"}, "mxfp4"),
+                                (self.compressed(8, "float", "channel"), "fp8_channel"),
+                                (self.compressed(8, "float", "tensor"), "fp8_tensor"),
+                                (self.compressed(8, "float", "block", block_structure=[128, 128]), "fp8_block128"),
+                                (self.compressed(4, "int", "group", group_size=32), "int4_g32")):
             with self.subTest(word=word):
                 keys, _ = self.said(dtype="float16", num_hidden_layers=61, first_k_dense_replace=3,
                                     quantization_config=quantised)
@@ -264,7 +274,11 @@ class Plan(Case):
         self.assertIn('weight_format "fp8_block128", input_format "bf16"', text)
 
     def test_unknown_quantisation_wants_a_word(self):
-        for quantised in ({"quant_method": "awq"}, {"quant_method": "fp8", "weight_block_size": [64, 64]}):
+        for quantised in ({"quant_method": "awq"}, {"quant_method": "fp8", "weight_block_size": [64, 64]},
+                          self.compressed(8, "int", "channel"), self.compressed(8, "float", "channel", groups=2),
+                          self.compressed(4, "int", "group", group_size=128), self.compressed(8, "float", "group"),
+                          self.compressed(8, "float", "block", block_structure=[64, 128]),
+                          {"quant_method": "compressed-tensors"}):
             self.write("config.json", json.dumps({**self.SIZES, "quantization_config": quantised}))
             model = ["--model", self.folder, "--set", "forward_tokens_max=64"]
             self.assertIn("--set weight_format=", self.moxie("plan", *model, code=2)[1])

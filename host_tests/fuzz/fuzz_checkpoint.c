@@ -1,7 +1,7 @@
-// hosts/cli/checkpoint.c: folders whose config, index and shards hold any bytes. The files are
-// links to files in memory.
+// hosts/cli/checkpoint.c and model_keys.c: folders whose config, index and shards hold any bytes.
+// The files are links to files in memory.
 
-#include "hosts/cli/checkpoint.h"
+#include "hosts/cli/model_keys.h"
 
 #include "host_tests/fuzz/files.h"
 
@@ -128,6 +128,21 @@ static void check_open(struct checkpoint *checkpoint)
         ask(checkpoint, checkpoint->files[0].tensors[i].name);
 }
 
+// What `moxie plan --model` reads of the same folder.
+static void check_keys(const char *folder)
+{
+    static const char *const sizes[] = {"hidden_size", "intermediate_size", "num_experts", "top_k"};
+    struct fault fault = {.text = ""};
+    json_t *keys = NULL;
+    int st = model_keys_read(folder, &keys, &fault);
+
+    PROPERTY((st == EXIT_OK) == (keys != NULL));
+    PROPERTY((st == EXIT_OK) == (fault.text[0] == '\0'));
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0] && st == EXIT_OK; i++)
+        PROPERTY(json_integer_value(json_object_get(keys, sizes[i])) >= 1);
+    json_decref(keys);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static uint8_t bytes[PART_BYTES_MAX + 512];
@@ -152,5 +167,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     else
         PROPERTY(st == EXIT_TROUBLE && fault.text[0] != '\0' && checkpoint.files == NULL);
     checkpoint_close(&checkpoint);
+    check_keys(world.folders[sharded]);
     return 0;
 }

@@ -55,6 +55,26 @@ static int is_block_of_128(const json_t *block)
            json_integer_value(json_array_get(block, 1)) == 128;
 }
 
+// By compressed-tensors: of one group of layers, which has to be that of the experts.
+static const char *compressed_word(const json_t *quantised)
+{
+    json_t *groups = json_object_get(quantised, "config_groups");
+    const json_t *group = json_object_iter_value(json_object_iter(groups));
+    const json_t *weights = json_object_get(group, "weights");
+    const char *type = text_of(json_object_get(weights, "type"));
+    const char *strategy = text_of(json_object_get(weights, "strategy"));
+    json_int_t bits = json_integer_value(json_object_get(weights, "num_bits"));
+
+    if (json_object_size(groups) != 1) return NULL;
+    if (bits == 4 && strcmp(type, "int") == 0 && strcmp(strategy, "group") == 0)
+        return json_integer_value(json_object_get(weights, "group_size")) == 32 ? "int4_g32" : NULL;
+    if (bits != 8 || strcmp(type, "float") != 0) return NULL;
+    if (strcmp(strategy, "block") == 0)
+        return is_block_of_128(json_object_get(weights, "block_structure")) ? "fp8_block128" : NULL;
+    if (strcmp(strategy, "channel") == 0) return "fp8_channel";
+    return strcmp(strategy, "tensor") == 0 ? "fp8_tensor" : NULL;
+}
+
 // Quantised weights; NULL when it has no word.
 static const char *quantised_word(const json_t *quantised)
 {
@@ -62,6 +82,7 @@ static const char *quantised_word(const json_t *quantised)
     const char *method = text_of(json_object_get(quantised, "quant_method"));
     const char *algorithm = text_of(json_object_get(quantised, "quant_algo"));
 
+    if (strcmp(method, "compressed-tensors") == 0) return compressed_word(quantised);
     if (strcmp(method, "mxfp4") == 0) return "mxfp4";
     if (strcmp(method, "modelopt") == 0 && strcmp(algorithm, "NVFP4") == 0) return "nvfp4";
     if (strcmp(method, "fp8") != 0) return NULL;
