@@ -185,11 +185,14 @@ static moxie_matrix matrix(void *values, int32_t order, int64_t *shape)
 // Gate and up are the row itself, and down is it times the expert's number.
 static void fill(struct rank *rank)
 {
-    for (int e = 0; e < OWN; e++)
+    for (int own = 0; own < OWN; own++) {
+        const int expert = rank->index * OWN + own;
+
         for (int i = 0; i < HIDDEN; i++) {
-            rank->w1[e][i][i] = rank->w1[e][HIDDEN + i][i] = 1;
-            rank->w2[e][i][i] = (float)(rank->index * OWN + e + 1);
+            rank->w1[own][i][i] = rank->w1[own][HIDDEN + i][i] = 1;
+            rank->w2[own][i][i] = (float)expert + 1;
         }
+    }
     for (int64_t token = 0; token < rank_tokens[rank->index]; token++) {
         rank->x[token][0] = 1;
         rank->x[token][1] = 2;
