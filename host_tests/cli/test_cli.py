@@ -256,6 +256,7 @@ class Plan(Case):
     def test_model_says(self):
         for quantised, word in ((None, "f16"), (self.BLOCKS, "fp8_block128"), ({"quant_method": "fp8"}, "fp8_tensor"),
                                 ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
+                                ({"quant_method": "modelopt", "quant_algo": "FP8"}, "fp8_tensor"),
                                 ({"quant_method": "mxfp4"}, "mxfp4"),
                                 (self.compressed(8, "float", "channel"), "fp8_channel"),
                                 (self.compressed(8, "float", "tensor"), "fp8_tensor"),
@@ -272,6 +273,16 @@ class Plan(Case):
         self.write("config.json", json.dumps({"text_config": inner, "quantization_config": self.BLOCKS}))
         text, _ = self.moxie("plan", "--model", self.folder, "--set", "forward_tokens_max=64")
         self.assertIn('weight_format "fp8_block128", input_format "bf16"', text)
+
+    def test_modelopt_says_it_in_a_file_of_its_own(self):
+        for algorithm, word in (("NVFP4", "nvfp4"), ("FP8", "fp8_tensor")):
+            self.write("hf_quant_config.json", json.dumps({"quantization": {"quant_algo": algorithm}}))
+            self.assertEqual(self.said(dtype="bfloat16")[0]["weight_format"], word)
+            self.assertEqual(self.said(quantization_config=self.BLOCKS)[0]["weight_format"], "fp8_block128")
+        self.write("hf_quant_config.json", json.dumps({"quantization": {"quant_algo": "W4A8"}}))
+        self.assertIn("--set weight_format=", self.said(code=2)[1])
+        self.write("hf_quant_config.json", "[")
+        self.assertIn("hf_quant_config.json", self.moxie("plan", "--model", self.folder, code=1)[1])
 
     def test_unknown_quantisation_wants_a_word(self):
         for quantised in ({"quant_method": "awq"}, {"quant_method": "fp8", "weight_block_size": [64, 64]},

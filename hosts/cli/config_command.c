@@ -112,10 +112,11 @@ static int read_config(const struct config_options *options, json_t **out, struc
         json_object_update(*out, options->set) != 0)
         TRY(fault_set(fault, EXIT_TROUBLE, "out of memory"));
     if (model != NULL && json_is_null(json_object_get(*out, "weight_format")))
-        TRY(fault_set(fault, EXIT_REFUSED,
-                      "%s/config.json: its quantization_config has no word here: --set "
-                      "weight_format=WORD, one of those of `moxie info --keys`",
-                      options->model));
+        TRY(fault_set(
+            fault, EXIT_REFUSED,
+            "%s: how its config.json says that weights are quantised has no word here: --set "
+            "weight_format=WORD, one of those of `moxie info --keys`",
+            options->model));
 out:
     json_decref(model);
     json_decref(file);

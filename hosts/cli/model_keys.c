@@ -75,16 +75,23 @@ static const char *compressed_word(const json_t *quantised)
     return strcmp(strategy, "tensor") == 0 ? "fp8_tensor" : NULL;
 }
 
+static const char *modelopt_word(const json_t *quantised)
+{
+    const char *algorithm = text_of(json_object_get(quantised, "quant_algo"));
+
+    if (strcmp(algorithm, "NVFP4") == 0) return "nvfp4";
+    return strcmp(algorithm, "FP8") == 0 ? "fp8_tensor" : NULL;
+}
+
 // Quantised weights; NULL when it has no word.
 static const char *quantised_word(const json_t *quantised)
 {
     const json_t *block = json_object_get(quantised, "weight_block_size");
     const char *method = text_of(json_object_get(quantised, "quant_method"));
-    const char *algorithm = text_of(json_object_get(quantised, "quant_algo"));
 
     if (strcmp(method, "compressed-tensors") == 0) return compressed_word(quantised);
     if (strcmp(method, "mxfp4") == 0) return "mxfp4";
-    if (strcmp(method, "modelopt") == 0 && strcmp(algorithm, "NVFP4") == 0) return "nvfp4";
+    if (strcmp(method, "modelopt") == 0) return modelopt_word(quantised);
     if (strcmp(method, "fp8") != 0) return NULL;
     if (block == NULL || json_is_null(block)) return "fp8_tensor";
     return is_block_of_128(block) ? "fp8_block128" : NULL;
@@ -95,16 +102,17 @@ static void set_number(json_t *keys, const char *key, const char *word)
     if (word != NULL) (void)json_object_set_new(keys, key, json_string(word));
 }
 
-static void set_weight_format(json_t *keys, const json_t *config)
+// Models of ModelOpt may say it in a file of their own alone.
+static void set_weight_format(json_t *keys, const json_t *config, const json_t *modelopt)
 {
     const json_t *quantised = find(config, "quantization_config");
     const char *word = NULL;
 
-    if (!json_is_object(quantised)) {
+    if (!json_is_object(quantised) && !json_is_object(modelopt)) {
         set_number(keys, "weight_format", number_word(config));
         return;
     }
-    word = quantised_word(quantised);
+    word = json_is_object(quantised) ? quantised_word(quantised) : modelopt_word(modelopt);
     (void)json_object_set_new(keys, "weight_format",
                               word != NULL ? json_string(word) : json_null());
 }
@@ -119,28 +127,39 @@ static void set_layers(json_t *keys, const json_t *config)
     if (layers > 0) (void)json_object_set_new(keys, "num_layers", json_integer(layers));
 }
 
+static int read_in(const char *folder, const char *name,
+                   int (*read)(const char *path, json_t **out, struct fault *fault), json_t **out,
+                   struct fault *fault)
+{
+    char *path = NULL;
+    int st;
+
+    if (asprintf(&path, "%s/%s", folder, name) < 0)
+        return fault_set(fault, EXIT_TROUBLE, "out of memory");
+    st = read(path, out, fault);
+    free(path);
+    return st;
+}
+
 int model_keys_read(const char *folder, json_t **keys, struct fault *fault)
 {
     struct checkpoint checkpoint = {.config = NULL};
     struct model model;
-    char *path = NULL;
+    json_t *modelopt = NULL;
     int st = EXIT_OK;
 
     *keys = NULL;
-    if (asprintf(&path, "%s/config.json", folder) < 0) {
-        path = NULL;
-        TRY(fault_set(fault, EXIT_TROUBLE, "out of memory"));
-    }
-    TRY(json_file_read(path, &checkpoint.config, fault));
+    TRY(read_in(folder, "config.json", json_file_read, &checkpoint.config, fault));
+    TRY(read_in(folder, "hf_quant_config.json", json_file_read_optional, &modelopt, fault));
     TRY(model_from_config(&model, &checkpoint, fault));
     *keys = model_keys(&model);
     if (*keys == NULL) TRY(fault_set(fault, EXIT_TROUBLE, "out of memory"));
     set_layers(*keys, checkpoint.config);
-    set_weight_format(*keys, checkpoint.config);
+    set_weight_format(*keys, checkpoint.config, json_object_get(modelopt, "quantization"));
     set_number(*keys, "input_format", number_word(checkpoint.config));
     set_number(*keys, "output_format", number_word(checkpoint.config));
 out:
-    free(path);
     json_decref(checkpoint.config);
+    json_decref(modelopt);
     return st;
 }

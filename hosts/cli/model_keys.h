@@ -9,9 +9,10 @@
 // of memory
 json_t *model_keys(const struct model *model);
 
-// Of the config.json in a Hugging Face folder, alone: its experts' sizes and activation, how many
-// layers may have them, and what weights and rows are stored as; of weights that are quantised in a
-// way that has no word weight_format is null. owner: caller
+// Of the config.json in a Hugging Face folder, and of a ModelOpt model's hf_quant_config.json: its
+// experts' sizes and activation, how many layers may have them, and what weights and rows are
+// stored as; of weights that are quantised in a way that has no word weight_format is null. owner:
+// caller
 int model_keys_read(const char *folder, json_t **keys, struct fault *fault);
 
 #endif
