@@ -27,13 +27,14 @@ static int shard_name_safe(const char *name)
     return name[0] != '\0' && name[0] != '.' && strchr(name, '/') == NULL;
 }
 
-static int read_optional(const char *folder, const char *name, json_t **out, struct fault *fault)
+int folder_read_json(const char *folder, const char *name, int optional, json_t **out,
+                     struct fault *fault)
 {
     char *path = path_in(folder, name);
     int st = EXIT_OK;
 
     if (path == NULL) return fault_set(fault, EXIT_TROUBLE, "out of memory");
-    st = json_file_read_optional(path, out, fault);
+    st = optional ? json_file_read_optional(path, out, fault) : json_file_read(path, out, fault);
     free(path);
     return st;
 }
@@ -73,7 +74,7 @@ static int open_index(struct checkpoint *checkpoint, struct fault *fault)
     json_t *index = NULL;
     int st = EXIT_OK;
 
-    TRY(read_optional(checkpoint->folder, INDEX_FILE, &index, fault));
+    TRY(folder_read_json(checkpoint->folder, INDEX_FILE, 1, &index, fault));
     if (index == NULL)
         TRY(fault_set(fault, EXIT_TROUBLE, "%s holds neither " SINGLE_FILE " nor " INDEX_FILE,
                       checkpoint->folder));
@@ -104,7 +105,7 @@ int checkpoint_open_folder(struct checkpoint *checkpoint, const char *folder, st
     path = path_in(folder, SINGLE_FILE);
     if (checkpoint->folder == NULL || path == NULL)
         TRY(fault_set(fault, EXIT_TROUBLE, "out of memory"));
-    TRY(read_optional(folder, "config.json", &checkpoint->config, fault));
+    TRY(folder_read_json(folder, "config.json", 1, &checkpoint->config, fault));
     if (checkpoint->config == NULL)
         TRY(fault_set(fault, EXIT_TROUBLE,
                       "%s/config.json is missing; --model wants the folder of a Hugging Face model",

@@ -23,6 +23,10 @@ struct located {
     const struct tensor *tensor;
 };
 
+// A JSON object of a folder; where it is optional and there is none, *out = NULL. owner: caller
+int folder_read_json(const char *folder, const char *name, int optional, json_t **out,
+                     struct fault *fault);
+
 // Both: on failure nothing is held.
 int checkpoint_open_folder(struct checkpoint *checkpoint, const char *folder, struct fault *fault);
 int checkpoint_open_file(struct checkpoint *checkpoint, const char *path, struct fault *fault);

@@ -8,8 +8,7 @@ static const char doc[] =
     "Says whether the configuration can work, and if not every reason at once, each with the key "
     "to change and the value to set. Needs no GPU and no weights. A refused configuration ends "
     "with exit code 2.\vCONFIG.json is one JSON object; `moxie info --keys` lists the keys. "
-    "--model "
-    "goes beneath it, and --set above.";
+    "--model goes beneath it, and --set above.";
 
 static int show(const struct instance *instance, int as_json, struct fault *fault)
 {

@@ -295,6 +295,15 @@ static int config_router(struct model *model, const json_t *config, struct fault
     return st;
 }
 
+const json_t *model_language(const json_t *config)
+{
+    const json_t *text_config = json_object_get(config, "text_config");
+
+    return json_object_get(config, "hidden_size") == NULL && json_is_object(text_config)
+               ? text_config
+               : config;
+}
+
 int model_from_config(struct model *model, const struct checkpoint *checkpoint, struct fault *fault)
 {
     static const char *const hidden_keys[] = {"hidden_size", NULL, NULL};
@@ -303,14 +312,10 @@ int model_from_config(struct model *model, const struct checkpoint *checkpoint, 
     static const char *const experts_keys[] = {"num_experts", "num_local_experts",
                                                "n_routed_experts"};
     static const char *const top_k_keys[] = {"num_experts_per_tok", "moe_topk", NULL};
-    const json_t *config = checkpoint->config;
-    const json_t *text_config = json_object_get(config, "text_config");
+    const json_t *config = model_language(checkpoint->config);
     const char *family = NULL;
     int st = EXIT_OK;
 
-    // Models of several modalities keep the language model's sizes one level down.
-    if (json_object_get(config, "hidden_size") == NULL && json_is_object(text_config))
-        config = text_config;
     family = json_string_value(json_object_get(config, "model_type"));
     take_family(model, family != NULL ? family : "");
     TRY(config_size(config, experts_keys, &model->experts, fault));

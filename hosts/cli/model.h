@@ -29,6 +29,10 @@ int model_is_gated(const struct model *model);
 // The families whose router is known, in words.
 void model_families(char text[MODEL_FAMILIES_BYTES]);
 
+// The part of a config.json that has the language model's sizes: of models of several modalities it
+// is one level down.
+const json_t *model_language(const json_t *config);
+
 int model_from_config(struct model *model, const struct checkpoint *checkpoint,
                       struct fault *fault);
 int model_from_layer_file(struct model *model, const struct safetensors *file, struct fault *fault);

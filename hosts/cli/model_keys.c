@@ -4,8 +4,6 @@
 
 #include "hosts/cli/json_file.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 json_t *model_keys(const struct model *model)
@@ -22,10 +20,10 @@ json_t *model_keys(const struct model *model)
     return keys;
 }
 
-// Of a model of several modalities its language model's, where that says it.
+// Of its language model, where that says it.
 static const json_t *find(const json_t *config, const char *key)
 {
-    const json_t *value = json_object_get(json_object_get(config, "text_config"), key);
+    const json_t *value = json_object_get(model_language(config), key);
 
     return value != NULL && !json_is_null(value) ? value : json_object_get(config, key);
 }
@@ -127,20 +125,6 @@ static void set_layers(json_t *keys, const json_t *config)
     if (layers > 0) (void)json_object_set_new(keys, "num_layers", json_integer(layers));
 }
 
-static int read_in(const char *folder, const char *name,
-                   int (*read)(const char *path, json_t **out, struct fault *fault), json_t **out,
-                   struct fault *fault)
-{
-    char *path = NULL;
-    int st;
-
-    if (asprintf(&path, "%s/%s", folder, name) < 0)
-        return fault_set(fault, EXIT_TROUBLE, "out of memory");
-    st = read(path, out, fault);
-    free(path);
-    return st;
-}
-
 int model_keys_read(const char *folder, json_t **keys, struct fault *fault)
 {
     struct checkpoint checkpoint = {.config = NULL};
@@ -149,8 +133,8 @@ int model_keys_read(const char *folder, json_t **keys, struct fault *fault)
     int st = EXIT_OK;
 
     *keys = NULL;
-    TRY(read_in(folder, "config.json", json_file_read, &checkpoint.config, fault));
-    TRY(read_in(folder, "hf_quant_config.json", json_file_read_optional, &modelopt, fault));
+    TRY(folder_read_json(folder, "config.json", 0, &checkpoint.config, fault));
+    TRY(folder_read_json(folder, "hf_quant_config.json", 1, &modelopt, fault));
     TRY(model_from_config(&model, &checkpoint, fault));
     *keys = model_keys(&model);
     if (*keys == NULL) TRY(fault_set(fault, EXIT_TROUBLE, "out of memory"));
