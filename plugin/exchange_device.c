@@ -186,7 +186,7 @@ static int32_t wait_device(struct exchange_group *group, struct exchange *slot,
         .rows_most = round->rows_most,
     };
 
-    find_peers(group, slot->window, peers);
+    if (args.peers != NULL) find_peers(group, slot->window, peers);
     find_peers(group, group->beat_window, peer_beats);
     return instance_launched(group->instance, kernels_of(group)->await(&args, round->batch->stream),
                              "await", error);

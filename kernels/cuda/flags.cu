@@ -105,9 +105,8 @@ struct heard {
     uint64_t generation, active;
 };
 
-// Of the own rank: its state when the wait began, and its clock.
-struct watch {
-    uint64_t generation, active, epoch;
+// How the own rank stood when the wait began, and its clock.
+struct watch : standing {
     uint64_t beat_ns, next_ns, middle_ns, deadline_ns;
 };
 
@@ -115,8 +114,7 @@ __device__ watch watch_start(const await_args &a, const standing &at)
 {
     uint64_t now_ns = global_timer_ns(), timeout_ns = a.timeout_ns;
 
-    return {at.generation,                    at.active,               at.epoch, timeout_ns / FLAG_BEATS,
-            now_ns + timeout_ns / FLAG_BEATS, now_ns + timeout_ns / 2, now_ns + timeout_ns};
+    return {at, timeout_ns / FLAG_BEATS, now_ns + timeout_ns / FLAG_BEATS, now_ns + timeout_ns / 2, now_ns + timeout_ns};
 }
 
 // A peer whose flag has not come has gone on without this rank, or to a later generation.
@@ -285,7 +283,7 @@ __global__ void __launch_bounds__(kThreads) await_kernel(const __grid_constant__
     griddepcontrol_launch_dependents(); // which no longer wait for a peer
     if (missed != 0 && rank == 0) settle(a, judge(a, w, all, rows));
     __syncthreads();
-    if (a.counts != nullptr) take_counts(a, rows, at.rows_received);
+    if (a.counts != nullptr) take_counts(a, rows, w.rows_received);
     if (rank == 0 && a.ended != nullptr) *a.ended += 1;
 }
 
