@@ -94,7 +94,8 @@ class Program(unittest.TestCase):
         self.assertEqual(ran.returncode, 0, ran.stderr)
         found = json.loads(ran.stdout)
         # Of 600, 500, 37 and 5 tokens; the third goes on otherwise at its fourth.
-        self.assertEqual(found["logprobs"], {"most": 0.01, "same_tokens": 27, "tokens": 32})
+        self.assertEqual(found["logprobs"],
+                         {"moxie": {"most": 0.01, "same_tokens": 27, "tokens": 32}})
         self.assertEqual(found["moxie_layers"], 4)
         self.assertNotIn(found["moxie"], ("", None))
         self.assertEqual([run["contestant"] for run in found["runs"]], ["moxie"] * 2 + ["vllm"] * 2)
@@ -113,7 +114,9 @@ class Program(unittest.TestCase):
         self.assertEqual(ran.returncode, 0, ran.stderr)
         found = json.loads(ran.stdout)
         # Four prompts of 8 tokens, and three of 16.
-        self.assertEqual((found["ranks"], found["logprobs"]["tokens"]), (2, 80))
+        self.assertEqual((found["ranks"], {name: each["tokens"] for name, each in
+                                           found["logprobs"].items()}),
+                         (2, {"moxie": 80, "moxie-experts": 80}))
         self.assertEqual([run["contestant"] for run in found["runs"]],
                          ["moxie", "vllm", "moxie-experts"])
         run = found["runs"][0]["prefill"]
