@@ -27,6 +27,17 @@ class Tensor:
         size = len(self.data) // self.shape[0]
         return Tensor(self.dtype, self.shape[1:], self.data[index * size:(index + 1) * size])
 
+    def turned(self):
+        """[E, K, N] of [E, N, K]."""
+        experts, outer, inner = self.shape
+        numbers = memoryview(self.data).cast({2: "H", 4: "I"}[BYTES[self.dtype]])
+        parts = [numbers[(expert * outer + row) * inner:(expert * outer + row + 1) * inner].tolist()
+                 for expert in range(experts) for row in range(outer)]
+        turned = [number for expert in range(experts)
+                  for column in zip(*parts[expert * outer:(expert + 1) * outer]) for number in column]
+        return Tensor(self.dtype, [experts, inner, outer],
+                      struct.pack("<%d%s" % (len(turned), numbers.format), *turned))
+
     def rows(self, first, last):
         """Entries first..last-1 along the first dimension."""
         size = len(self.data) // self.shape[0]

@@ -151,6 +151,14 @@ class Routing(Case):
             return named
         self.checkpoint("mixtral_a.safetensors", {"model_type": "mixtral"}, rename)
 
+    def test_fused_experts_lie_as_their_shapes_say(self):
+        """As Qwen3-VL's do, [E, K, N], of which no key tells."""
+        def rename(tensors):
+            prefix = "model.language_model.layers.5.mlp."
+            return {prefix + "gate.weight": tensors["router_weight"],
+                    **{prefix + "experts." + name: tensors[name].turned() for name in ("gate_up_proj", "down_proj")}}
+        self.checkpoint("mixtral_a.safetensors", {"model_type": "mixtral"}, rename)
+
     def test_gpt_oss_bf16_names(self):
         def rename(tensors):
             prefix = "model.layers.5.mlp."
@@ -242,7 +250,7 @@ class Plan(Case):
         """What plan takes from a model's config.json, and standard error."""
         self.write("config.json", json.dumps({**self.SIZES, **model}))
         text, trouble = self.moxie("plan", "--model", self.folder, "--set", "forward_tokens_max=64", code=code)
-        words = text.partition(" says ")[2].partition("\n")[0]
+        words = text.partition("config.json: ")[2].partition("\n")[0]
         return {key: json.loads(value) for key, value in (each.split(" ", 1) for each in words.split(", "))}, trouble
 
     def test_models(self):
@@ -261,14 +269,14 @@ class Plan(Case):
                                 (self.compressed(8, "float", "channel"), "fp8_channel"),
                                 (self.compressed(8, "float", "tensor"), "fp8_tensor"),
                                 (self.compressed(8, "float", "block", block_structure=[128, 128]), "fp8_block128"),
+                                (self.compressed(4, "float", "tensor_group", group_size=16), "nvfp4"),
                                 (self.compressed(4, "int", "group", group_size=32), "int4_g32")):
             with self.subTest(word=word):
                 keys, _ = self.said(dtype="float16", num_hidden_layers=61, first_k_dense_replace=3,
                                     quantization_config=quantised)
-                self.assertEqual(keys, {**LAYER, "activation": "silu", "apply_router_weight_on_input": 0,
-                                        "num_layers": 58, "weight_format": word, "input_format": "f16",
+                self.assertEqual(keys, {**LAYER, "num_layers": 58, "weight_format": word, "input_format": "f16",
                                         "output_format": "f16"})
-        self.assertEqual(self.said()[0], {**LAYER, "activation": "silu", "apply_router_weight_on_input": 0})
+        self.assertEqual(self.said()[0], LAYER)
         inner = {**self.SIZES, "model_type": "qwen3_moe", "torch_dtype": "bfloat16"}
         self.write("config.json", json.dumps({"text_config": inner, "quantization_config": self.BLOCKS}))
         text, _ = self.moxie("plan", "--model", self.folder, "--set", "forward_tokens_max=64")
@@ -285,7 +293,8 @@ class Plan(Case):
         self.assertIn("hf_quant_config.json", self.moxie("plan", "--model", self.folder, code=1)[1])
 
     def test_unknown_quantisation_wants_a_word(self):
-        for quantised in ({"quant_method": "awq"}, {"quant_method": "fp8", "weight_block_size": [64, 64]},
+        for quantised in ("fp8", [], {"quant_method": "awq"}, {"quant_method": "fp8", "weight_block_size": [64, 64]},
+                          self.compressed(4, "float", "tensor_group", group_size=32),
                           self.compressed(8, "int", "channel"), self.compressed(8, "float", "channel", groups=2),
                           self.compressed(4, "int", "group", group_size=128), self.compressed(8, "float", "group"),
                           self.compressed(8, "float", "block", block_structure=[64, 128]),
@@ -303,10 +312,62 @@ class Plan(Case):
         file = self.write("file.json", json.dumps({"max_prefill_tokens": 4096, "hidden_size": 1024}))
         both = ["--model", os.path.dirname(model), file, "--set", "max_prefill_tokens=512", "--set", "runner=moxie_cpu"]
         wanted = {**LAYER, "hidden_size": 1024, "max_prefill_tokens": 512, "runner": "moxie_cpu", "activation": "silu"}
-        self.assertEqual(self.document("plan", *both),
-                         self.document("plan", self.write("whole.json", json.dumps(wanted))))
+        found = self.document("plan", *both)
+        self.assertEqual(found.pop("model"), LAYER)
+        self.assertEqual(self.document("check", *both)["model"], LAYER)
+        self.assertEqual(found, self.document("plan", self.write("whole.json", json.dumps(wanted))))
         self.assertEqual(self.document("plan", *(f"--set={key}={value}" for key, value in wanted.items())),
                          self.document("plan", self.path("whole.json")))
+
+    def test_names_that_families_have(self):
+        for key, names in (("num_experts", ("num_local_experts", "n_routed_experts", "moe_num_experts")),
+                           ("top_k", ("moe_topk", "moe_top_k", "moe_k", "top_k_experts", "num_experts_per_token",
+                                      "num_selected_experts")),
+                           ("intermediate_size", ("expert_ffn_hidden_size", "intermediate_size"))):
+            common = {"num_experts": "num_experts", "top_k": "num_experts_per_tok",
+                      "intermediate_size": "moe_intermediate_size"}[key]
+            for name in names:
+                with self.subTest(name=name):
+                    self.assertEqual(self.said(**{common: None, name: [7, 7]})[0], {**LAYER, key: 7})
+        for name in ("hidden_act", "mlp_hidden_act", "hidden_activation", "activation_function"):
+            self.assertEqual(self.said(**{name: "relu2"})[0], {**LAYER, "activation": "relu2"})
+        self.assertEqual(self.said(model_type="llama4_text", num_experts_per_tok=1)[0],
+                         {**LAYER, "top_k": 1, "apply_router_weight_on_input": 1})
+        for outer in ("text_config", "language_config", "llm_config", "thinker_config"):
+            inner = {"text_config": self.SIZES} if outer == "thinker_config" else self.SIZES
+            self.write("config.json", json.dumps({"num_experts": 3, outer: inner}))
+            self.assertEqual(self.document("check", "--model", self.folder, "--set", "forward_tokens_max=64")["model"],
+                             LAYER)
+
+    def test_layers_with_experts(self):
+        for said, layers in (({}, 12), ({"first_k_dense_replace": 3}, 9), ({"num_dense_layers": 2}, 10),
+                             ({"moe_layer_num_skipped": 1}, 11), ({"moe_layer_freq": 2}, 6),
+                             ({"moe_layer_freq": [0, 1, 1, 0, 1]}, 3), ({"mlp_only_layers": [0, 5, 40]}, 10),
+                             ({"decoder_sparse_step": 2, "mlp_only_layers": [1, 2]}, 5),
+                             ({"interleave_moe_layer_step": 4}, 3), ({"moe_layers": [1, 3, 5, 7]}, 4),
+                             ({"moe_layers": None, "interleave_moe_layer_step": 2}, 6),
+                             ({"expert_layer_period": 3, "expert_layer_offset": 1}, 4),
+                             ({"moe_layer_start_index": 1, "moe_layer_end_index": 8, "moe_layer_interval": 2}, 4),
+                             ({"hybrid_override_pattern": "MEM*EMEM*EME"}, 5), ({"first_k_dense_replace": 40}, 12)):
+            with self.subTest(said=said):
+                self.assertEqual(self.said(num_hidden_layers=12, **said)[0], {**LAYER, "num_layers": layers})
+        for wrong in ("48", -4, 0, 5000, [12]):
+            self.assertIn("num_hidden_layers is", self.said(num_hidden_layers=wrong, code=1)[1])
+
+    def test_set_says_what_the_model_does_not(self):
+        self.write("config.json", json.dumps({"hidden_size": LAYER["hidden_size"], "hidden_act": "gelu_new",
+                                              "moe_intermediate_size": [8, 16], "torch_dtype": "float8_e4m3fn"}))
+        model = ["--model", self.folder, "--set", "forward_tokens_max=64"]
+        keys = {**LAYER, "activation": "silu", "weight_format": "bf16"}
+        trouble = self.moxie("plan", *model, code=1)[1]
+        for key in keys:
+            self.assertEqual("--set %s=" % key in trouble, key != "hidden_size", trouble)
+        given = [f"--set={key}={value}" for key, value in keys.items()]
+        self.assertEqual(self.document("plan", *model, *given)["model"], {"hidden_size": LAYER["hidden_size"]})
+        reason, = self.document("plan", *model, *given[:-1], code=2)["reasons"]
+        self.assertIn("float8_e4m3fn", reason["message"])
+        file = self.write("file.json", json.dumps(keys))
+        self.assertTrue(self.document("plan", file, *model)["ok"])
 
     def test_no_configuration(self):
         for arguments, words in (((), "--model or --set"), (("--set", "top_k"), "KEY=VALUE"),

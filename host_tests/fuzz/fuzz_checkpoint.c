@@ -131,16 +131,20 @@ static void check_open(struct checkpoint *checkpoint)
 // What `moxie plan --model` reads of the same folder.
 static void check_keys(const char *folder)
 {
-    static const char *const sizes[] = {"hidden_size", "intermediate_size", "num_experts", "top_k"};
+    struct model_said said;
     struct fault fault = {.text = ""};
-    json_t *keys = NULL;
-    int st = model_keys_read(folder, &keys, &fault);
+    int st = model_keys_read(folder, &said, &fault);
 
-    PROPERTY((st == EXIT_OK) == (keys != NULL));
     PROPERTY((st == EXIT_OK) == (fault.text[0] == '\0'));
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0] && st == EXIT_OK; i++)
-        PROPERTY(json_integer_value(json_object_get(keys, sizes[i])) >= 1);
-    json_decref(keys);
+    for (int i = 0; i < MODEL_SIZES && st == EXIT_OK; i++) {
+        const char *key = model_size_key((enum model_size)i);
+        const json_t *value = json_object_get(said.keys, key),
+                     *why = json_object_get(said.unread, key);
+
+        PROPERTY((value != NULL) == (why == NULL));
+        PROPERTY(value == NULL || json_integer_value(value) >= 1);
+    }
+    model_said_free(&said);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

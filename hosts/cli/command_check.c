@@ -10,7 +10,7 @@ static const char doc[] =
     "with exit code 2.\vCONFIG.json is one JSON object; `moxie info --keys` lists the keys. "
     "--model goes beneath it, and --set above.";
 
-static int show(const struct instance *instance, int as_json, struct fault *fault)
+static int show(const struct instance *instance, json_t *model, int as_json, struct fault *fault)
 {
     int ok = instance->report->reasons_count == 0;
     json_t *reasons = instance_reasons(instance);
@@ -18,10 +18,10 @@ static int show(const struct instance *instance, int as_json, struct fault *faul
     int st = EXIT_OK;
 
     if (as_json) {
-        st = json_print(json_pack("{s:b, s:s?, s:s?, s:o, s:o}", "ok", ok, "runner",
-                                  ok ? instance_config(instance, "runner") : NULL, "dispatcher",
-                                  ok ? instance_config(instance, "dispatcher") : NULL, "reasons",
-                                  reasons, "warnings", warnings),
+        st = json_print(json_pack("{s:b, s:O*, s:s?, s:s?, s:o, s:o}", "ok", ok, "model", model,
+                                  "runner", ok ? instance_config(instance, "runner") : NULL,
+                                  "dispatcher", ok ? instance_config(instance, "dispatcher") : NULL,
+                                  "reasons", reasons, "warnings", warnings),
                         fault);
         return st != EXIT_OK || ok ? st : EXIT_REFUSED;
     }

@@ -30,7 +30,7 @@ static const moxie_buffer *buffer_at(const moxie_plan *plan, uint64_t index)
                                                 index * plan->buffer_stride);
 }
 
-static json_t *plan_document(const struct instance *instance)
+static json_t *plan_document(const struct instance *instance, json_t *model)
 {
     const moxie_plan *plan = instance->plan;
     json_t *buffers = json_array();
@@ -44,11 +44,11 @@ static json_t *plan_document(const struct instance *instance)
                                "bytes_mapped", (json_int_t)buffer->bytes_mapped, "align",
                                (json_int_t)buffer->align, "why", buffer->why));
     }
-    return json_pack("{s:b, s:o, s:o, s:{s:I, s:I, s:I, s:I}, s:o}", "ok", 1, "bounds",
-                     instance_bounds(instance), "buffers", buffers, "total_bytes", "device",
-                     (json_int_t)plan->device_bytes, "symmetric", (json_int_t)plan->symmetric_bytes,
-                     "pinned", (json_int_t)plan->pinned_bytes, "host", (json_int_t)plan->host_bytes,
-                     "warnings", instance_warnings(instance));
+    return json_pack("{s:b, s:O*, s:o, s:o, s:{s:I, s:I, s:I, s:I}, s:o}", "ok", 1, "model", model,
+                     "bounds", instance_bounds(instance), "buffers", buffers, "total_bytes",
+                     "device", (json_int_t)plan->device_bytes, "symmetric",
+                     (json_int_t)plan->symmetric_bytes, "pinned", (json_int_t)plan->pinned_bytes,
+                     "host", (json_int_t)plan->host_bytes, "warnings", instance_warnings(instance));
 }
 
 static void print_bounds(FILE *stream, const struct instance *instance)
@@ -121,10 +121,10 @@ static int refuse(const struct instance *instance, int as_json, struct fault *fa
     return st;
 }
 
-static int show(const struct instance *instance, int as_json, struct fault *fault)
+static int show(const struct instance *instance, json_t *model, int as_json, struct fault *fault)
 {
     if (instance->report->reasons_count > 0) return refuse(instance, as_json, fault);
-    if (as_json) return json_print(plan_document(instance), fault);
+    if (as_json) return json_print(plan_document(instance, model), fault);
     print_plan(instance);
     print_warnings(instance);
     return EXIT_OK;

@@ -83,7 +83,7 @@ static void print_model(const char *folder, json_t *keys)
     json_t *value = NULL;
     int first = 1;
 
-    (void)printf("%s/config.json says", folder);
+    (void)printf("From %s/config.json:", folder);
     json_object_foreach(keys, key, value)
     {
         char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
@@ -95,30 +95,48 @@ static void print_model(const char *folder, json_t *keys)
     (void)printf("\n\n");
 }
 
-// What the model says, over it the file, over both --set.
-static int read_config(const struct config_options *options, json_t **out, struct fault *fault)
+// Keys that only the model could have said, and did not: all of them at once.
+static int refuse_unread(const struct config_options *options, const json_t *config, json_t *unread,
+                         struct fault *fault)
 {
-    json_t *model = NULL, *file = NULL;
+    char text[FAULT_TEXT_BYTES] = "";
+    const char *key = NULL;
+    json_t *why = NULL;
+    size_t used = 0;
+    int code = EXIT_OK;
+
+    json_object_foreach(unread, key, why)
+    {
+        int its = (int)json_integer_value(json_object_get(why, "code"));
+
+        if (json_object_get(config, key) != NULL || used >= sizeof text) continue;
+        used += (size_t)snprintf(text + used, sizeof text - used, "%s%s: --set %s=VALUE",
+                                 code == EXIT_OK ? "" : "\n",
+                                 json_string_value(json_object_get(why, "text")), key);
+        if (code != EXIT_TROUBLE) code = its;
+    }
+    return code == EXIT_OK ? EXIT_OK : fault_set(fault, code, "%s: %s", options->model, text);
+}
+
+// What the model says, over it the file, over both --set.
+static int read_config(const struct config_options *options, struct model_said *said, json_t **out,
+                       struct fault *fault)
+{
+    json_t *file = NULL;
     int st = EXIT_OK;
 
     *out = json_object();
     if (options->model != NULL) {
-        TRY(model_keys_read(options->model, &model, fault));
-        if (!options->common.json) print_model(options->model, model);
+        TRY(model_keys_read(options->model, said, fault));
+        if (!options->common.json) print_model(options->model, said->keys);
     }
     if (options->config != NULL) TRY(json_file_read(options->config, &file, fault));
-    if (*out == NULL || (model != NULL && json_object_update(*out, model) != 0) ||
+    if (*out == NULL || (said->keys != NULL && json_object_update(*out, said->keys) != 0) ||
         (file != NULL && json_object_update(*out, file) != 0) ||
         json_object_update(*out, options->set) != 0)
         TRY(fault_set(fault, EXIT_TROUBLE, "out of memory"));
-    if (model != NULL && json_is_null(json_object_get(*out, "weight_format")))
-        TRY(fault_set(
-            fault, EXIT_REFUSED,
-            "%s: how its config.json says that weights are quantised has no word here: --set "
-            "weight_format=WORD, one of those of `moxie info --keys`",
-            options->model));
+    TRY(refuse_unread(options, *out, said->unread, fault));
 out:
-    json_decref(model);
     json_decref(file);
     return st;
 }
@@ -131,19 +149,21 @@ int config_command(int argc, char **argv, const struct config_command *command, 
     struct plugin plugin = {.api = NULL};
     struct instance_request request = {.plugin = &plugin};
     struct instance instance = {.api = NULL};
+    struct model_said said = {NULL, NULL};
     int st = EXIT_OK;
 
     (void)argp_parse(&argp, argc, argv, 0, NULL, &options);
-    TRY(read_config(&options, &request.config, fault));
+    TRY(read_config(&options, &said, &request.config, fault));
     TRY(plugin_load(&plugin, options.common.plugin, fault));
     request.verbose = options.common.verbose;
     TRY(instance_open(&instance, &request, fault));
-    st = command->show(&instance, options.common.json, fault);
+    st = command->show(&instance, said.keys, options.common.json, fault);
 out:
     st = json_refusal(options.common.json, st, fault);
     st = instance_finish(&instance, st, fault);
     plugin_unload(&plugin);
     json_decref(request.config);
     json_decref(options.set);
+    model_said_free(&said);
     return st;
 }

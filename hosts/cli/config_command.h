@@ -7,8 +7,9 @@
 
 struct config_command {
     const char *doc; // of --help
-    // What is said about the opened instance. Returns an exit code.
-    int (*show)(const struct instance *instance, int as_json, struct fault *fault);
+    // What is said about the opened instance, and what --model said, NULL without one. Returns an
+    // exit code.
+    int (*show)(const struct instance *instance, json_t *model, int as_json, struct fault *fault);
 };
 
 int config_command(int argc, char **argv, const struct config_command *command,

@@ -192,6 +192,34 @@ out:
     return st;
 }
 
+// Whether fused experts are [E, K, N], by their own shapes, of which one tells, since outputs of
+// the one are inputs of the other; what the family says where a file has neither.
+static int are_rows_in(const struct expert_layout *layout, struct checkpoint *checkpoint,
+                       const struct model *model)
+{
+    const int64_t wide = (model_is_gated(model) ? 2 : 1) * model->intermediate;
+    const struct {
+        const char *name;
+        int64_t inputs, outputs;
+    } sides[] = {{layout->down, model->intermediate, model->hidden},
+                 {layout->gate, model->hidden, wide}};
+
+    for (size_t i = 0; i < LENGTH(sides); i++) {
+        char name[2 * TENSOR_NAME_BYTES];
+        struct located located;
+        struct fault none;
+        const int64_t *shape;
+
+        (void)snprintf(name, sizeof name, "%s%s", layout->prefix, sides[i].name);
+        if (checkpoint_find(checkpoint, name, &located, &none) != EXIT_OK) continue;
+        shape = located.tensor->shape;
+        if (located.tensor->ndim != 3 || sides[i].inputs == sides[i].outputs) continue;
+        if (shape[1] == sides[i].inputs && shape[2] == sides[i].outputs) return 1;
+        if (shape[1] == sides[i].outputs && shape[2] == sides[i].inputs) return 0;
+    }
+    return model->fused_rows_in;
+}
+
 int experts_describe(struct expert_layout *layout, struct checkpoint *checkpoint,
                      const struct model *model, int64_t layer, struct fault *fault)
 {
@@ -203,7 +231,8 @@ int experts_describe(struct expert_layout *layout, struct checkpoint *checkpoint
     TRY(find_names(layout, checkpoint, layer, gated, fault));
     TRY(find_format(layout, checkpoint, &shape.format, fault));
     TRY(find_bias(layout, checkpoint, &shape.bias_format, fault));
-    if (layout->fused && model->fused_rows_in && shape.format != MOXIE_FORMAT_MXFP4)
+    if (layout->fused && shape.format != MOXIE_FORMAT_MXFP4 &&
+        are_rows_in(layout, checkpoint, model))
         shape.orientation = MOXIE_ROWS_IN;
     layout->w1 = shape;
     layout->w1.order =

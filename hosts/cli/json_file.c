@@ -150,6 +150,15 @@ json_t *json_text(const char *text)
     return whole;
 }
 
+const char *json_excerpt(const json_t *value, char text[JSON_EXCERPT_BYTES])
+{
+    char *whole = json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY | JSON_ENSURE_ASCII);
+
+    (void)snprintf(text, JSON_EXCERPT_BYTES, "%s", whole != NULL ? whole : "");
+    free(whole);
+    return text;
+}
+
 json_t *json_number(double value)
 {
     return isfinite(value) ? json_real(value) : json_null();

@@ -27,6 +27,11 @@ int json_refusal(int as_json, int st, struct fault *fault);
 // A string, with U+FFFD for every byte that is not UTF-8: paths are bytes. NULL when out of memory.
 json_t *json_text(const char *text);
 
+#define JSON_EXCERPT_BYTES 81
+
+// A value as JSON, for a message: as much of it as `text` holds.
+const char *json_excerpt(const json_t *value, char text[JSON_EXCERPT_BYTES]);
+
 // A real, or null when JSON has no word for it (NaN, infinity).
 json_t *json_number(double value);
 

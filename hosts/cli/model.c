@@ -3,6 +3,7 @@
 #include "hosts/cli/model.h"
 
 #include "abi.h"
+#include "hosts/cli/json_file.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -10,7 +11,6 @@
 #include <string.h>
 
 #define MODEL_SIZE_MAX ((int64_t)1 << 40)
-#define VALUE_BYTES    81 // of a value in a message
 
 // What a family does that its config.json does not say.
 struct family {
@@ -131,23 +131,77 @@ static const char *activation_word(const char *name)
     return NULL;
 }
 
-// The first of up to three keys that is there, as a size of at least 1.
-static int config_size(const json_t *config, const char *const *keys, int64_t *out,
-                       struct fault *fault)
-{
-    for (int i = 0; i < 3 && keys[i] != NULL; i++) {
-        const json_t *value = json_object_get(config, keys[i]);
+// The names that families have for a size, the first of which that is there says it.
+#define NAMES_MAX 7
 
-        if (value == NULL || json_is_null(value)) continue;
-        if (!json_is_integer(value) || json_integer_value(value) < 1 ||
-            json_integer_value(value) > MODEL_SIZE_MAX)
-            return fault_set(fault, EXIT_TROUBLE, "config.json: %s is not a size from 1 to 2^40",
-                             keys[i]);
-        *out = json_integer_value(value);
-        return EXIT_OK;
+static const struct size_names {
+    const char *key;
+    const char *names[NAMES_MAX];
+} size_names[MODEL_SIZES] = {
+    [MODEL_HIDDEN] = {"hidden_size", {"hidden_size", "d_model"}},
+    [MODEL_INTERMEDIATE] = {"intermediate_size",
+                            {"moe_intermediate_size", "expert_ffn_hidden_size",
+                             "intermediate_size"}},
+    [MODEL_EXPERTS] = {"num_experts",
+                       {"num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"}},
+    [MODEL_TOP_K] = {"top_k",
+                     {"num_experts_per_tok", "moe_topk", "moe_top_k", "moe_k", "top_k_experts",
+                      "num_experts_per_token", "num_selected_experts"}},
+};
+
+const char *model_size_key(enum model_size size)
+{
+    return size_names[size].key;
+}
+
+static const json_t *first_of(const json_t *config, const char *const *names, int count,
+                              const char **name)
+{
+    for (int i = 0; i < count && names[i] != NULL; i++) {
+        const json_t *value = json_object_get(config, names[i]);
+
+        *name = names[i];
+        if (value != NULL && !json_is_null(value)) return value;
     }
-    return fault_set(fault, EXIT_TROUBLE, "config.json: no %s; is this a mixture-of-experts model?",
-                     keys[0]);
+    return NULL;
+}
+
+// Of each layer the same, where a list says it for each.
+static const json_t *same_of_all(const json_t *value)
+{
+    for (size_t i = 1; i < json_array_size(value); i++)
+        if (!json_equal(json_array_get(value, 0), json_array_get(value, i))) return value;
+    return json_array_size(value) > 0 ? json_array_get(value, 0) : value;
+}
+
+static int no_size(const struct size_names *names, struct fault *fault)
+{
+    char text[256];
+    size_t used = 0;
+
+    for (int i = 0; i < NAMES_MAX && names->names[i] != NULL; i++)
+        used += (size_t)snprintf(text + used, sizeof text - used, "%s%s", i == 0 ? "" : ", ",
+                                 names->names[i]);
+    return fault_set(fault, EXIT_TROUBLE,
+                     "config.json: no %s (known as %s), which a mixture-of-experts model has",
+                     names->key, text);
+}
+
+int model_size(const json_t *language, enum model_size size, int64_t *out, struct fault *fault)
+{
+    const struct size_names *names = &size_names[size];
+    const char *name = NULL;
+    char seen[JSON_EXCERPT_BYTES];
+    const json_t *value = first_of(language, names->names, NAMES_MAX, &name);
+
+    if (value == NULL) return no_size(names, fault);
+    value = same_of_all(value);
+    if (!json_is_integer(value) || json_integer_value(value) < 1 ||
+        json_integer_value(value) > MODEL_SIZE_MAX)
+        return fault_set(fault, EXIT_TROUBLE, "config.json: %s is %s; want a size from 1 to 2^40",
+                         name, json_excerpt(value, seen));
+    *out = json_integer_value(value);
+    return EXIT_OK;
 }
 
 static int config_number(const json_t *config, const char *key, double *out, struct fault *fault)
@@ -173,22 +227,12 @@ static int config_count(const json_t *config, const char *key, int64_t *out, str
     return EXIT_OK;
 }
 
-// What a key says, as JSON, for a message: as much of it as `text` holds.
-static const char *value_text(const json_t *value, char text[VALUE_BYTES])
-{
-    char *whole = json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY | JSON_ENSURE_ASCII);
-
-    (void)snprintf(text, VALUE_BYTES, "%s", whole != NULL ? whole : "");
-    free(whole);
-    return text;
-}
-
 // Which gate a limit or a scale belongs to, and whether a bias is added to up, is in a model's
 // code: plain silu would be other numbers.
 static int config_gate(const struct model *model, const json_t *config, struct fault *fault)
 {
     static const char *const keys[] = {"swiglu_limit", "swiglu_limits", "swiglu_alpha"};
-    char seen[VALUE_BYTES];
+    char seen[JSON_EXCERPT_BYTES];
 
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
         const json_t *value = json_object_get(config, keys[i]);
@@ -197,31 +241,33 @@ static int config_gate(const struct model *model, const json_t *config, struct f
         return fault_set(fault, EXIT_REFUSED,
                          "config.json: %s is %s, and what the family (model_type) \"%s\" makes "
                          "of it is not known; for gpt_oss it is",
-                         keys[i], value_text(value, seen), model->family);
+                         keys[i], json_excerpt(value, seen), model->family);
     }
     return EXIT_OK;
 }
 
-static int config_activation(struct model *model, const json_t *config, struct fault *fault)
+int model_activation(struct model *model, const json_t *language, struct fault *fault)
 {
-    const json_t *value = json_object_get(config, "hidden_act");
-    const char *name = json_string_value(value);
-    char seen[VALUE_BYTES];
+    static const char *const names[] = {"hidden_act", "mlp_hidden_act", "hidden_activation",
+                                        "activation_function"};
+    const char *name = NULL, *word = NULL;
+    char seen[JSON_EXCERPT_BYTES];
+    const json_t *value = first_of(language, names, 4, &name);
     int st = EXIT_OK;
 
     if (model->activation != NULL) {
-        st = config_number(config, "swiglu_alpha", &model->alpha, fault);
-        return st != EXIT_OK ? st : config_number(config, "swiglu_limit", &model->limit, fault);
+        st = config_number(language, "swiglu_alpha", &model->alpha, fault);
+        return st != EXIT_OK ? st : config_number(language, "swiglu_limit", &model->limit, fault);
     }
-    st = config_gate(model, config, fault);
-    if (st != EXIT_OK) return st;
-    if (value == NULL || json_is_null(value)) name = "silu";
-    model->activation = name != NULL ? activation_word(name) : NULL;
+    st = config_gate(model, language, fault);
+    if (st != EXIT_OK || value == NULL) return st;
+    word = json_string_value(value);
+    model->activation = word != NULL ? activation_word(word) : NULL;
     if (model->activation != NULL) return EXIT_OK;
     return fault_set(fault, EXIT_REFUSED,
-                     "config.json: hidden_act %s has no kernel; silu, gelu, gelu_pytorch_tanh and "
-                     "relu2 have",
-                     value_text(value, seen));
+                     "config.json: %s %s has no kernel; silu, gelu, gelu_pytorch_tanh and relu2 "
+                     "have",
+                     name, json_excerpt(value, seen));
 }
 
 // What the router depends on and is not known. Experts whose ids and weights are given run
@@ -239,10 +285,10 @@ static void doubt_value(struct model *model, const json_t *config, const char *k
                         const char *values)
 {
     const json_t *value = json_object_get(config, key);
-    char seen[VALUE_BYTES];
+    char seen[JSON_EXCERPT_BYTES];
 
     if (value == NULL || json_is_null(value) || known) return;
-    doubt(model, key, value_text(value, seen), values);
+    doubt(model, key, json_excerpt(value, seen), values);
 }
 
 // What the family's own configuration has for absent keys; null is a value, and says none.
@@ -271,7 +317,7 @@ static int config_router(struct model *model, const json_t *config, struct fault
     const char *norms = family_find(model->family)->norm;
     int softmax = scoring != NULL && strcmp(scoring, "softmax") == 0;
     int sigmoid = scoring != NULL && strcmp(scoring, "sigmoid") == 0;
-    char groups[VALUE_BYTES];
+    char groups[JSON_EXCERPT_BYTES];
     int st = config_groups(model, config, fault);
 
     if (st != EXIT_OK || model->scoring == 0) return st;
@@ -297,32 +343,41 @@ static int config_router(struct model *model, const json_t *config, struct fault
 
 const json_t *model_language(const json_t *config)
 {
-    const json_t *text_config = json_object_get(config, "text_config");
+    static const char *const parts[] = {"text_config", "language_config", "llm_config"};
+    const json_t *thinker = json_object_get(config, "thinker_config");
 
-    return json_object_get(config, "hidden_size") == NULL && json_is_object(text_config)
-               ? text_config
-               : config;
+    if (json_object_get(config, "hidden_size") != NULL) return config;
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+        const json_t *part = json_object_get(config, parts[i]);
+
+        if (json_is_object(part)) return part;
+    }
+    return json_is_object(thinker) ? model_language(thinker) : config;
+}
+
+void model_family(struct model *model, const json_t *language)
+{
+    const char *family = json_string_value(json_object_get(language, "model_type"));
+
+    take_family(model, family != NULL ? family : "");
 }
 
 int model_from_config(struct model *model, const struct checkpoint *checkpoint, struct fault *fault)
 {
-    static const char *const hidden_keys[] = {"hidden_size", NULL, NULL};
-    static const char *const intermediate_keys[] = {"moe_intermediate_size", "intermediate_size",
-                                                    NULL};
-    static const char *const experts_keys[] = {"num_experts", "num_local_experts",
-                                               "n_routed_experts"};
-    static const char *const top_k_keys[] = {"num_experts_per_tok", "moe_topk", NULL};
     const json_t *config = model_language(checkpoint->config);
-    const char *family = NULL;
+    int64_t *const sizes[MODEL_SIZES] = {
+        [MODEL_HIDDEN] = &model->hidden,
+        [MODEL_INTERMEDIATE] = &model->intermediate,
+        [MODEL_EXPERTS] = &model->experts,
+        [MODEL_TOP_K] = &model->top_k,
+    };
     int st = EXIT_OK;
 
-    family = json_string_value(json_object_get(config, "model_type"));
-    take_family(model, family != NULL ? family : "");
-    TRY(config_size(config, experts_keys, &model->experts, fault));
-    TRY(config_size(config, hidden_keys, &model->hidden, fault));
-    TRY(config_size(config, intermediate_keys, &model->intermediate, fault));
-    TRY(config_size(config, top_k_keys, &model->top_k, fault));
-    TRY(config_activation(model, config, fault));
+    model_family(model, config);
+    for (int size = 0; size < MODEL_SIZES; size++)
+        TRY(model_size(config, (enum model_size)size, sizes[size], fault));
+    TRY(model_activation(model, config, fault));
+    if (model->activation == NULL) model->activation = "silu"; // where no family says another
     TRY(config_router(model, config, fault));
 out:
     return st;

@@ -30,8 +30,17 @@ int model_is_gated(const struct model *model);
 void model_families(char text[MODEL_FAMILIES_BYTES]);
 
 // The part of a config.json that has the language model's sizes: of models of several modalities it
-// is one level down.
+// is a level or two down.
 const json_t *model_language(const json_t *config);
+
+// What that part says, key by key, for who does not need all of it.
+enum model_size { MODEL_HIDDEN, MODEL_INTERMEDIATE, MODEL_EXPERTS, MODEL_TOP_K, MODEL_SIZES };
+const char *model_size_key(enum model_size size); // of the configuration
+int model_size(const json_t *language, enum model_size size, int64_t *out, struct fault *fault);
+// What the family says and config.json does not; first.
+void model_family(struct model *model, const json_t *language);
+// Leaves NULL where neither says any.
+int model_activation(struct model *model, const json_t *language, struct fault *fault);
 
 int model_from_config(struct model *model, const struct checkpoint *checkpoint,
                       struct fault *fault);

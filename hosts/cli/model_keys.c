@@ -6,17 +6,24 @@
 
 #include <string.h>
 
-json_t *model_keys(const struct model *model)
-{
-    json_t *keys =
-        json_pack("{s:I, s:I, s:I, s:I, s:s, s:i}", "hidden_size", (json_int_t)model->hidden,
-                  "intermediate_size", (json_int_t)model->intermediate, "num_experts",
-                  (json_int_t)model->experts, "top_k", (json_int_t)model->top_k, "activation",
-                  model->activation, "apply_router_weight_on_input", model->weight_on_input);
+#define LAYERS_COUNTED_MAX 4096 // more are no model's
 
-    if (keys == NULL || strcmp(model->activation, "swigluoai") != 0) return keys;
+static void set_gate(json_t *keys, const struct model *model)
+{
+    (void)json_object_set_new(keys, "activation", json_string(model->activation));
+    if (strcmp(model->activation, "swigluoai") != 0) return;
     (void)json_object_set_new(keys, "activation_alpha", json_number(model->alpha));
     (void)json_object_set_new(keys, "activation_limit", json_number(model->limit));
+}
+
+json_t *model_keys(const struct model *model)
+{
+    json_t *keys = json_pack("{s:I, s:I, s:I, s:I, s:i}", "hidden_size", (json_int_t)model->hidden,
+                             "intermediate_size", (json_int_t)model->intermediate, "num_experts",
+                             (json_int_t)model->experts, "top_k", (json_int_t)model->top_k,
+                             "apply_router_weight_on_input", model->weight_on_input);
+
+    if (keys != NULL) set_gate(keys, model);
     return keys;
 }
 
@@ -28,6 +35,13 @@ static const json_t *find(const json_t *config, const char *key)
     return value != NULL && !json_is_null(value) ? value : json_object_get(config, key);
 }
 
+static const json_t *find_said(const json_t *config, const char *key)
+{
+    const json_t *value = find(config, key);
+
+    return json_is_null(value) ? NULL : value;
+}
+
 static const char *text_of(const json_t *value)
 {
     const char *text = json_string_value(value);
@@ -35,15 +49,29 @@ static const char *text_of(const json_t *value)
     return text != NULL ? text : "";
 }
 
-static const char *number_word(const json_t *config)
+static void set_unread(struct model_said *said, const char *key, const struct fault *why)
+{
+    (void)json_object_set_new(said->unread, key,
+                              json_pack("{s:i, s:s}", "code", why->code, "text", why->text));
+}
+
+// ---- What weights and rows are stored as
+// ---------------------------------------------------------
+
+static const json_t *dtype_of(const json_t *config)
+{
+    const json_t *dtype = find_said(config, "dtype");
+
+    return dtype != NULL ? dtype : find_said(config, "torch_dtype");
+}
+
+static const char *number_word(const json_t *dtype)
 {
     static const char *const words[][2] = {
         {"bfloat16", "bf16"}, {"float16", "f16"}, {"float32", "f32"}};
-    const json_t *dtype = find(config, "dtype");
-    const char *name = text_of(dtype != NULL ? dtype : find(config, "torch_dtype"));
 
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
-        if (strcmp(words[i][0], name) == 0) return words[i][1];
+        if (strcmp(words[i][0], text_of(dtype)) == 0) return words[i][1];
     return NULL;
 }
 
@@ -66,6 +94,8 @@ static const char *compressed_word(const json_t *quantised)
     if (json_object_size(groups) != 1) return NULL;
     if (bits == 4 && strcmp(type, "int") == 0 && strcmp(strategy, "group") == 0)
         return json_integer_value(json_object_get(weights, "group_size")) == 32 ? "int4_g32" : NULL;
+    if (bits == 4 && strcmp(type, "float") == 0 && strcmp(strategy, "tensor_group") == 0)
+        return json_integer_value(json_object_get(weights, "group_size")) == 16 ? "nvfp4" : NULL;
     if (bits != 8 || strcmp(type, "float") != 0) return NULL;
     if (strcmp(strategy, "block") == 0)
         return is_block_of_128(json_object_get(weights, "block_structure")) ? "fp8_block128" : NULL;
@@ -101,49 +131,153 @@ static void set_number(json_t *keys, const char *key, const char *word)
 }
 
 // Models of ModelOpt may say it in a file of their own alone.
-static void set_weight_format(json_t *keys, const json_t *config, const json_t *modelopt)
+static void set_weight_format(struct model_said *said, const json_t *config, const json_t *modelopt)
 {
-    const json_t *quantised = find(config, "quantization_config");
-    const char *word = NULL;
+    const json_t *quantised = find_said(config, "quantization_config"), *from = quantised;
+    const char *where = "config.json: quantization_config", *word = NULL;
+    char seen[JSON_EXCERPT_BYTES];
+    struct fault why;
 
-    if (!json_is_object(quantised) && !json_is_object(modelopt)) {
-        set_number(keys, "weight_format", number_word(config));
+    if (quantised != NULL) {
+        word = quantised_word(quantised);
+    } else if (modelopt != NULL) {
+        where = "hf_quant_config.json: quantization";
+        from = modelopt;
+        word = modelopt_word(modelopt);
+    } else {
+        where = "config.json: dtype";
+        from = dtype_of(config);
+        word = number_word(from);
+    }
+    set_number(said->keys, "weight_format", word);
+    if (word != NULL || from == NULL) return;
+    (void)fault_set(&why, EXIT_REFUSED,
+                    "%s is %s, for which weight_format has no word; if the experts are dequantised "
+                    "to one of those that `moxie info --keys` has",
+                    where, json_excerpt(from, seen));
+    set_unread(said, "weight_format", &why);
+}
+
+// ---- Layers with experts
+// --------------------------------------------------------------------------
+
+// A count of layers, or of layers in a turn; `otherwise` where nothing says it.
+static json_int_t count_of(const json_t *config, const char *key, json_int_t otherwise)
+{
+    json_int_t count = json_integer_value(find(config, key));
+
+    return count > 0 ? count : otherwise;
+}
+
+static int is_listed(const json_t *list, json_int_t layer)
+{
+    for (size_t i = 0; i < json_array_size(list); i++)
+        if (json_integer_value(json_array_get(list, i)) == layer) return 1;
+    return 0;
+}
+
+// By every rule that families have for it, of which a config.json has one or two.
+static int has_experts(const json_t *config, json_int_t layer)
+{
+    static const char *const first[] = {"first_k_dense_replace", "num_dense_layers",
+                                        "moe_layer_num_skipped", "moe_layer_start_index"};
+    static const char *const every[] = {"decoder_sparse_step", "interleave_moe_layer_step",
+                                        "moe_layer_interval"};
+    const json_t *experts = find(config, "moe_layers");
+    const json_t *turns = find(config, "moe_layer_freq");
+    const char *pattern = text_of(find(config, "hybrid_override_pattern"));
+    json_int_t period = count_of(config, "expert_layer_period", 1);
+
+    if (json_array_size(experts) > 0) return is_listed(experts, layer);
+    if (pattern[0] != '\0') return layer < (json_int_t)strlen(pattern) && pattern[layer] == 'E';
+    if (json_array_size(turns) > 0)
+        return json_integer_value(json_array_get(turns, (size_t)layer)) != 0;
+    for (size_t i = 0; i < sizeof first / sizeof first[0]; i++)
+        if (layer < count_of(config, first[i], 0)) return 0;
+    for (size_t i = 0; i < sizeof every / sizeof every[0]; i++)
+        if ((layer + 1) % count_of(config, every[i], 1) != 0) return 0;
+    return !is_listed(find(config, "mlp_only_layers"), layer) &&
+           layer <= count_of(config, "moe_layer_end_index", layer) &&
+           layer % count_of(config, "moe_layer_freq", 1) == 0 &&
+           layer % period == count_of(config, "expert_layer_offset", 0) % period;
+}
+
+static void set_layers(struct model_said *said, const json_t *config)
+{
+    const json_t *value = find_said(config, "num_hidden_layers");
+    json_int_t layers = json_integer_value(value), with_experts = 0;
+    char seen[JSON_EXCERPT_BYTES];
+    struct fault why;
+
+    if (value == NULL) return;
+    if (layers < 1 || layers > LAYERS_COUNTED_MAX) {
+        (void)fault_set(&why, EXIT_TROUBLE, "config.json: num_hidden_layers is %s; want 1 to %d",
+                        json_excerpt(value, seen), LAYERS_COUNTED_MAX);
+        set_unread(said, "num_layers", &why);
         return;
     }
-    word = json_is_object(quantised) ? quantised_word(quantised) : modelopt_word(modelopt);
-    (void)json_object_set_new(keys, "weight_format",
-                              word != NULL ? json_string(word) : json_null());
+    for (json_int_t layer = 0; layer < layers; layer++)
+        with_experts += has_experts(config, layer);
+    (void)json_object_set_new(said->keys, "num_layers",
+                              json_integer(with_experts > 0 ? with_experts : layers));
 }
 
-// Layers without experts come first where there are such.
-static void set_layers(json_t *keys, const json_t *config)
-{
-    json_int_t layers = json_integer_value(find(config, "num_hidden_layers"));
-    json_int_t dense = json_integer_value(find(config, "first_k_dense_replace"));
+// ---- All of it
+// ------------------------------------------------------------------------------------
 
-    if (dense > 0 && dense < layers) layers -= dense;
-    if (layers > 0) (void)json_object_set_new(keys, "num_layers", json_integer(layers));
+static void set_sizes(struct model_said *said, const json_t *language)
+{
+    for (int i = 0; i < MODEL_SIZES; i++) {
+        enum model_size size = (enum model_size)i;
+        struct fault why;
+        int64_t value = 0;
+
+        if (model_size(language, size, &value, &why) == EXIT_OK)
+            (void)json_object_set_new(said->keys, model_size_key(size), json_integer(value));
+        else
+            set_unread(said, model_size_key(size), &why);
+    }
 }
 
-int model_keys_read(const char *folder, json_t **keys, struct fault *fault)
+static void set_activation(struct model_said *said, const json_t *language)
 {
-    struct checkpoint checkpoint = {.config = NULL};
     struct model model;
-    json_t *modelopt = NULL;
+    struct fault why;
+
+    model_family(&model, language);
+    if (model.weight_on_input)
+        (void)json_object_set_new(said->keys, "apply_router_weight_on_input", json_integer(1));
+    if (model_activation(&model, language, &why) != EXIT_OK)
+        set_unread(said, "activation", &why);
+    else if (model.activation != NULL)
+        set_gate(said->keys, &model);
+}
+
+int model_keys_read(const char *folder, struct model_said *said, struct fault *fault)
+{
+    json_t *config = NULL, *modelopt = NULL;
     int st = EXIT_OK;
 
-    *keys = NULL;
-    TRY(folder_read_json(folder, "config.json", 0, &checkpoint.config, fault));
+    *said = (struct model_said){json_object(), json_object()};
+    if (said->keys == NULL || said->unread == NULL)
+        TRY(fault_set(fault, EXIT_TROUBLE, "out of memory"));
+    TRY(folder_read_json(folder, "config.json", 0, &config, fault));
     TRY(folder_read_json(folder, "hf_quant_config.json", 1, &modelopt, fault));
-    TRY(model_from_config(&model, &checkpoint, fault));
-    *keys = model_keys(&model);
-    if (*keys == NULL) TRY(fault_set(fault, EXIT_TROUBLE, "out of memory"));
-    set_layers(*keys, checkpoint.config);
-    set_weight_format(*keys, checkpoint.config, json_object_get(modelopt, "quantization"));
-    set_number(*keys, "input_format", number_word(checkpoint.config));
-    set_number(*keys, "output_format", number_word(checkpoint.config));
+    set_sizes(said, model_language(config));
+    set_activation(said, model_language(config));
+    set_layers(said, config);
+    set_weight_format(said, config, json_object_get(modelopt, "quantization"));
+    set_number(said->keys, "input_format", number_word(dtype_of(config)));
+    set_number(said->keys, "output_format", number_word(dtype_of(config)));
 out:
-    json_decref(checkpoint.config);
+    json_decref(config);
     json_decref(modelopt);
     return st;
+}
+
+void model_said_free(struct model_said *said)
+{
+    json_decref(said->keys);
+    json_decref(said->unread);
+    *said = (struct model_said){NULL, NULL};
 }
