@@ -38,8 +38,8 @@ _Static_assert(sizeof(struct scratch) <= CPU_SCRATCH_BYTES, "scratch holds a til
 
 // One of the two products.
 struct gemm {
-    // Columns k..k + count of a pair's input row, before operand_round.
-    void (*fetch)(const struct gemm *gemm, int64_t pair, int64_t k, int64_t count, float *to);
+    // Columns k..k + count of a pair's input row, before operand_round, and the format for that.
+    int32_t (*fetch)(const struct gemm *gemm, int64_t pair, int64_t k, int64_t count, float *to);
     // One row of sums, [halves, TILE_UNITS], finished and stored.
     void (*store)(const struct gemm *gemm, int64_t pair, int64_t unit, int64_t units, float *row);
     const struct cpu_ops *ops;
@@ -68,7 +68,16 @@ struct tile {
 
 // ---- Input rows
 
-static void fetch_row(const struct gemm *gemm, int64_t pair, int64_t k, int64_t count, float *to)
+// Rows that arrive as the product wants them are not rounded again, whatever their neighbours are.
+static int32_t row_operand(const struct gemm *gemm, int32_t format)
+{
+    int same =
+        format == gemm->operand || (format == FORMAT_FP8_BLOCK128 && gemm->operand == FORMAT_FP8);
+
+    return same && gemm->gate_up->pair_weight == NULL ? FORMAT_F32 : gemm->operand;
+}
+
+static int32_t fetch_row(const struct gemm *gemm, int64_t pair, int64_t k, int64_t count, float *to)
 {
     const struct gate_up_args *args = gemm->gate_up;
     int64_t flat = args->pair_row != NULL ? args->pair_row[pair] : pair;
@@ -77,7 +86,7 @@ static void fetch_row(const struct gemm *gemm, int64_t pair, int64_t k, int64_t 
 
     if (flat < 0 || flat / args->rows_cap >= args->slabs_count) {
         memset(to, 0, (size_t)count * sizeof *to);
-        return;
+        return FORMAT_F32;
     }
     slab = &args->slabs[flat / args->rows_cap];
     row = slab_row(slab, flat % args->rows_cap);
@@ -89,9 +98,10 @@ static void fetch_row(const struct gemm *gemm, int64_t pair, int64_t k, int64_t 
         row_decode(&row, k, count, to);
     for (int64_t i = 0; args->pair_weight != NULL && i < count; i++)
         to[i] *= args->pair_weight[pair];
+    return row_operand(gemm, row.format);
 }
 
-static void fetch_mid(const struct gemm *gemm, int64_t pair, int64_t k, int64_t count, float *to)
+static int32_t fetch_mid(const struct gemm *gemm, int64_t pair, int64_t k, int64_t count, float *to)
 {
     const struct down_args *args = gemm->down;
     struct row_view row = {
@@ -103,9 +113,10 @@ static void fetch_mid(const struct gemm *gemm, int64_t pair, int64_t k, int64_t 
     if (args->mid_scales != NULL)
         row.scales = (const unsigned char *)args->mid_scales + pair * args->mid_scale_stride_bytes;
     row_decode(&row, k, count, to);
+    return gemm->operand;
 }
 
-// The scale of a whole row, before its first piece is rounded.
+// The scale of a whole row that is rounded to nvfp4, before its first piece is.
 static float row_global(const struct tile *tile, int64_t row)
 {
     const struct gemm *gemm = tile->gemm;
@@ -115,7 +126,7 @@ static float row_global(const struct tile *tile, int64_t row)
     for (int64_t k = 0; k < gemm->k; k += PANEL_K) {
         int64_t count = min64(gemm->k - k, PANEL_K);
 
-        gemm->fetch(gemm, tile->pair + row, k, count, piece);
+        if (gemm->fetch(gemm, tile->pair + row, k, count, piece) != FORMAT_NVFP4) return 0.0f;
         magnitude = largest(piece, count, magnitude);
     }
     return nvfp4_global(magnitude);
@@ -127,8 +138,9 @@ static void gather(const struct tile *tile, int64_t k, float *to, int64_t stride
     int64_t count = min64(gemm->k - k, PANEL_K);
 
     for (int64_t row = 0; row < tile->rows; row++) {
-        gemm->fetch(gemm, tile->pair + row, k, count, to + row * stride);
-        operand_round(gemm->operand, to + row * stride, count, tile->scratch->global[row]);
+        int32_t format = gemm->fetch(gemm, tile->pair + row, k, count, to + row * stride);
+
+        operand_round(format, to + row * stride, count, tile->scratch->global[row]);
     }
 }
 
@@ -321,20 +333,6 @@ static void store_gate_up(const struct gemm *gemm, int64_t pair, int64_t unit, i
     numbers_encode(args->mid_format, row, units, mid + unit * number_bytes(args->mid_format));
 }
 
-// Rows that arrive as the product wants them are not rounded again.
-static int32_t operand_of(const struct gate_up_args *args)
-{
-    int32_t same = args->pair_weight == NULL;
-
-    for (int32_t i = 0; i < args->slabs_count; i++) {
-        int32_t format = args->slabs[i].format;
-
-        same = same && (format == args->operand_format ||
-                        (format == FORMAT_FP8_BLOCK128 && args->operand_format == FORMAT_FP8));
-    }
-    return same ? FORMAT_F32 : args->operand_format;
-}
-
 int32_t gate_up_cpu(const struct gate_up_args *args, void *stream)
 {
     struct gemm gemm = {
@@ -350,7 +348,7 @@ int32_t gate_up_cpu(const struct gate_up_args *args, void *stream)
         .half = {w1_half(&args->w1, args->intermediate, 0),
                  w1_half(&args->w1, args->intermediate, 1)},
         .halves = args->w1.order == ORDER_PLAIN ? 1 : 2,
-        .operand = operand_of(args),
+        .operand = args->operand_format,
     };
 
     return gemm_run(&gemm, stream);
