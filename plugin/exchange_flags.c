@@ -159,14 +159,14 @@ int32_t exchange_wait(struct exchange_group *group, struct exchange *slot, enum 
     int32_t st = MOXIE_OK;
 
     for (;;) {
-        // Before the words are read: one that comes after it ends the sleep below.
+        // Both before the words are read: one that comes after the ticket ends the sleep below, and
+        // a process that was stopped after its look has not looked since the deadline.
         uint32_t ticket = group->ops->ticket(group->transport, slot->window);
+        int64_t now_ns = clock_ns();
         uint64_t silent = missing(group, slot, word);
-        int64_t now_ns;
 
         if (silent == 0) break;
         TRY(exchange_check_peers(group, slot, error));
-        now_ns = clock_ns();
         if (now_ns >= watch.next_ns) watch_beat(group, &watch, now_ns);
         if (now_ns >= watch.deadline_ns) TRY(give_up(group, slot, &watch, silent, word, error));
         group->ops->wait(group->transport, slot->window, ticket,

@@ -157,10 +157,10 @@ __device__ heard listen(const await_kernel_args &args, watch w, int32_t rank, vo
     const await_args &a = args.a;
     uint64_t want = w.generation << FLAG_EPOCH_BITS | w.epoch, beat = 0;
     const uint64_t *beat_line = line_of(a.beats, WORD_BEAT, rank, a.ranks);
+    uint64_t now_ns = 0; // from before the looks, or a flag that came between them and the deadline would be missed
     bool noted = false;
 
-    for (;;) {
-        uint64_t now_ns;
+    for (;; now_ns = global_timer_ns()) {
         heard h;
 
         if (comes(line_of(a.window, a.word, rank, a.ranks), want)) return {ARRIVED, 0, 0};
@@ -170,7 +170,6 @@ __device__ heard listen(const await_kernel_args &args, watch w, int32_t rank, vo
             return h;
         }
         if (*ended != 0 || has_failed(a.state)) return {STOPPED, 0, 0};
-        now_ns = global_timer_ns();
         if (now_ns >= w.next_ns) {
             tell_all(args, w, now_ns);
             w.next_ns = now_ns + w.beat_ns;
