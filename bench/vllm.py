@@ -22,6 +22,7 @@ rows that vLLM moves (MOXIE_EXCHANGE=vllm).
 
 import argparse
 import json
+import math
 import os
 import pathlib
 import signal
@@ -336,17 +337,20 @@ def joined(found):
 
 
 def apart(ours, theirs):
-    """What differs between what two engines said, while their tokens agree."""
-    most, same, tokens = 0.0, 0, 0
+    """What differs between what two engines said, while their tokens agree: "most" of a logarithm,
+    None where one is no number or no token agrees, so that there is nothing to compare."""
+    differences, same, tokens = [], 0, 0
     for one, other in zip(ours, theirs):
         tokens += len(one)
         for (token, entries), (their_token, their_entries) in zip(one, other):
             shared = entries.keys() & their_entries.keys()
-            most = max([most, *(abs(entries[each] - their_entries[each]) for each in shared)])
+            differences += [abs(entries[each] - their_entries[each]) for each in shared]
             if token != their_token:
                 break
             same += 1
-    return {"most": round(most, 4), "same_tokens": same, "tokens": tokens}
+    comparable = same > 0 and all(map(math.isfinite, differences))
+    return {"most": round(max(differences), 4) if comparable else None,
+            "same_tokens": same, "tokens": tokens}
 
 
 def rates(runs, options):
@@ -401,8 +405,9 @@ def report(found):
     for name, cells in rows:
         print(f"{name:20}" + "".join(f"{each[key] or '-':>14}" for key in cells[0] for each in cells))
     for name, logs in found["logprobs"].items():
-        print(f"{name}: logarithms of probabilities differ by at most {logs['most']}, "
-              f"{logs['same_tokens']} of {logs['tokens']} tokens are the same")
+        most = "more than can be said" if logs["most"] is None else f"at most {logs['most']}"
+        print(f"{name}: logarithms of probabilities differ by {most}, {logs['same_tokens']} of "
+              f"{logs['tokens']} tokens are the same")
 
 
 def main(arguments):
@@ -416,8 +421,8 @@ def main(arguments):
         say(str(error))
         return 1
     show(found, options.json, report)
-    most = max(each["most"] for each in found["logprobs"].values())
-    return 0 if most <= options.tolerance else 3
+    return 3 if any(each["most"] is None or each["most"] > options.tolerance
+                    for each in found["logprobs"].values()) else 0
 
 
 if __name__ == "__main__":

@@ -69,7 +69,10 @@ class LLM:
 
     def answer(self, prompt, sampling):
         tokens = [sum(prompt) % 97 + step for step in range(sampling.max_tokens)]
-        shift = float(SHIFT or 0.01) if OURS else 0.0
+        garbage = OURS and SHIFT == "garbage"
+        if garbage:
+            tokens = [each + 500 for each in tokens]
+        shift = float(SHIFT or 0.01) if OURS and not garbage else 0.0
         if OURS and len(prompt) == 37:
             tokens[3] += 1000  # from here on what is said is of another text
         entries = [{{each: types.SimpleNamespace(logprob=-1.0 - each + shift + (
@@ -159,6 +162,15 @@ class Program(unittest.TestCase):
             self.assertIn(text, ran.stdout)
         self.assertEqual(self.run_main("--rounds", "1", "--tolerance", "0.6",
                                        SHIFT="0.5").returncode, 0)
+
+    def test_nothing_to_compare(self):
+        for shift, same in (("nan", 27), ("garbage", 0)):
+            ran = self.run_main("--rounds", "1", "--json", SHIFT=shift)
+            self.assertEqual(ran.returncode, 3)
+            self.assertEqual(json.loads(ran.stdout)["logprobs"]["moxie"],
+                             {"most": None, "same_tokens": same, "tokens": 32})
+        self.assertIn("differ by more than can be said",
+                      self.run_main("--rounds", "1", SHIFT="nan").stdout)
 
     def test_what_cannot_be_measured(self):
         ran = self.run_main(LAYERS="0")

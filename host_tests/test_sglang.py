@@ -7,6 +7,7 @@ sglang_stand_in.py has of it. With MOXIE_TEST_DEVICE=cuda it runs on a GPU, and 
 
 import contextlib
 import importlib.util
+import itertools
 import os
 import pathlib
 import sys
@@ -135,9 +136,11 @@ class Layers(unittest.TestCase):
         self.check(Case("gpt-oss", bias=True))
 
     def test_fp8(self):
-        for scheme in ("block", "channel", "tensor"):
-            with self.subTest(scheme=scheme):
-                self.check(Case(scheme=scheme, inner=384))
+        for scheme, form in itertools.product(("block", "channel", "tensor"), FORMS):
+            if (scheme, form) == ("block", "gpt-oss"):
+                continue  # not taken
+            with self.subTest(scheme=scheme, form=form):
+                self.check(Case(form, scheme, inner=384))
 
     def test_rows_interleaved_for_its_own_epilogue(self):
         case = Case()
@@ -303,6 +306,8 @@ class Selection(unittest.TestCase):
                 ("apply_router_weight_on_input", {"apply_router_weight_on_input": True}, {})):
             with self.subTest(text=text):
                 self.assertIn(text, self.run_with(case, case.config(**config), case.quant(**quant)))
+        turns = Case("gpt-oss", "block")
+        self.assertIn("gate and up take turns", self.run_with(turns, turns.config(), turns.quant()))
         scale = torch.ones(1, device=DEVICE)
         e8m0 = [each.to(torch.float8_e8m0fnu) for each in fp8.scales]
         for text, quant in (

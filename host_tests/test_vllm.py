@@ -6,6 +6,8 @@ has of it. With MOXIE_TEST_DEVICE=cuda it runs on a GPU, and wants vLLM.
 """
 
 import contextlib
+import dataclasses
+import itertools
 import os
 import sys
 import unittest
@@ -40,9 +42,18 @@ class Layers(unittest.TestCase):
         self.check(Case(MoEActivation.SWIGLUOAI, bias=True))
 
     def test_fp8(self):
-        for scheme in ("block", "channel"):
-            with self.subTest(scheme=scheme):
-                self.check(Case(scheme=scheme, inner=384))
+        for scheme, activation in itertools.product(("block", "channel"), ACTIVATIONS):
+            if (scheme, activation) == ("block", MoEActivation.SWIGLUOAI):
+                continue  # not taken
+            with self.subTest(scheme=scheme, activation=activation):
+                self.check(Case(activation, scheme=scheme, inner=384))
+
+    def test_fp8_in_other_blocks(self):
+        case = Case(scheme="block", inner=256)
+        quant = dataclasses.replace(case.quant(), block_shape=[64, 64])
+        with mock.patch.object(case, "quant", lambda: quant):
+            with self.assertRaisesRegex(MoxieError, r"blocks of \[64, 64\].*MOXIE_PLUGIN"):
+                case.off_by()
 
     def test_more_tokens_than_planned(self):
         self.check(Case(tokens=41))  # 16 were
@@ -156,8 +167,13 @@ class Selection(unittest.TestCase):
     def test_what_is_taken(self):
         for activation in ACTIVATIONS:
             self.assertIsNone(self.why_not(activation=activation))
-        for scheme in (BLOCK, CHANNEL):
-            self.assertIsNone(self.why_not(scheme))
+        for scheme, activation in itertools.product((BLOCK, CHANNEL), ACTIVATIONS):
+            with self.subTest(scheme=scheme, activation=activation):
+                reason = self.why_not(scheme, activation=activation)
+                if scheme == BLOCK and activation == MoEActivation.SWIGLUOAI:
+                    self.assertIn("gate and up take turns", reason)
+                else:
+                    self.assertIsNone(reason)
 
     def test_what_is_not(self):
         if ON_CPU:

@@ -84,7 +84,7 @@ def _activation(config, quant):
     return keys, abi.ORDER_INTERLEAVED if quant.fuse_swiglu_interleaved else order
 
 
-def _scales(quant):
+def _scales(quant, order):
     """The weight format, None for the rows' own, and both scales as Moxie has them."""
     for name in ("use_mxfp8", "use_int8_w8a8", "use_int8_w8a16", "use_int4_w4a16"):
         if getattr(quant, name):
@@ -101,9 +101,13 @@ def _scales(quant):
     if quant.block_shape is not None:
         if list(quant.block_shape) != [128, 128]:
             raise _not_taken(f"fp8 in blocks of {list(quant.block_shape)}; it takes [128, 128]")
+        if order == abi.ORDER_INTERLEAVED:  # Moxie has blocks of gate, then of up
+            raise _not_taken("scales of blocks in which rows of gate and up take turns")
         return "fp8_block128", scales
     if quant.per_channel_quant:  # they end in a dimension of one
         return "fp8_channel", tuple(each.flatten(1) for each in scales)
+    if order == abi.ORDER_PLAIN:
+        return "fp8_tensor", tuple(each.flatten() for each in scales)
     # One of gate and up together; each has its own for Moxie, so that this one is a copy.
     return "fp8_tensor", (scales[0].flatten()[:, None].repeat(1, 2), scales[1].flatten())
 
@@ -128,7 +132,7 @@ def describe(config, quant, number, top_k):
     if config.no_combine or config.no_combine_keep_router_weight:
         raise _not_taken("results that are not summed")
     activation, order = _activation(config, quant)
-    weight_format, scales = _scales(quant)
+    weight_format, scales = _scales(quant, order)
     if number not in NUMBERS or (weight_format is None and not w1.dtype == w2.dtype == number):
         raise _not_taken(f"rows of {number} with weights of {w1.dtype} and {w2.dtype}")
     experts, rows, hidden = w1.shape

@@ -140,8 +140,12 @@ def why_not(moe, weight_key, activation_key):
              if getattr(moe, name, None) is not None]
     if gates:
         return f"kernel does not support a gate with {' and '.join(gates)}"
+    weight_format = SCHEMES[weight_key, activation_key]
+    if weight_format == "fp8_block128" and ACTIVATIONS[moe.activation][1] == abi.ORDER_INTERLEAVED:
+        return ("kernel does not support scales of blocks in which rows of gate and up take turns, "
+                f"as {moe.activation} has them")
     try:
-        keys = _keys(moe, SCHEMES[weight_key, activation_key], _device_here(), dispatches(moe))
+        keys = _keys(moe, weight_format, _device_here(), dispatches(moe))
         ENGINE.refuse(keys)
     except abi.MoxieError as error:
         return str(error)
@@ -207,6 +211,9 @@ class MoxieExperts(Borrower, Base):
         scales = self.w1_scale, self.w2_scale
         if self.quant_dtype is None:
             return None, None
+        if self.block_shape and list(self.block_shape) != [128, 128]:
+            raise refusal(abi.E_UNSUPPORTED, f"fp8 weights in blocks of {list(self.block_shape)}; "
+                          "Moxie takes [128, 128]: unset MOXIE_PLUGIN for this model")
         if any(each is None or each.dtype != torch.float32 for each in scales):
             raise refusal(abi.E_UNSUPPORTED, "the scales of fp8 weights are "
                           f"{' and '.join(str(getattr(each, 'dtype', None)) for each in scales)}; "
