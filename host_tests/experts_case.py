@@ -9,6 +9,7 @@ import pathlib
 import subprocess
 import sys
 import unittest
+import weakref
 from unittest import mock
 
 import torch
@@ -147,12 +148,26 @@ class Sharing:
     adapter = case = None
 
     def setUp(self):
+        self.adapter.ENGINE.shared.clear()
         gc.collect()
-        self.before = len(self.adapter.ENGINE.shared)
 
     def more(self):
+        return len(self.adapter.ENGINE.shared)
+
+    def test_buffers_stay_where_they_are(self):
+        """Where an engine makes its layers anew, whose graphs it replays."""
+        case = self.case(scheme="block", inner=384)
+        made = case.made()
+        case.run(made)
+        borrower = weakref.ref(self.borrower(made))
+        shared, held = borrower().shared, set(borrower().shared.allocator.held)
+        del made
         gc.collect()
-        return len(self.adapter.ENGINE.shared) - self.before
+        self.assertIsNone(borrower())
+        made = case.made()
+        self.assertLess(off_by(case.run(made), case.wanted()), OFF_BY_MAX["block"])
+        self.assertIs(self.borrower(made).shared, shared)
+        self.assertEqual(set(shared.allocator.held), held)
 
     def test_weights_that_moved(self):
         case = self.case()

@@ -6,6 +6,7 @@ sglang_stand_in.py has of it. With MOXIE_TEST_DEVICE=cuda it runs on a GPU, and 
 """
 
 import contextlib
+import gc
 import importlib.util
 import itertools
 import os
@@ -230,25 +231,35 @@ class Sharing(experts_case.Sharing, unittest.TestCase):
         other.run(runners[-1])
         self.assertEqual((self.more(), adapter.layers_made() - layers), (2, 4))
         del runners, runner
-        self.assertEqual((self.more(), adapter.layers_made()), (0, layers))
+        gc.collect()
+        self.assertEqual((self.more(), adapter.layers_made()), (2, layers))
 
     def test_buffers_before_the_first_forward(self):
         """As soon as a layer is made, so that SGLang shares out what is left."""
-        for scheme in (None, "block"):
+        for scheme in (None, "block", "tensor"):
             case = Case(scheme=scheme, inner=512)
             method = types.SimpleNamespace(get_triton_quant_info=lambda module: module.quant)
             module = types.SimpleNamespace(quant_method=method, quant=case.quant())
+            layers, scales = adapter.layers_made(), [each.clone() for each in case.scales if scheme]
+            for each in case.scales:
+                if scheme:
+                    each.fill_(float("nan"))  # not loaded yet
             runner = case.made(layer=module)
-            self.assertEqual(self.more(), 1)
+            self.assertEqual((self.more(), adapter.layers_made()), (1, layers))
             shared = runner.fused_func.shared
-            case.run(runner)
+            held = set(shared.allocator.held)
+            for each, loaded in zip(case.scales, scales):
+                each.copy_(loaded)
+            self.assertLess(off_by(case.run(runner), case.wanted()), OFF_BY_MAX[scheme])
             self.assertIs(runner.fused_func.shared, shared)
-            del runner, shared
+            self.assertEqual(set(shared.allocator.held), held)
+            adapter.ENGINE.shared.clear()
             with mock.patch.object(FEATURES, "enable_memory_saver", True):
                 runner = case.made(layer=module)
             self.assertEqual(self.more(), 0)
             self.assertLess(off_by(case.run(runner), case.wanted()), OFF_BY_MAX[scheme])
-            del runner
+            del runner, shared
+            adapter.ENGINE.shared.clear()
 
     def test_no_buffers_where_nothing_is_known(self):
         """And nothing is said: weights may become others when they are loaded."""
@@ -264,7 +275,7 @@ class Sharing(experts_case.Sharing, unittest.TestCase):
             logger.warning.assert_not_called()
             self.assertEqual(self.more(), 0)
             self.assertLess(off_by(case.run(runner), case.wanted()), OFF_BY_MAX["block"])
-            del runner
+            adapter.ENGINE.shared.clear()
 
     def test_how_many_tokens(self):
         for chunk, ranks, wanted in ((16, 1, 16), (16, 4, 64), (-1, 2, 64), (None, 1, 32)):

@@ -29,7 +29,11 @@ class Engine:
         self.lock = threading.Lock()  # around whatever changes these
         self.libraries = Libraries(f"moxie.{name} {abi.VERSION}", "name a libmoxie.so by the "
                                    "variable MOXIE_PLUGIN, or unset it")
-        self.shared = weakref.WeakValueDictionary()  # what must be equal -> Shared
+        # What must be equal -> Shared, to the end of the process: an engine that loads other weights
+        # makes its layers anew, and replays graphs of the old ones, in which the buffers' addresses
+        # are.
+        self.shared = {}
+        self.borrowers = weakref.WeakSet()
 
     def library(self):
         """The library of MOXIE_PLUGIN, loaded once; MoxieError as of moxie.load."""
@@ -48,7 +52,8 @@ class Engine:
 
     def layers(self):
         """How many layers of this engine there are."""
-        return sum(each.experts.layers() for each in self.shared.values())
+        with self.lock:
+            return sum(each.layer is not None for each in self.borrowers)
 
 
 class Borrower:
@@ -72,6 +77,8 @@ class Borrower:
             self.shared = self.engine.room(keys, device, self.all_gather)
             self.layer = self.shared.add_layer(weights, keys["weight_format"], orders, biases,
                                                scales)
+            self.shared.kept = self.layer  # which has the buffers as long as there is one
+            self.engine.borrowers.add(self)
             self.marks = marks
 
 

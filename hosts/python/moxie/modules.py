@@ -116,6 +116,8 @@ class Shared:
     """The Experts of the layers that are alike, on one device, with buffers from torch. The lock
     makes one of following the stream of the last call and enqueueing."""
 
+    kept = None  # a Layer that holds the buffers where all others go, if somebody wants that
+
     def __init__(self, library, config, name, device, all_gather=None):
         kind, self.lock, self.allocator = kind_of(device), threading.Lock(), Allocator(device)
         with kind.current(device):

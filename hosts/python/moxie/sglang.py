@@ -164,6 +164,11 @@ def _output(x):
         return x.new_empty(x.shape)
 
 
+def _marks(quant, number, top_k):
+    return marks_of((quant.w13_weight, quant.w2_weight, quant.b13, quant.b2, quant.w13_scale,
+                     quant.w2_scale), number, top_k)
+
+
 class FusedExperts(Borrower):
     """What SGLang's MoeRunner calls instead of its fused Triton experts, of one layer."""
 
@@ -174,26 +179,29 @@ class FusedExperts(Borrower):
         self.config, self.otherwise = config, otherwise
 
     def reserve(self):
-        """The buffers, once it is known what the weights will be; they may not be there yet."""
+        """A layer of the weights as they are, for its buffers alone: their numbers may not be there
+        yet, so that the first forward makes another."""
         module = self.config.layer
         if module is None or not self.config.top_k or get_exec().features.enable_memory_saver:
             return  # at the first forward then: what is taken now would be released with the weights
         try:
-            quant = module.quant_method.get_triton_quant_info(module)
-            keys, _, _ = describe(self.config, quant, self.config.params_dtype, self.config.top_k)
-            with self.engine.lock:
-                self.shared = self.engine.room(keys, quant.w13_weight.device)
+            self._borrow(module.quant_method.get_triton_quant_info(module),
+                         self.config.params_dtype, self.config.top_k)
+            self.marks = self.layer = None
         except (abi.MoxieError, AttributeError, NotImplementedError) as error:
             logger.debug("no buffers yet: %s", error)  # weights may become others when loaded
 
+    def _borrow(self, quant, number, top_k):
+        weights, biases = (quant.w13_weight, quant.w2_weight), (quant.b13, quant.b2)
+        keys, orders, scales = describe(self.config, quant, number, top_k)
+        self.borrow(_marks(quant, number, top_k), keys, weights, orders, biases, scales)
+
     def _ready(self, x, quant, top_k):
         """Whether there is a layer of these weights; where there is none a warning has said why."""
-        weights, biases = (quant.w13_weight, quant.w2_weight), (quant.b13, quant.b2)
-        marks = marks_of((*weights, *biases, quant.w13_scale, quant.w2_scale), x.dtype, top_k)
+        marks = _marks(quant, x.dtype, top_k)
         if marks != self.marks:
             try:
-                keys, orders, scales = describe(self.config, quant, x.dtype, top_k)
-                self.borrow(marks, keys, weights, orders, biases, scales)
+                self._borrow(quant, x.dtype, top_k)
                 _once(logger.info, "Moxie computes the experts: %s", self.engine.library().path)
             except abi.MoxieError as error:
                 _once(logger.warning, "Moxie leaves experts to SGLang: %s", str(error))
