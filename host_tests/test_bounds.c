@@ -390,6 +390,45 @@ START_TEST(products_past_2_62)
 }
 END_TEST
 
+// Hosts say "any number" so, and these have no effect.
+START_TEST(products_without_effect_may_pass_2_62)
+{
+    static const char *const unlimited[] = {"max_running_requests", "chunked_prefill_size",
+                                            "context_length"};
+    struct mock_host mock;
+
+    mock_host_init(&mock);
+    mock_set_i64(&mock, "forward_tokens_max", 16);
+    mock_set_i64(&mock, "pipeline_dynamic_chunking", 1);
+    mock_set_str(&mock, "speculative_algorithm", "eagle");
+    mock_set_i64(&mock, "speculative_draft_tokens", 8);
+    for (int32_t i = 0; i < 3; i++) {
+        mock_set_i64(&mock, unlimited[i], INT64_MAX);
+        assert_bounds(&mock, 16, "forward_tokens_max");
+        assert_accepted(&mock);
+    }
+    mock_host_fini(&mock);
+
+    mock_host_init(&mock);
+    mock_set_str(&mock, "disaggregation_mode", "decode");
+    mock_set_i64(&mock, "max_running_requests", 8);
+    mock_set_i64(&mock, "chunked_prefill_size", INT64_MAX);
+    mock_set_i64(&mock, "pipeline_dynamic_chunking", 1);
+    assert_accepted(&mock);
+    mock_host_fini(&mock);
+
+    for (int32_t i = 0; i < 2; i++) {
+        mock_host_init(&mock);
+        set_all(&mock, vector_4_ranks);
+        mock_set_i64(&mock, "forward_tokens_max", 16);
+        mock_set_i64(&mock, "max_dispatch_tokens_per_rank", INT64_MAX);
+        mock_set_str(&mock, "dispatcher", i == 0 ? "local" : "allgather");
+        assert_accepted(&mock);
+        mock_host_fini(&mock);
+    }
+}
+END_TEST
+
 // Whatever two of three counts pass the limit, or come to it, one advice does.
 START_TEST(experts_past_the_limit)
 {
@@ -448,6 +487,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, attention_tp_pads);
     tcase_add_test(tests, the_rest_is_still_computed);
     tcase_add_test(tests, products_past_2_62);
+    tcase_add_test(tests, products_without_effect_may_pass_2_62);
     tcase_add_test(tests, experts_past_the_limit);
     tcase_add_test(tests, experts_are_split);
 }

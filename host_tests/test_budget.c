@@ -91,6 +91,8 @@ END_TEST
 START_TEST(the_key_that_saves_most)
 {
     struct mock_host mock;
+    struct verdict verdict;
+    const char *advice;
     int64_t bytes;
 
     // Many layers: the capture outweighs everything else.
@@ -117,6 +119,12 @@ START_TEST(the_key_that_saves_most)
     bytes = planned(&mock);
     mock_set_i64(&mock, "device_memory_budget_bytes", bytes / 2);
     ck_assert_int_eq(assert_advice_works(&mock, "max_dispatch_tokens_per_rank"), 2);
+    verdict_make(&verdict, &mock);
+    advice = strstr(verdict.report.reasons[0].message, "set max_dispatch_tokens_per_rank to ");
+    ck_assert_ptr_nonnull(advice);
+    // Less may be too few for a forward.
+    ck_assert_ptr_null(strstr(advice, " or less"));
+    verdict_free(&verdict);
     mock_host_fini(&mock);
 
     // Two keys of the same size: lowering one is not enough, the host's own bound is.

@@ -239,6 +239,27 @@ static int32_t failing_gather(void *ctx, const void *mine, void *all, uint64_t b
     return gathers_left-- > 0 ? gather(ctx, mine, all, bytes) : 1;
 }
 
+// A refused configuration is what a host hears of, whatever else it lacks.
+START_TEST(a_refused_configuration_comes_first)
+{
+    static const struct registry nobody = {NULL, NULL, 0, 0};
+    struct mock_host mock;
+    moxie_instance *instance = NULL;
+    moxie_dispatcher *dispatcher = NULL;
+
+    mock_host_init(&mock);
+    mock.host.all_gather = NULL;
+    mock.host.barrier = NULL;
+    mock_set_i64(&mock, "ep_size", 2);
+    mock_set_i64(&mock, "tp_size", 1);
+    ck_assert_int_eq(instance_open(&mock.host, &nobody, &instance, &mock.error), MOXIE_OK);
+    ck_assert_int_eq(dispatcher_create(instance, DISPATCHER_ALLTOALL, &dispatcher, &mock.error),
+                     MOXIE_E_CONFIG);
+    ck_assert_int_eq(instance_close(instance, &mock.error), MOXIE_OK);
+    mock_host_fini(&mock);
+}
+END_TEST
+
 // Every rank's n-th all_gather fails, until one n is more than create asks for.
 static void failing_scenario(struct crew_member *member)
 {
@@ -360,6 +381,7 @@ static void add(TCase *tests)
     tcase_add_loop_test(tests, shapes_hold_for_one_call, 0, 2);
     tcase_add_loop_test(tests, rows_are_aligned_as_the_traits_say, 0, 2);
     tcase_add_test(tests, two_dispatchers_take_a_slot_by_turns);
+    tcase_add_test(tests, a_refused_configuration_comes_first);
     tcase_add_test(tests, a_create_that_fails_leaves_the_count_of_bytes);
     tcase_add_test(tests, another_thread_polls_while_failures_come_and_go);
 }

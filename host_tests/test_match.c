@@ -58,6 +58,41 @@ START_TEST(unknown_names_hide_nothing)
 }
 END_TEST
 
+// What stands in for a refused value is not what the host said: no advice goes by it.
+START_TEST(nothing_is_judged_by_a_stand_in)
+{
+    struct mock_host mock;
+    struct verdict verdict;
+
+    mock_host_init(&mock);
+    mock_set_i64(&mock, "ep_size", 128);
+    mock_set_i64(&mock, "tp_size", 128);
+    mock_set_i64(&mock, "dp_size", 128);
+    mock_set_str(&mock, "dispatcher", "alltoall");
+    mock_set_str(&mock, "dispatch_format", "fp8_block128");
+    verdict_make(&verdict, &mock);
+    ck_assert_ptr_nonnull(verdict_reason(&verdict, "ep_size"));
+    ck_assert_ptr_null(verdict_reason(&verdict, "dispatcher"));
+    verdict_free(&verdict);
+    assert_not_warned(&mock, "dispatch_format");
+    mock_host_fini(&mock);
+
+    mock_host_init(&mock);
+    mock_set_str(&mock, "device", "sm_90");
+    mock_set_str(&mock, "weight_format", "fp8");
+    mock_set_str(&mock, "activation_format", "fp8");
+    mock_set_i64(&mock, "ep_size", 2);
+    mock_set_i64(&mock, "tp_size", 2);
+    mock_set_i64(&mock, "dp_size", 2);
+    mock_set_str(&mock, "dispatch_format", "fp8_block128");
+    verdict_make(&verdict, &mock);
+    ck_assert_int_eq((int)verdict.report.reasons_count, 1);
+    ck_assert_ptr_nonnull(verdict_reason(&verdict, "weight_format"));
+    verdict_free(&verdict);
+    mock_host_fini(&mock);
+}
+END_TEST
+
 // Accepted with or without a GPU, and in a build without its kernels: the tables are plain C.
 START_TEST(a_gpu_is_judged_from_its_tables)
 {
@@ -336,6 +371,7 @@ static void add(TCase *tests)
 {
     tcase_add_test(tests, unknown_names);
     tcase_add_test(tests, unknown_names_hide_nothing);
+    tcase_add_test(tests, nothing_is_judged_by_a_stand_in);
     tcase_add_test(tests, a_gpu_is_judged_from_its_tables);
     tcase_add_test(tests, a_gpu_has_limits_of_its_own);
     tcase_add_test(tests, columns_are_counted_by_the_runner);

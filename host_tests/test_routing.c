@@ -240,10 +240,10 @@ START_TEST(the_top_k_is_bounded)
 
     sample_init(&s);
     s.k_dims[1] = 0;
-    SAID(&s.said, MOXIE_E_INVALID, refused(&s), "top-k 0 of 8", "1..32");
+    SAID(&s.said, MOXIE_E_INVALID, refused(&s), "top-k 0 of 8", "1..8");
     s.logit_dims[1] = 1;
     s.k_dims[1] = 2;
-    SAID(&s.said, MOXIE_E_INVALID, refused(&s), "top-k 2 of 1 experts");
+    SAID(&s.said, MOXIE_E_INVALID, refused(&s), "top-k 2 of 1 experts; want 1..1");
     s.logit_dims[1] = 0;
     SAID(&s.said, MOXIE_E_INVALID, refused(&s), "of 0 experts");
     s.logits.data = wide;
@@ -293,11 +293,12 @@ END_TEST
 
 START_TEST(factors_are_numbers)
 {
-    static const double numbers[] = {(double)NAN, (double)INFINITY, -(double)INFINITY};
+    // The last is none as a float.
+    static const double numbers[] = {(double)NAN, (double)INFINITY, -(double)INFINITY, 1e300};
     struct sample s;
 
     sample_init(&s);
-    for (int32_t i = 0; i < 3; i++) {
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
         s.routing.scaling_factor = numbers[i];
         SAID(&s.said, MOXIE_E_INVALID, refused(&s), "scaling_factor");
         s.routing.scaling_factor = 1;

@@ -57,6 +57,23 @@ START_TEST(sms_are_those_of_a_gpu)
 }
 END_TEST
 
+START_TEST(nothing_is_unused_for_a_key_that_is_refused)
+{
+    struct mock_host mock;
+
+    mock_host_init(&mock);
+    mock_set_str(&mock, "device", "cuda");
+    mock_set_i64(&mock, "dispatch_sms", 24);
+    ranks_set(&mock, 2);
+    assert_not_warned(&mock, "dispatch_sms");
+    mock_set_i64(&mock, "speculative_draft_tokens", 4);
+    assert_warned(&mock, "speculative_draft_tokens", "speculative_algorithm is none");
+    mock_set_i64(&mock, "speculative_algorithm", 1);
+    assert_not_warned(&mock, "speculative_draft_tokens");
+    mock_host_fini(&mock);
+}
+END_TEST
+
 // A default that the host spells out asks for nothing.
 START_TEST(defaults_are_no_request)
 {
@@ -219,6 +236,7 @@ static void add(TCase *tests)
 {
     tcase_add_test(tests, one_rank_dispatches_nothing);
     tcase_add_test(tests, sms_are_those_of_a_gpu);
+    tcase_add_test(tests, nothing_is_unused_for_a_key_that_is_refused);
     tcase_add_test(tests, defaults_are_no_request);
     tcase_add_test(tests, rounds_are_for_forward_alone);
     tcase_add_test(tests, more_choices_than_experts);

@@ -182,6 +182,12 @@ enum config_key bounds_advise(const struct bounds *bounds, const struct config *
 
 // ---- Computing ---------------------------------------------------------------------------------
 
+// Whether forward_tokens is derived: a host that gives it may say anything else of what it is from.
+static int is_derived(const struct config *config)
+{
+    return config_i64(config, KEY_FORWARD_TOKENS_MAX) == 0;
+}
+
 static int64_t chunk_of(const struct config *config, struct report *report)
 {
     int64_t size = config_i64(config, KEY_CHUNKED_PREFILL_SIZE);
@@ -193,6 +199,9 @@ static int64_t chunk_of(const struct config *config, struct report *report)
     if (dynamic == 0) return size;
     // (5 * size + 3) / 4 without the intermediate product.
     if (size_add(size, size / 4 + (size % 4 != 0), &chunk)) return chunk;
+    if (!is_derived(config) ||
+        config_word(config, KEY_DISAGGREGATION_MODE) == DISAGGREGATION_DECODE)
+        return -1;
     report_reason(report, MOXIE_E_CONFIG, KEY_CHUNKED_PREFILL_SIZE,
                   "chunked_prefill_size %" PRId64
                   " grown by 5/4 (pipeline_dynamic_chunking) passes 2^62: set "
@@ -240,6 +249,7 @@ static int64_t decode_of(const struct bounds *bounds, const struct config *confi
     if (config_word(config, KEY_DISAGGREGATION_MODE) == DISAGGREGATION_PREFILL) return 0;
     if (requests < 0 || draft < 0) return -1;
     if (size_mul(requests, draft, &decode)) return decode;
+    if (!is_derived(config)) return -1;
     most = bounds_tokens_countable(config) / (requests >= draft ? draft : requests);
     if (draft > 1) (void)snprintf(each, sizeof each, " x speculative_draft_tokens %" PRId64, draft);
     report_reason(report, MOXIE_E_CONFIG, key,
@@ -351,6 +361,7 @@ static int64_t forward_rows(const struct bounds *bounds, const struct config *co
 static int64_t round_rows(const struct bounds *bounds, const struct config *config,
                           struct report *report)
 {
+    const char *word = config_str(config, KEY_DISPATCHER);
     int64_t ep_size = value_of(config, KEY_EP_SIZE);
     int64_t rows;
 
@@ -358,6 +369,7 @@ static int64_t round_rows(const struct bounds *bounds, const struct config *conf
     if (size_mul(ep_size, bounds->dispatch_tokens, &rows)) return rows;
     if (config_i64(config, KEY_MAX_DISPATCH_TOKENS_PER_RANK) == 0)
         return -1; // the rows of a forward said why
+    if (strcmp(word, "local") == 0 || strcmp(word, "allgather") == 0) return -1; // has no rounds
     report_reason(report, MOXIE_E_CONFIG, KEY_MAX_DISPATCH_TOKENS_PER_RANK,
                   "ep_size %" PRId64 " x max_dispatch_tokens_per_rank %" PRId64
                   " passes 2^62 rows: set max_dispatch_tokens_per_rank to %" PRId64 " or less",

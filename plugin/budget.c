@@ -155,8 +155,9 @@ static enum config_key advise(const struct config *config, const struct bounds *
     }
     advice[0] = '\0';
     if (value >= 0)
-        written = snprintf(advice, capacity, "%s to %" PRId64 "%s, or ", config_name(lever.key),
-                           value, value == 0 ? "" : " or less");
+        written =
+            snprintf(advice, capacity, "%s to %" PRId64 "%s, or ", config_name(lever.key), value,
+                     value == 0 || lever.key == KEY_MAX_DISPATCH_TOKENS_PER_RANK ? "" : " or less");
     if (rounds > 0)
         (void)snprintf(advice + written, capacity - (size_t)written, "%s to %" PRId64 ", or ",
                        config_name(KEY_DISPATCH_ROUNDS_MAX), rounds);

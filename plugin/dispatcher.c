@@ -120,7 +120,7 @@ static int32_t agree(const moxie_instance *instance, int32_t status, moxie_error
 {
     const struct bootstrap bootstrap = bootstrap_of(instance);
 
-    if (bootstrap.ranks <= 1) return status;
+    if (bootstrap.ranks <= 1 || (status != MOXIE_OK && bootstrap.all_gather == NULL)) return status;
     if (bootstrap.all_gather == NULL)
         return fail_with(error, MOXIE_E_INVALID,
                          "create: ep_size is %d, but the host has no all_gather and barrier",

@@ -80,6 +80,7 @@ static void check_wire(const struct config *config, const struct backend *runner
     char with[32 + CONFIG_TEXT_BYTES] = "";
     const struct backend *lacking;
 
+    if (!config_ok(config, KEY_WEIGHT_FORMAT)) return; // which says what is readable
     if (format == FORMAT_AUTO) {
         format = config_word(config, KEY_INPUT_FORMAT);
         // Rows that no side takes are input_format's fault, which has been said.
@@ -141,6 +142,8 @@ static void check_group(const struct config *config, const struct backend *dispa
     int64_t tp_size = config_i64(config, KEY_TP_SIZE);
     char other[64] = "";
 
+    // The default that stands in for a refused value is not what the host said.
+    if (!config_ok(config, KEY_EP_SIZE) || !config_ok(config, KEY_TP_SIZE)) return;
     if (dispatcher->id == DISPATCHER_LOCAL || config_i64(config, KEY_EP_SIZE) > 1 || tp_size == 1)
         return;
     if (tp_size <= MOXIE_RANKS_MAX)
@@ -200,8 +203,9 @@ static int check_one_format(const struct config *config, const struct backend *r
     char word[CONFIG_TEXT_BYTES], of[CONFIG_TEXT_BYTES];
 
     // Rows that come in 16 bits are quantised on the way.
-    if (!runner->one_format || (key == KEY_INPUT_FORMAT && wanted == FORMAT_FP8) ||
-        !config_ok(config, key) || config_word(config, key) == wanted)
+    if (!runner->one_format || !config_ok(config, KEY_WEIGHT_FORMAT) ||
+        (key == KEY_INPUT_FORMAT && wanted == FORMAT_FP8) || !config_ok(config, key) ||
+        config_word(config, key) == wanted)
         return 0;
     config_word_text(key, wanted, word);
     config_word_text(KEY_WEIGHT_FORMAT, known ? weights : wanted, of);

@@ -22,8 +22,10 @@ static int32_t check_routing(const moxie_routing *routing, int64_t experts, int6
         return fail_with(error, MOXIE_E_UNSUPPORTED, "routing.scoring: %d; want a MOXIE_SCORING_*",
                          routing->scoring);
     if (top_k < 1 || top_k > MOXIE_TOP_K_MAX || top_k > experts)
-        return fail_with(error, MOXIE_E_INVALID, "routing: top-k %lld of %lld experts; want 1..%d",
-                         (long long)top_k, (long long)experts, MOXIE_TOP_K_MAX);
+        return fail_with(error, MOXIE_E_INVALID,
+                         "routing: top-k %lld of %lld experts; want 1..%lld", (long long)top_k,
+                         (long long)experts,
+                         (long long)(experts < MOXIE_TOP_K_MAX ? experts : MOXIE_TOP_K_MAX));
     if (experts > 1 << 20)
         return fail_with(error, MOXIE_E_UNSUPPORTED, "routing: %lld experts; want at most %d",
                          (long long)experts, 1 << 20);
@@ -40,8 +42,8 @@ static int32_t check_routing(const moxie_routing *routing, int64_t experts, int6
     if (groups > 1 && routing->scoring == MOXIE_SCORING_TOP_K_SOFTMAX)
         return fail_with(error, MOXIE_E_UNSUPPORTED,
                          "routing.groups: not with the softmax over the top k");
-    if (!isfinite(routing->scaling_factor) || !isfinite(routing->renormalize_epsilon) ||
-        routing->renormalize_epsilon < 0)
+    if (!isfinite((float)routing->scaling_factor) ||
+        !isfinite((float)routing->renormalize_epsilon) || routing->renormalize_epsilon < 0)
         return fail_with(error, MOXIE_E_INVALID,
                          "routing: scaling_factor or renormalize_epsilon is no usable number");
     return MOXIE_OK;

@@ -23,6 +23,7 @@ static void unused_dispatch(const struct config *config, struct report *report)
     int32_t kind = validate_dispatcher(config);
     int alone = config_i64(config, KEY_EP_SIZE) == 1;
 
+    if (!config_ok(config, KEY_EP_SIZE) || !config_ok(config, KEY_DEVICE)) return;
     for (size_t i = 0; i < sizeof wire / sizeof wire[0]; i++)
         unused_if(!validate_has_wire(config), config, wire[i],
                   alone ? "ep_size is 1" : "dispatcher local moves no rows", report);
@@ -75,8 +76,8 @@ static void unused_decode(const struct config *config, struct report *report)
     }
     unused_if(config_i64(config, KEY_DISABLE_DECODE_GRAPH) == 1, config, KEY_DECODE_GRAPH_MAX_BATCH,
               "disable_decode_graph is 1", report);
-    unused_if(!speculates, config, KEY_SPECULATIVE_DRAFT_TOKENS, "speculative_algorithm is none",
-              report);
+    unused_if(!speculates && config_ok(config, KEY_SPECULATIVE_ALGORITHM), config,
+              KEY_SPECULATIVE_DRAFT_TOKENS, "speculative_algorithm is none", report);
 }
 
 // A host that gives no bound is valid, and its first forward of two tokens is refused.

@@ -149,6 +149,8 @@ static void check_counts(const struct config *config, struct report *report)
 
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         if (config_i64(config, rows[i].key) <= rows[i].most) continue;
+        if (rows[i].key == KEY_CPU_THREADS && config_word(config, KEY_DEVICE) != DEVICE_WORD_CPU)
+            continue; // no pool
         report_reason(report, MOXIE_E_UNSUPPORTED, rows[i].key,
                       "%s is %" PRId64 ", and %s: set it to %d or less", config_name(rows[i].key),
                       config_i64(config, rows[i].key), rows[i].why, rows[i].most);
@@ -185,6 +187,7 @@ static void check_honoured(const struct config *config, struct report *report)
     static const char *const neutral[] = {"1.702", "1", "0"};
     int has_parameters = config_word(config, KEY_ACTIVATION) == ACTIVATION_SWIGLUOAI;
     int64_t top_k = config_i64(config, KEY_TOP_K);
+    double limit = config_f64(config, KEY_ACTIVATION_LIMIT);
     char seen[64];
 
     for (int32_t i = 0; i < 3; i++) {
@@ -198,6 +201,11 @@ static void check_honoured(const struct config *config, struct report *report)
                       config_name(parameters[i]), seen, config_str(config, KEY_ACTIVATION),
                       neutral[i]);
     }
+    if (limit != 0 && (float)limit == 0 && has_parameters)
+        report_reason(report, MOXIE_E_CONFIG, KEY_ACTIVATION_LIMIT,
+                      "activation_limit is %g, which 32 bits have as 0, and that is none: set it "
+                      "to 0, or to 1e-38 or more",
+                      limit);
     if (config_i64(config, KEY_APPLY_ROUTER_WEIGHT_ON_INPUT) == 1 && top_k > 1)
         report_reason(report, MOXIE_E_CONFIG, KEY_APPLY_ROUTER_WEIGHT_ON_INPUT,
                       "apply_router_weight_on_input is 1 and top_k is %" PRId64
