@@ -55,7 +55,7 @@ extern "C" {
 #define MOXIE_E_CONFIG 5               // configuration refused; validate() lists every reason
 #define MOXIE_E_CAPACITY 6             // more tokens than the plan holds; nothing was written
 #define MOXIE_E_CAPTURING 7            // cannot be captured; the stream was not touched
-#define MOXIE_E_COLLECTIVE_MISMATCH 8  // ranks differ in ABI, build, configuration or step
+#define MOXIE_E_COLLECTIVE_MISMATCH 8  // ranks differ in ABI, build, configuration or rows
 #define MOXIE_E_TIMEOUT 9              // a bounded wait ended; no rank could be blamed
 #define MOXIE_E_PEER 10                // a rank went silent, or moved on without this one
 #define MOXIE_E_MEMORY 11              // an allocation failed; nothing is held
@@ -418,8 +418,8 @@ struct moxie_runner_info {
 
 // ---- Dispatcher --------------------------------------------------------------------------------
 // Moves rows to the ranks that own their experts, and back. Per slot the order is begin, then for
-// each layer dispatch, run, combine; anything else is MOXIE_E_INVALID. After MOXIE_E_PEER or
-// MOXIE_E_TIMEOUT y is zero, and every call answers the same until set_active_ranks.
+// each layer dispatch, run, combine; anything else is MOXIE_E_INVALID. After MOXIE_E_PEER,
+// MOXIE_E_TIMEOUT or rows that differ y is zero, and all answer the same until set_active_ranks.
 typedef struct moxie_dispatcher_api {
     uint32_t struct_size, reserved0;
     // Maps windows; build and keys must agree. [init, collective, eager; caller, destroy; 0.1]
