@@ -352,7 +352,7 @@ typedef struct moxie_step {
 typedef struct moxie_batch {
     uint32_t struct_size;
     int32_t slot, layer;      // layer: 0..num_layers-1, where captured ids go
-    int32_t id_space;         // MOXIE_IDS_*: of what expert_map gives, of ids when there is none
+    int32_t id_space;         // MOXIE_IDS_*, required: of what expert_map gives, or of ids
     moxie_tensor x;           // [T, H] input_format
     moxie_tensor ids;         // [T, k] int32 or int64
     moxie_tensor weights;     // [T, k] f32, bf16 or f16

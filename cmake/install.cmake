@@ -35,6 +35,7 @@ install(DIRECTORY hosts/python/ DESTINATION ${CMAKE_INSTALL_DATADIR}/moxie/pytho
 install(FILES LICENSE README.md CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
 # Where the links of README.md point, and of these: gates/install.sh follows them.
 install(DIRECTORY docs DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(DIRECTORY hosts/cli/examples DESTINATION ${CMAKE_INSTALL_DOCDIR}/hosts/cli)
 foreach(file abi.h bench/README.md bench/results/2026-11-26-h200-peers-bf16.png
     bench/results/2026-11-26-h200-peers-fp8.png host_tests/emulator/README.md hosts/cli/README.md hosts/example/host.c hosts/example/ranks.c
     hosts/python/README.md kernels/README.md)

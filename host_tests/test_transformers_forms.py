@@ -344,6 +344,12 @@ class Refusals(Case):
             torch.jit.trace(toy(Options()), toy_input())
         self.assertEqual(caught.exception.code, abi.E_UNSUPPORTED)
 
+    def test_make_fx(self):
+        from torch.fx.experimental.proxy_tensor import make_fx
+        model, given = toy(Options()), toy_input()
+        with self.assertRaisesRegex(MoxieError, "make_fx.*'eager'"):
+            make_fx(lambda x: model(x, *given[1:]))(given[0])
+
     def test_export(self):
         with self.assertRaisesRegex(MoxieError, "an exported program would not hold") as caught:
             torch.export.export(toy(Options()), toy_input(), strict=False)

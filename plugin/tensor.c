@@ -50,9 +50,9 @@ static int32_t refuse_dtype(const moxie_tensor *tensor, const struct tensor_want
         used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", used > 0 ? ", " : "",
                                  tensor_types[i].name);
     }
-    return fail_with(error, MOXIE_E_UNSUPPORTED, "%s: dtype code %d, %d bits, %d lanes; want %s",
-                     want->name, tensor->dtype.code, tensor->dtype.bits, tensor->dtype.lanes,
-                     names);
+    return fail_with(error, MOXIE_E_UNSUPPORTED, "%s: dtype code %d, %d bits, %d lanes; want %s%s",
+                     want->name, tensor->dtype.code, tensor->dtype.bits, tensor->dtype.lanes, names,
+                     tensor->dtype.lanes != 1 ? " of 1 lane" : "");
 }
 
 // Of what is wanted, -1 is any extent.

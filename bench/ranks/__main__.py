@@ -64,16 +64,22 @@ def parse(arguments):
 
 
 def visible_gpus():
-    """(how many, the name of the first)."""
+    """(how many, the name of the first, and what nvidia-smi calls it)."""
     program = shutil.which("nvidia-smi")
     if program is None:
-        return 0, None
+        return 0, None, None
     told = subprocess.run([program, "--query-gpu=name", "--format=csv,noheader"], text=True,
                           capture_output=True, check=False)
     names = told.stdout.split("\n")[:-1] if told.returncode == 0 else []
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
     count = len(names) if shown is None else len([word for word in shown.split(",") if word])
-    return min(count, len(names)), names[0] if names else None
+    if not names:
+        return 0, None, None
+    first = shown.split(",")[0].strip() if shown else "0"  # a number or a UUID
+    told = subprocess.run([program, f"--id={first}", "--query-gpu=name", "--format=csv,noheader"],
+                          text=True, capture_output=True, check=False)
+    name = told.stdout.strip() if told.returncode == 0 else names[0]
+    return min(count, len(names)), name, first
 
 
 def groups_of(options):
@@ -152,7 +158,7 @@ def measure(found, options, all_ranks, clocks):
 
 def main(arguments):
     options = parse(arguments)
-    gpus, name = visible_gpus()
+    gpus, name, first = visible_gpus()
     gpus = gpus if options.gpus is None else options.gpus
     all_ranks, skipped = grid.ranks_that_fit(gpus, options.ranks)
     if not all_ranks:
@@ -162,7 +168,7 @@ def main(arguments):
     if trouble:
         say(trouble)
         return 1
-    clocks = Clocks(0 if name else None)
+    clocks = Clocks(first)
     found = describe(options, library, gpus, name, clocks)
     found["skipped"] = skipped
     try:

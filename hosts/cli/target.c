@@ -23,6 +23,10 @@ static int resolve(struct target *target, const char *path, mode_t *mode, struct
         target->path = strdup(path);
         return target->path != NULL ? EXIT_OK : fault_set(fault, EXIT_TROUBLE, "out of memory");
     }
+    // First: what a pipe's link in /proc leads to is no path.
+    if (stat(path, &seen) == 0 && !S_ISREG(seen.st_mode))
+        return fault_set(fault, EXIT_TROUBLE,
+                         "%s is there, and no regular file; it would be replaced", path);
     target->path = realpath(path, NULL);
     if (target->path == NULL || stat(target->path, &seen) != 0)
         return fault_set(fault, EXIT_TROUBLE, "%s: %s%s", path,
@@ -50,7 +54,8 @@ static int open_part(struct target *target, struct fault *fault)
         if (descriptor < 0 && errno != EEXIST) break;
     }
     if (descriptor < 0)
-        return fault_set(fault, EXIT_TROUBLE, "%s: %s", target->part, strerror(errno));
+        return fault_set(fault, EXIT_TROUBLE, "%s, to be written beside it first: %s", target->path,
+                         strerror(errno));
     target->file = fdopen(descriptor, "wb");
     if (target->file != NULL) return EXIT_OK;
     (void)close(descriptor);

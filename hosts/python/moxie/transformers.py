@@ -386,6 +386,10 @@ def _unrecorded(module, what, verb):
                    f"computes: {verb} the model after model.set_experts_implementation('eager')")
 
 
+# The mode in which torch records operations, as make_fx does, or None.
+_dispatch_mode = getattr(torch._C, "_get_dispatch_mode", lambda key: None)
+_PROXY = getattr(getattr(torch._C, "_TorchDispatchModeKey", None), "PROXY", None)
+
 # Of torch.func, whose tensors are nowhere: those of grad, vmap and the like.
 _is_wrapped = getattr(getattr(torch._C, "_functorch", None), "is_functorch_wrapped_tensor",
                       lambda each: False)
@@ -404,6 +408,8 @@ def _check_transforms(module, tensors):
 def _forward(module, x, ids, weights):
     if torch.jit.is_tracing():
         raise _unrecorded(module, "a trace", "trace")
+    if _PROXY is not None and _dispatch_mode(_PROXY) is not None:
+        raise _unrecorded(module, "a graph of make_fx", "trace")
     parts = parts_of(module)
     _check_transforms(module, (x, ids, weights, *tensors_of(parts)))
     graded = torch.is_grad_enabled() and any(
