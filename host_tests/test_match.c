@@ -89,6 +89,10 @@ START_TEST(nothing_is_judged_by_a_stand_in)
     ck_assert_int_eq((int)verdict.report.reasons_count, 1);
     ck_assert_ptr_nonnull(verdict_reason(&verdict, "weight_format"));
     verdict_free(&verdict);
+    mock_set_i64(&mock, "hidden_size", 1012);
+    verdict_make(&verdict, &mock);
+    ck_assert_ptr_null(verdict_reason(&verdict, "hidden_size"));
+    verdict_free(&verdict);
     mock_host_fini(&mock);
 }
 END_TEST

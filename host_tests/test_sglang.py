@@ -240,6 +240,8 @@ class Sharing(experts_case.Sharing, unittest.TestCase):
             case = Case(scheme=scheme, inner=512)
             method = types.SimpleNamespace(get_triton_quant_info=lambda module: module.quant)
             module = types.SimpleNamespace(quant_method=method, quant=case.quant())
+            if scheme == "tensor":  # before weights are loaded
+                module.quant.w13_scale = case.scales[0].reshape(-1, 1).repeat(1, 2)
             layers, scales = adapter.layers_made(), [each.clone() for each in case.scales if scheme]
             for each in case.scales:
                 if scheme:

@@ -347,8 +347,10 @@ class Refusals(Case):
     def test_make_fx(self):
         from torch.fx.experimental.proxy_tensor import make_fx
         model, given = toy(Options()), toy_input()
-        with self.assertRaisesRegex(MoxieError, "make_fx.*'eager'"):
-            make_fx(lambda x: model(x, *given[1:]))(given[0])
+        model(*given)
+        for pre_dispatch in (False, True):
+            with self.assertRaisesRegex(MoxieError, "make_fx.*'eager'"):
+                make_fx(lambda x: model(x, *given[1:]), pre_dispatch=pre_dispatch)(given[0])
 
     def test_export(self):
         with self.assertRaisesRegex(MoxieError, "an exported program would not hold") as caught:

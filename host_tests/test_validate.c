@@ -198,6 +198,7 @@ START_TEST(counts_fit_32_bits)
 {
     static const char *const names[] = {"hidden_size", "intermediate_size", "num_layers"};
     struct mock_host mock;
+    struct verdict verdict;
 
     for (int32_t i = 0; i < 3; i++) {
         mock_host_init(&mock);
@@ -212,6 +213,10 @@ START_TEST(counts_fit_32_bits)
     ck_assert_int_eq(assert_advice_works(&mock, "cpu_threads"), 1);
     mock_set_str(&mock, "device", "sm_90"); // which has no pool
     assert_accepted(&mock);
+    mock_set_str(&mock, "device", "cuda");
+    verdict_make(&verdict, &mock);
+    ck_assert_ptr_null(verdict_reason(&verdict, "cpu_threads"));
+    verdict_free(&verdict);
     mock_unset(&mock, "device");
     mock_unset(&mock, "cpu_threads");
     mock_set_i64(&mock, "num_experts", (int64_t)1 << 21);

@@ -154,6 +154,7 @@ START_TEST(every_configuration_is_judged)
     free(mock);
 }
 END_TEST
+
 static void add(TCase *tests)
 {
     tcase_add_test(tests, all_reasons_at_once);

@@ -143,7 +143,7 @@ static void check_group(const struct config *config, const struct backend *dispa
     char other[64] = "";
 
     // The default that stands in for a refused value is not what the host said.
-    if (!config_ok(config, KEY_EP_SIZE) || !config_ok(config, KEY_TP_SIZE)) return;
+    if (!config_ok(config, KEY_EP_SIZE)) return;
     if (dispatcher->id == DISPATCHER_LOCAL || config_i64(config, KEY_EP_SIZE) > 1 || tp_size == 1)
         return;
     if (tp_size <= MOXIE_RANKS_MAX)
@@ -169,8 +169,8 @@ static void check_multiple(const struct config *config, const struct backend *ru
         runner->row_multiple_bytes / format_bytes(config_word(config, KEY_WEIGHT_FORMAT));
 
     // Sizes past the columns that it takes are refused for that.
-    if (multiple == 0 || !config_ok(config, key) || size > runner->columns_max ||
-        size % multiple == 0)
+    if (multiple == 0 || !config_ok(config, key) || !config_ok(config, KEY_WEIGHT_FORMAT) ||
+        size > runner->columns_max || size % multiple == 0)
         return;
     report_reason(report, MOXIE_E_UNSUPPORTED, key,
                   "%s on %s takes a %s that is a multiple of %" PRId64

@@ -149,7 +149,8 @@ static void check_counts(const struct config *config, struct report *report)
 
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         if (config_i64(config, rows[i].key) <= rows[i].most) continue;
-        if (rows[i].key == KEY_CPU_THREADS && config_word(config, KEY_DEVICE) != DEVICE_WORD_CPU)
+        if (rows[i].key == KEY_CPU_THREADS &&
+            (!config_ok(config, KEY_DEVICE) || config_word(config, KEY_DEVICE) != DEVICE_WORD_CPU))
             continue; // no pool
         report_reason(report, MOXIE_E_UNSUPPORTED, rows[i].key,
                       "%s is %" PRId64 ", and %s: set it to %d or less", config_name(rows[i].key),

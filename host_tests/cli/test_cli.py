@@ -320,12 +320,11 @@ class Plan(Case):
                          self.document("plan", self.path("whole.json")))
 
     def test_names_that_families_have(self):
-        for key, names in (("num_experts", ("num_local_experts", "n_routed_experts", "moe_num_experts")),
-                           ("top_k", ("moe_topk", "moe_top_k", "moe_k", "top_k_experts", "num_experts_per_token",
-                                      "num_selected_experts")),
-                           ("intermediate_size", ("expert_ffn_hidden_size", "intermediate_size"))):
-            common = {"num_experts": "num_experts", "top_k": "num_experts_per_tok",
-                      "intermediate_size": "moe_intermediate_size"}[key]
+        for key, common, *names in (
+                ("num_experts", "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
+                ("top_k", "num_experts_per_tok", "moe_topk", "moe_top_k", "moe_k", "top_k_experts",
+                 "num_experts_per_token", "num_selected_experts"),
+                ("intermediate_size", "moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size")):
             for name in names:
                 with self.subTest(name=name):
                     self.assertEqual(self.said(**{common: None, name: [7, 7]})[0], {**LAYER, key: 7})
@@ -364,10 +363,11 @@ class Plan(Case):
             self.assertEqual("--set %s=" % key in trouble, key != "hidden_size", trouble)
         given = [f"--set={key}={value}" for key, value in keys.items()]
         self.assertEqual(self.document("plan", *model, *given)["model"], {"hidden_size": LAYER["hidden_size"]})
-        reason, = self.document("plan", *model, *given[:-1], code=2)["reasons"]
-        self.assertIn("float8_e4m3fn", reason["message"])
-        file = self.write("file.json", json.dumps(keys))
-        self.assertTrue(self.document("plan", file, *model)["ok"])
+        self.assertIn("float8_e4m3fn", self.moxie("plan", *model, *given[:-1], code=2)[1])
+        self.assertTrue(self.document("plan", self.write("file.json", json.dumps(keys)), *model)["ok"])
+        # A name that is cut within a character.
+        trouble = self.said(code=2, model_type="x" * 30 + "é" * 20, swiglu_limit=7.0)[1]
+        self.assertIn("--set activation=", trouble)
 
     def test_no_configuration(self):
         for arguments, words in (((), "--model or --set"), (("--set", "top_k"), "KEY=VALUE"),

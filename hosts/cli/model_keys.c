@@ -51,8 +51,9 @@ static const char *text_of(const json_t *value)
 
 static void set_unread(struct model_said *said, const char *key, const struct fault *why)
 {
-    (void)json_object_set_new(said->unread, key,
-                              json_pack("{s:i, s:s}", "code", why->code, "text", why->text));
+    (void)json_object_set_new(
+        said->unread, key,
+        json_pack("{s:i, s:o}", "code", why->code, "text", json_text(why->text)));
 }
 
 // ---- What weights and rows are stored as
@@ -171,7 +172,7 @@ static json_int_t count_of(const json_t *config, const char *key, json_int_t oth
 
 static int is_listed(const json_t *list, json_int_t layer)
 {
-    for (size_t i = 0; i < json_array_size(list); i++)
+    for (size_t i = 0; i < json_array_size(list) && i < LAYERS_COUNTED_MAX; i++)
         if (json_integer_value(json_array_get(list, i)) == layer) return 1;
     return 0;
 }

@@ -13,7 +13,7 @@ from moxie import abi
 from moxie.host import Libraries, default_path
 from moxie.modules import Shared, kind_of, refusal, with_room
 
-LAYERS_MAX = 256  # of one instance; more of one kind have another
+LAYERS_MAX = 257  # of one instance, one of which is kept; more of one kind have another
 
 
 def _not_called(data):
@@ -47,7 +47,8 @@ class Engine:
     def room(self, keys, device, all_gather=None):
         """A Shared of this configuration with a place for another layer. Under the lock. Over
         several ranks they make one at the same time, because their layers come in one order."""
-        return with_room(self.shared, (self.library().path, device, *sorted(keys.items())),
+        group = id(getattr(all_gather, "group", None))  # others have other peers, of equal keys too
+        return with_room(self.shared, (self.library().path, device, group, *sorted(keys.items())),
                          lambda: Shared(self.library(), keys, self.name, device, all_gather))
 
     def layers(self):

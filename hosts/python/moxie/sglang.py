@@ -108,8 +108,10 @@ def _scales(quant, order):
         return "fp8_channel", tuple(each.flatten(1) for each in scales)
     if order == abi.ORDER_PLAIN:
         return "fp8_tensor", tuple(each.flatten() for each in scales)
-    # One of gate and up together; each has its own for Moxie, so that this one is a copy.
-    return "fp8_tensor", (scales[0].flatten()[:, None].repeat(1, 2), scales[1].flatten())
+    # One of gate and up together, before weights are loaded one of each; each has its own for Moxie,
+    # so that one of both is a copy.
+    w1 = scales[0].reshape(len(quant.w13_weight), -1)
+    return "fp8_tensor", (w1 if w1.shape[1] == 2 else w1.repeat(1, 2), scales[1].flatten())
 
 
 def _tokens_max():

@@ -386,9 +386,10 @@ def _unrecorded(module, what, verb):
                    f"computes: {verb} the model after model.set_experts_implementation('eager')")
 
 
-# The mode in which torch records operations, as make_fx does, or None.
-_dispatch_mode = getattr(torch._C, "_get_dispatch_mode", lambda key: None)
-_PROXY = getattr(getattr(torch._C, "_TorchDispatchModeKey", None), "PROXY", None)
+def _is_recorded():
+    """Whether torch records operations, as make_fx does: by a module that it has imported then."""
+    recorder = sys.modules.get("torch.fx.experimental.proxy_tensor")
+    return recorder is not None and recorder.get_proxy_mode() is not None
 
 # Of torch.func, whose tensors are nowhere: those of grad, vmap and the like.
 _is_wrapped = getattr(getattr(torch._C, "_functorch", None), "is_functorch_wrapped_tensor",
@@ -408,7 +409,7 @@ def _check_transforms(module, tensors):
 def _forward(module, x, ids, weights):
     if torch.jit.is_tracing():
         raise _unrecorded(module, "a trace", "trace")
-    if _PROXY is not None and _dispatch_mode(_PROXY) is not None:
+    if _is_recorded():
         raise _unrecorded(module, "a graph of make_fx", "trace")
     parts = parts_of(module)
     _check_transforms(module, (x, ids, weights, *tensors_of(parts)))
