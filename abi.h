@@ -582,9 +582,9 @@ typedef struct moxie_routing_api {
 
 typedef struct moxie_expand_api {
     uint32_t struct_size, reserved0;
-    // Copies every (row, local expert) of `in` into the caller's `out` (an EXPERT_ layout: rows,
-    // weights, counts; apart from `in`); row_index int32 [slabs * cap, k] gets the expanded row of
-    // each or -1. CAPACITY: `out` below the worst case. [serial, stream, capturable; caller; 0.1]
+    // Copies each (row, local expert) of `in` to the caller's `out` (an EXPERT_ layout: rows, f32
+    // weights, counts; apart from `in`); row_index int32 [slabs * cap, k] gets its row or -1. It,
+    // weights and scales are compact. CAPACITY: too few. [serial, stream, capturable; caller; 0.1]
     int32_t (*expand)(moxie_runner *, const moxie_call *, const moxie_rows *in,
                       const moxie_rows *out, const moxie_tensor *row_index, moxie_error *);
     // Sums each row's expanded result rows in slot order, in fp32, into the layout expand read; run

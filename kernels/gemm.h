@@ -1,8 +1,8 @@
 // gemms: the two grouped GEMMs over ragged experts. gate_up gathers its rows by index, adds the
 // bias and applies the activation in its epilogue; down writes one row per pair. No atomics on
 // numbers: a pair's bits do not depend on its batch mates. An operand_format other than F32 rounds
-// the input rows, after the router weight on input; rows that arrive in that format already are not
-// rounded again.
+// the input rows, after the router weight on input; rows that arrive as fp8 or nvfp4, where it is
+// that, are not rounded again.
 
 #ifndef MOXIE_KERNELS_GEMM_H
 #define MOXIE_KERNELS_GEMM_H

@@ -71,10 +71,11 @@ struct tile {
 // Rows that arrive as the product wants them are not rounded again, whatever their neighbours are.
 static int32_t row_operand(const struct gemm *gemm, int32_t format)
 {
-    int same =
-        format == gemm->operand || (format == FORMAT_FP8_BLOCK128 && gemm->operand == FORMAT_FP8);
+    int is_coded = (format == FORMAT_FP8_BLOCK128 && gemm->operand == FORMAT_FP8) ||
+                   (format == FORMAT_NVFP4 && gemm->operand == FORMAT_NVFP4);
+    int same = is_coded || (format == gemm->operand && gemm->gate_up->pair_weight == NULL);
 
-    return same && gemm->gate_up->pair_weight == NULL ? FORMAT_F32 : gemm->operand;
+    return same ? FORMAT_F32 : gemm->operand;
 }
 
 static int32_t fetch_row(const struct gemm *gemm, int64_t pair, int64_t k, int64_t count, float *to)
