@@ -344,8 +344,9 @@ int32_t moxie_load(const char *path, const char *host_build, moxie_library *libr
     if (library == NULL) return load_fail(error, MOXIE_E_INVALID, "library is NULL");
     library->handle = NULL;
     library->api = NULL;
-    if (path == NULL)
-        return load_fail(error, MOXIE_E_INVALID, "path is NULL; pass the path of libmoxie.so");
+    if (path == NULL || path[0] == '\0') /* which dlopen takes for the program itself */
+        return load_fail(error, MOXIE_E_INVALID, "path is %s; pass the path of libmoxie.so",
+                         path == NULL ? "NULL" : "empty");
     handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (handle == NULL) {
         const char *why = dlerror();

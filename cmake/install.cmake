@@ -13,7 +13,7 @@ endif()
 
 # Not lib64 or lib/<triplet>: bin/moxie looks for the library in ../lib. A project that has this tree inside says itself
 # where its libraries go, and keeps its own documents.
-if(PROJECT_IS_TOP_LEVEL)
+if(PROJECT_IS_TOP_LEVEL AND NOT DEFINED CMAKE_INSTALL_LIBDIR)
     set(CMAKE_INSTALL_LIBDIR lib CACHE PATH "where libraries go, under the prefix")
 endif()
 include(GNUInstallDirs)
@@ -28,7 +28,8 @@ if(TARGET moxie_cli)
     install(TARGETS moxie_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()
 install(FILES abi.h abi/loader.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/moxie)
-install(FILES abi/loader.c DESTINATION ${CMAKE_INSTALL_DATADIR}/moxie)
+# Its headers beside it: an engine may have a loader.h or an abi.h of its own on its path.
+install(FILES abi/loader.c abi/loader.h abi.h DESTINATION ${CMAKE_INSTALL_DATADIR}/moxie)
 # For `pip install PREFIX/share/moxie/python`.
 install(DIRECTORY hosts/python/ DESTINATION ${CMAKE_INSTALL_DATADIR}/moxie/python
     PATTERN __pycache__ EXCLUDE PATTERN build EXCLUDE PATTERN *.egg-info EXCLUDE)
@@ -46,14 +47,19 @@ endforeach()
 # The prefix is found from where the .pc file lies, so that an installed tree can be moved.
 cmake_path(RELATIVE_PATH CMAKE_INSTALL_PREFIX BASE_DIRECTORY ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig
     OUTPUT_VARIABLE moxie_pc_to_prefix)
-configure_file(cmake/moxie.pc.in cmake/moxie.pc @ONLY)
-install(FILES ${PROJECT_BINARY_DIR}/cmake/moxie.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+foreach(folder LIBDIR INCLUDEDIR DATADIR) # each may be absolute
+    cmake_path(RELATIVE_PATH CMAKE_INSTALL_FULL_${folder} BASE_DIRECTORY ${CMAKE_INSTALL_PREFIX}
+        OUTPUT_VARIABLE moxie_pc_${folder})
+endforeach()
+# Not in cmake/, where find_package would look in a build folder for what works only where it is installed.
+configure_file(cmake/moxie.pc.in package/moxie.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/package/moxie.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 
 set(moxie_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/moxie)
 install(EXPORT moxie NAMESPACE moxie:: FILE moxieTargets.cmake DESTINATION ${moxie_package_dir})
-configure_package_config_file(cmake/moxieConfig.cmake.in cmake/moxieConfig.cmake
+configure_package_config_file(cmake/moxieConfig.cmake.in package/moxieConfig.cmake
     INSTALL_DESTINATION ${moxie_package_dir}
-    PATH_VARS CMAKE_INSTALL_INCLUDEDIR CMAKE_INSTALL_DATADIR)
-write_basic_package_version_file(cmake/moxieConfigVersion.cmake COMPATIBILITY SameMinorVersion)
-install(FILES ${PROJECT_BINARY_DIR}/cmake/moxieConfig.cmake ${PROJECT_BINARY_DIR}/cmake/moxieConfigVersion.cmake
+    PATH_VARS CMAKE_INSTALL_INCLUDEDIR CMAKE_INSTALL_DATADIR CMAKE_INSTALL_LIBDIR)
+write_basic_package_version_file(package/moxieConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/package/moxieConfig.cmake ${PROJECT_BINARY_DIR}/package/moxieConfigVersion.cmake
     DESTINATION ${moxie_package_dir})

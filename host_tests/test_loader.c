@@ -130,6 +130,8 @@ END_TEST
 START_TEST(bad_arguments)
 {
     ck_assert_int_eq(moxie_load(DOOR_LIBRARY, "engine 7", NULL, &error), MOXIE_E_INVALID);
+    ck_assert_int_eq(moxie_load("", "engine 7", &library, &error), MOXIE_E_INVALID);
+    ck_assert_ptr_nonnull(strstr(text, "path is empty"));
     ck_assert_int_eq(moxie_load(NULL, "engine 7", &library, &error), MOXIE_E_INVALID);
     ck_assert_ptr_null(library.handle);
     ck_assert_int_eq(moxie_load(DOOR_LIBRARY, "engine 7", &library, &error), MOXIE_OK);

@@ -160,11 +160,11 @@ static int32_t start_worker(struct threads *threads, const pthread_attr_t *attri
     int os_error = pthread_create(handle, attributes, worker_main, threads);
 
     if (os_error != 0)
-        return fail_with(error, os_error == ENOMEM ? MOXIE_E_MEMORY : MOXIE_E_UNAVAILABLE,
-                         "worker thread %d of %d cannot be started (%s); set cpu_threads to %d%s, "
-                         "or raise the limit of processes (ulimit -u, pids.max)",
-                         number, workers - 1, strerror(os_error), number,
-                         number == 1 ? "" : " or less");
+        return fail_with(
+            error, os_error == ENOMEM ? MOXIE_E_MEMORY : MOXIE_E_UNAVAILABLE,
+            "worker thread %d of %d cannot be started (%s); set cpu_threads to %d%s, "
+            "or raise the limit of processes (ulimit -u, pids.max) or of memory (ulimit -v)",
+            number, workers - 1, strerror(os_error), number, number == 1 ? "" : " or less");
     threads->started = number;
     (void)snprintf(name, sizeof name, "moxie-%d", number);
     (void)pthread_setname_np(*handle, name);
