@@ -43,6 +43,13 @@ void mock_set_i64(struct mock_host *mock, const char *key, int64_t value)
     value_set(mock, key, MOCK_I64)->i64 = value;
 }
 
+void mock_set_ranks(struct mock_host *mock, int64_t ranks)
+{
+    mock_set_i64(mock, "dp_size", ranks);
+    mock_set_i64(mock, "tp_size", ranks);
+    mock_set_i64(mock, "ep_size", ranks);
+}
+
 void mock_set_f64(struct mock_host *mock, const char *key, double value)
 {
     value_set(mock, key, MOCK_F64)->f64 = value;
@@ -434,9 +441,7 @@ void mock_host_join(struct mock_host *mock, struct mock_group *group, int32_t ra
     mock->rank = rank;
     mock->host.all_gather = on_all_gather;
     mock->host.barrier = on_barrier;
-    mock_set_i64(mock, "dp_size", group->ranks);
-    mock_set_i64(mock, "tp_size", group->ranks);
-    mock_set_i64(mock, "ep_size", group->ranks);
+    mock_set_ranks(mock, group->ranks);
     mock_set_i64(mock, "ep_rank", rank);
 }
 

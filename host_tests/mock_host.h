@@ -87,6 +87,8 @@ void mock_set_str(struct mock_host *mock, const char *key, const char *value);
 // get_str writes `bytes` of `text` (up to its capacity, NULs included) and reports `length`.
 void mock_set_raw(struct mock_host *mock, const char *key, const char *text, uint64_t bytes,
                   uint64_t length);
+// dp_size, tp_size and ep_size: ranks with tokens of their own each.
+void mock_set_ranks(struct mock_host *mock, int64_t ranks);
 // The getters answer `code` for this key, whatever is asked.
 void mock_set_code(struct mock_host *mock, const char *key, int32_t code);
 void mock_unset(struct mock_host *mock, const char *key);

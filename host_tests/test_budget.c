@@ -24,9 +24,7 @@ static int64_t planned(struct mock_host *mock)
 static void init(struct mock_host *mock, int64_t ranks)
 {
     mock_host_init(mock);
-    mock_set_i64(mock, "dp_size", ranks);
-    mock_set_i64(mock, "tp_size", ranks);
-    mock_set_i64(mock, "ep_size", ranks);
+    mock_set_ranks(mock, ranks);
     mock_set_i64(mock, "max_prefill_tokens", 4096);
 }
 

@@ -65,9 +65,7 @@ START_TEST(nothing_is_judged_by_a_stand_in)
     struct verdict verdict;
 
     mock_host_init(&mock);
-    mock_set_i64(&mock, "ep_size", 128);
-    mock_set_i64(&mock, "tp_size", 128);
-    mock_set_i64(&mock, "dp_size", 128);
+    mock_set_ranks(&mock, 128);
     mock_set_str(&mock, "dispatcher", "alltoall");
     mock_set_str(&mock, "dispatch_format", "fp8_block128");
     verdict_make(&verdict, &mock);
@@ -81,9 +79,7 @@ START_TEST(nothing_is_judged_by_a_stand_in)
     mock_set_str(&mock, "device", "sm_90");
     mock_set_str(&mock, "weight_format", "fp8");
     mock_set_str(&mock, "activation_format", "fp8");
-    mock_set_i64(&mock, "ep_size", 2);
-    mock_set_i64(&mock, "tp_size", 2);
-    mock_set_i64(&mock, "dp_size", 2);
+    mock_set_ranks(&mock, 2);
     mock_set_str(&mock, "dispatch_format", "fp8_block128");
     verdict_make(&verdict, &mock);
     ck_assert_int_eq((int)verdict.report.reasons_count, 1);
@@ -292,9 +288,7 @@ START_TEST(formats_without_a_kernel)
     struct mock_host mock;
 
     mock_host_init(&mock);
-    mock_set_i64(&mock, "dp_size", 2);
-    mock_set_i64(&mock, "tp_size", 2);
-    mock_set_i64(&mock, "ep_size", 2);
+    mock_set_ranks(&mock, 2);
     ck_assert_str_eq(judge(&mock, &runner, &dispatcher, &verdict), "");
     runner.weight_formats = BACKEND_BIT(FORMAT_F32) | BACKEND_BIT(FORMAT_FP8_TENSOR);
     ck_assert_str_eq(

@@ -13,9 +13,7 @@
 static void init_ranks(struct mock_host *mock, int64_t ranks)
 {
     mock_host_init(mock);
-    mock_set_i64(mock, "dp_size", ranks);
-    mock_set_i64(mock, "tp_size", ranks);
-    mock_set_i64(mock, "ep_size", ranks);
+    mock_set_ranks(mock, ranks);
 }
 
 static const moxie_buffer *buffer_of(const struct plan *plan, enum buffer_id id)

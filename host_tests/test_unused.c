@@ -7,13 +7,6 @@
 
 #include <string.h>
 
-static void ranks_set(struct mock_host *mock, int64_t ranks)
-{
-    mock_set_i64(mock, "dp_size", ranks);
-    mock_set_i64(mock, "tp_size", ranks);
-    mock_set_i64(mock, "ep_size", ranks);
-}
-
 START_TEST(one_rank_dispatches_nothing)
 {
     struct mock_host mock;
@@ -28,7 +21,7 @@ START_TEST(one_rank_dispatches_nothing)
     assert_warned(&mock, "transport", "transport is unused: ep_size is 1");
     assert_warned(&mock, "max_dispatch_tokens_per_rank",
                   "max_dispatch_tokens_per_rank is unused: dispatcher is local");
-    ranks_set(&mock, 2);
+    mock_set_ranks(&mock, 2);
     assert_not_warned(&mock, "dispatch_format");
     assert_not_warned(&mock, "timeout_ms");
     assert_not_warned(&mock, "transport");
@@ -49,7 +42,7 @@ START_TEST(sms_are_those_of_a_gpu)
     mock_host_init(&mock);
     mock_set_i64(&mock, "dispatch_sms", 24);
     assert_warned(&mock, "dispatch_sms", "dispatch_sms is unused: ep_size is 1");
-    ranks_set(&mock, 2);
+    mock_set_ranks(&mock, 2);
     assert_warned(&mock, "dispatch_sms", "dispatch_sms is unused: device is cpu");
     mock_set_str(&mock, "device", "sm_90");
     assert_not_warned(&mock, "dispatch_sms");
@@ -64,7 +57,7 @@ START_TEST(nothing_is_unused_for_a_key_that_is_refused)
     mock_host_init(&mock);
     mock_set_str(&mock, "device", "cuda");
     mock_set_i64(&mock, "dispatch_sms", 24);
-    ranks_set(&mock, 2);
+    mock_set_ranks(&mock, 2);
     assert_not_warned(&mock, "dispatch_sms");
     mock_set_i64(&mock, "speculative_draft_tokens", 4);
     assert_warned(&mock, "speculative_draft_tokens", "speculative_algorithm is none");
@@ -100,7 +93,7 @@ START_TEST(rounds_are_for_forward_alone)
     struct mock_host mock;
 
     mock_host_init(&mock);
-    ranks_set(&mock, 2);
+    mock_set_ranks(&mock, 2);
     mock_set_i64(&mock, "dispatch_rounds_max", 4);
     assert_warned(&mock, "dispatch_rounds_max", "dispatch_rounds_max is 4: forward() alone");
     mock_set_str(&mock, "dispatcher", "allgather");
@@ -222,7 +215,7 @@ START_TEST(a_long_timeout_is_cut)
     struct verdict verdict;
 
     mock_host_init(&mock);
-    ranks_set(&mock, 2);
+    mock_set_ranks(&mock, 2);
     mock_set_i64(&mock, "timeout_ms", (int64_t)1 << 31);
     assert_warned(&mock, "timeout_ms", "timeout_ms 2147483648 is cut to 2147483647");
     verdict_make(&verdict, &mock);

@@ -11,9 +11,7 @@
 static void init_ranks(struct mock_host *mock, int64_t ranks)
 {
     mock_host_init(mock);
-    mock_set_i64(mock, "dp_size", ranks);
-    mock_set_i64(mock, "tp_size", ranks);
-    mock_set_i64(mock, "ep_size", ranks);
+    mock_set_ranks(mock, ranks);
 }
 
 // ---- The dispatch cap --------------------------------------------------------------------------

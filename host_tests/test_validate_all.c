@@ -42,7 +42,6 @@ END_TEST
 
 START_TEST(same_question_same_answer)
 {
-    static const char *const sizes[] = {"dp_size", "tp_size", "ep_size"};
     struct verdict *first = calloc(2, sizeof *first);
     struct verdict *second;
     struct mock_host mock;
@@ -50,8 +49,7 @@ START_TEST(same_question_same_answer)
     ck_assert_ptr_nonnull(first);
     second = first + 1;
     mock_host_init(&mock);
-    for (size_t i = 0; i < 3; i++)
-        mock_set_i64(&mock, sizes[i], 4);
+    mock_set_ranks(&mock, 4);
     mock_set_i64(&mock, "max_prefill_tokens", 16384);
     mock_set_i64(&mock, "max_dispatch_tokens_per_rank", 4096);
     mock_set_i64(&mock, "dispatch_rounds_max", 8);
