@@ -27,18 +27,12 @@ json_t *model_keys(const struct model *model)
     return keys;
 }
 
-// Of its language model, where that says it.
+// Of its language model, where that says it; null is nothing.
 static const json_t *find(const json_t *config, const char *key)
 {
     const json_t *value = json_object_get(model_language(config), key);
 
-    return value != NULL && !json_is_null(value) ? value : json_object_get(config, key);
-}
-
-static const json_t *find_said(const json_t *config, const char *key)
-{
-    const json_t *value = find(config, key);
-
+    if (value == NULL || json_is_null(value)) value = json_object_get(config, key);
     return json_is_null(value) ? NULL : value;
 }
 
@@ -56,14 +50,13 @@ static void set_unread(struct model_said *said, const char *key, const struct fa
         json_pack("{s:i, s:o}", "code", why->code, "text", json_text(why->text)));
 }
 
-// ---- What weights and rows are stored as
-// ---------------------------------------------------------
+// ---- What weights and rows are stored as -------------------------------------------------------
 
 static const json_t *dtype_of(const json_t *config)
 {
-    const json_t *dtype = find_said(config, "dtype");
+    const json_t *dtype = find(config, "dtype");
 
-    return dtype != NULL ? dtype : find_said(config, "torch_dtype");
+    return dtype != NULL ? dtype : find(config, "torch_dtype");
 }
 
 static const char *number_word(const json_t *dtype)
@@ -134,7 +127,7 @@ static void set_number(json_t *keys, const char *key, const char *word)
 // Models of ModelOpt may say it in a file of their own alone.
 static void set_weight_format(struct model_said *said, const json_t *config, const json_t *modelopt)
 {
-    const json_t *quantised = find_said(config, "quantization_config"), *from = quantised;
+    const json_t *quantised = find(config, "quantization_config"), *from = quantised;
     const char *where = "config.json: quantization_config", *word = NULL;
     char seen[JSON_EXCERPT_BYTES];
     struct fault why;
@@ -159,8 +152,7 @@ static void set_weight_format(struct model_said *said, const json_t *config, con
     set_unread(said, "weight_format", &why);
 }
 
-// ---- Layers with experts
-// --------------------------------------------------------------------------
+// ---- Layers with experts -----------------------------------------------------------------------
 
 // A count of layers, or of layers in a turn; `otherwise` where nothing says it.
 static json_int_t count_of(const json_t *config, const char *key, json_int_t otherwise)
@@ -205,7 +197,7 @@ static int has_experts(const json_t *config, json_int_t layer)
 
 static void set_layers(struct model_said *said, const json_t *config)
 {
-    const json_t *value = find_said(config, "num_hidden_layers");
+    const json_t *value = find(config, "num_hidden_layers");
     json_int_t layers = json_integer_value(value), with_experts = 0;
     char seen[JSON_EXCERPT_BYTES];
     struct fault why;
@@ -223,8 +215,7 @@ static void set_layers(struct model_said *said, const json_t *config)
                               json_integer(with_experts > 0 ? with_experts : layers));
 }
 
-// ---- All of it
-// ------------------------------------------------------------------------------------
+// ---- All of it ---------------------------------------------------------------------------------
 
 static void set_sizes(struct model_said *said, const json_t *language)
 {
@@ -257,6 +248,7 @@ static void set_activation(struct model_said *said, const json_t *language)
 int model_keys_read(const char *folder, struct model_said *said, struct fault *fault)
 {
     json_t *config = NULL, *modelopt = NULL;
+    const char *rows = NULL;
     int st = EXIT_OK;
 
     *said = (struct model_said){json_object(), json_object()};
@@ -268,8 +260,9 @@ int model_keys_read(const char *folder, struct model_said *said, struct fault *f
     set_activation(said, model_language(config));
     set_layers(said, config);
     set_weight_format(said, config, json_object_get(modelopt, "quantization"));
-    set_number(said->keys, "input_format", number_word(dtype_of(config)));
-    set_number(said->keys, "output_format", number_word(dtype_of(config)));
+    rows = number_word(dtype_of(config));
+    set_number(said->keys, "input_format", rows);
+    set_number(said->keys, "output_format", rows);
 out:
     json_decref(config);
     json_decref(modelopt);

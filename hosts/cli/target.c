@@ -23,18 +23,17 @@ static int resolve(struct target *target, const char *path, mode_t *mode, struct
         target->path = strdup(path);
         return target->path != NULL ? EXIT_OK : fault_set(fault, EXIT_TROUBLE, "out of memory");
     }
-    // First: what a pipe's link in /proc leads to is no path.
-    if (stat(path, &seen) == 0 && !S_ISREG(seen.st_mode))
-        return fault_set(fault, EXIT_TROUBLE,
-                         "%s is there, and no regular file; it would be replaced", path);
-    target->path = realpath(path, NULL);
-    if (target->path == NULL || stat(target->path, &seen) != 0)
+    if (stat(path, &seen) != 0)
         return fault_set(fault, EXIT_TROUBLE, "%s: %s%s", path,
                          S_ISLNK(link.st_mode) ? "where the symbolic link leads: " : "",
                          strerror(errno));
+    // Before its path is asked for: a pipe's, behind a link in /proc, is none.
     if (!S_ISREG(seen.st_mode))
         return fault_set(fault, EXIT_TROUBLE,
                          "%s is there, and no regular file; it would be replaced", path);
+    target->path = realpath(path, NULL);
+    if (target->path == NULL)
+        return fault_set(fault, EXIT_TROUBLE, "%s: %s", path, strerror(errno));
     *mode = seen.st_mode & 07777;
     return EXIT_OK;
 }
