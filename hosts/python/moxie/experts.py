@@ -260,10 +260,6 @@ class Experts:
         """Whether another layer can be added."""
         return bool(self.free or self.dead) or self.taken < self.layers_max
 
-    def layers(self):
-        """How many layers there are."""
-        return self.taken - len(self.free) - len(self.dead)
-
     def weights_updated(self, layer):
         with self.lock:
             self._call(self.runs.weights_updated, layer.handle, None, 0)
