@@ -28,7 +28,7 @@ struct slab {
     unsigned char scales[CAP * SCALES + 1];
     int32_t ids[CAP * TOP_K + 1];
     float weights[CAP * TOP_K + 1];
-    int32_t count;
+    struct round_count count;
 };
 
 struct world {
@@ -83,7 +83,8 @@ static struct dispatch_args world_init(void)
                                   .top_k = TOP_K,
                                   .rows_cap = CAP,
                                   .ranks = RANKS,
-                                  .rank = RANK};
+                                  .rank = RANK,
+                                  .round = 3};
 }
 
 static void run(const struct dispatch_args *args, int32_t workers)
@@ -163,7 +164,8 @@ static void check(const struct dispatch_args *args, int valid)
                                    world.weights[token * TOP_K + t]);
             }
         }
-        if (world.to[r].rows != NULL && !args->pad_rows) ck_assert_int_eq(slab->count, sent);
+        if (world.to[r].rows != NULL) ck_assert_int_eq(slab->count.round, args->round);
+        if (world.to[r].rows != NULL && !args->pad_rows) ck_assert_int_eq(slab->count.rows, sent);
         for (int i = sent * PITCH; i < CAP * PITCH; i++)
             assert_many(slab->rows[i] == 0xff, "rank %d: %d at byte %d", r, slab->rows[i], i);
     }
@@ -226,7 +228,7 @@ START_TEST(dead_ranks_get_nothing)
     world.to[1] = (struct push_slab){0};
     run(&args, 2);
     check(&args, TOKENS);
-    ck_assert_int_eq(world.slabs[1].count, -1);
+    ck_assert_int_eq(world.slabs[1].count.rows, -1);
 }
 END_TEST
 
@@ -240,9 +242,9 @@ START_TEST(rows_sent_adds_up)
     args.rows_told = &rows_told;
     run(&args, 2);
     check(&args, TOKENS);
-    ck_assert_uint_eq(rows_sent, 1000 + (uint64_t)world.slabs[0].count +
-                                     (uint64_t)world.slabs[1].count +
-                                     (uint64_t)world.slabs[3].count);
+    ck_assert_uint_eq(rows_sent, 1000 + (uint64_t)world.slabs[0].count.rows +
+                                     (uint64_t)world.slabs[1].count.rows +
+                                     (uint64_t)world.slabs[3].count.rows);
     ck_assert_uint_gt(rows_sent, 1000);
     ck_assert_uint_eq(rows_told, rows_sent);
     args = world_init();
@@ -304,13 +306,13 @@ START_TEST(padding_is_reported_without_experts)
         ck_assert_int_eq(world.slabs[0].ids[TOKENS * TOP_K + t], -1);
         ck_assert_float_eq(world.slabs[0].weights[TOKENS * TOP_K + t], 0.0f);
     }
-    ck_assert_int_eq(world.slabs[0].count, CAP);
+    ck_assert_int_eq(world.slabs[0].count.rows, CAP);
     args = world_init();
     args.everywhere = 1;
     args.pad_rows = 3;
     args.tokens = 0;
     run(&args, 2);
-    ck_assert_int_eq(world.slabs[3].count, 3);
+    ck_assert_int_eq(world.slabs[3].count.rows, 3);
 }
 END_TEST
 
@@ -321,7 +323,7 @@ START_TEST(a_full_slab_takes_no_more)
     args.rows_cap = 4;
     args.everywhere = 1;
     run(&args, 2);
-    ck_assert_int_eq(world.slabs[0].count, 4);
+    ck_assert_int_eq(world.slabs[0].count.rows, 4);
     ck_assert_int_eq(world.send_slot[4 * RANKS], -1);
     for (int i = 4 * PITCH; i < CAP * PITCH; i++)
         assert_many(world.slabs[0].rows[i] == 0xff, "%d at byte %d", world.slabs[0].rows[i], i);

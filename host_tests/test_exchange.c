@@ -236,6 +236,59 @@ START_TEST(slabs_are_as_large_as_the_step)
 }
 END_TEST
 
+// ---- rounds that differ -------------------------------------------------------------------------
+
+static void two_rounds(struct crew_member *member)
+{
+    int64_t most = member->crew->parts[0];
+
+    mock_set_i64(&member->rank.mock, "max_dispatch_tokens_per_rank", ceil_div(most, 2));
+    mock_set_i64(&member->rank.mock, "dispatch_rounds_max", 2);
+}
+
+// The last rank has a token, and believes that the others fit in a round: when they are in their
+// second one, it is in the next forward.
+static void rounds_scenario(struct crew_member *member)
+{
+    const struct limits *limits = &member->rank.instance->plan.limits;
+    moxie_dispatcher *dispatcher = member->rank.dispatcher;
+    moxie_error *error = &member->rank.mock.error;
+    int64_t believed[MOXIE_RANKS_MAX] = {limits->tokens_max, limits->tokens_max, 1};
+    const int is_last = member->index == member->crew->ranks - 1;
+    int32_t answer;
+
+    if (is_last) {
+        member->step.rank_tokens = believed;
+        member->tokens = member->step.tokens = 1;
+        for (int32_t i = 0; i < 4; i++)
+            member->batch.dims[i][0] = 1;
+        crew_forward(member);
+    } else {
+        member->step.rank_tokens = NULL;
+    }
+    crew_begin(member);
+    answer = forward_run(dispatcher, member->rank.runner, &member->batch.batch, error);
+    crew_expect(member, answer, MOXIE_E_COLLECTIVE_MISMATCH,
+                is_last ? "rank 0 sends round 1 of its layer, and this rank round 0"
+                        : "rank 2 sends round 0 of its layer, and this rank round 1");
+    ck_assert_int_eq(error->rank, is_last ? 0 : 2);
+    for (int64_t i = 0; i < member->tokens * member->crew->layer.hidden; i++)
+        ck_assert_float_eq(member->y[i], 0.0f);
+}
+
+START_TEST(rows_of_another_round_are_none)
+{
+    struct crew crew = {.layer_name = "qwen3_moe_a",
+                        .ranks = 3,
+                        .dispatcher = "alltoall",
+                        .configure = two_rounds,
+                        .scenario = rounds_scenario};
+
+    crew_run(&crew);
+    crew_fini(&crew);
+}
+END_TEST
+
 // ---- no allocation in a step -------------------------------------------------------------------
 
 static void quiet_scenario(struct crew_member *member)
@@ -341,6 +394,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, results_in_16_bits);
     tcase_add_test(tests, garbage_ids_write_into_nobodys_rows);
     tcase_add_loop_test(tests, slabs_are_as_large_as_the_step, 0, 2);
+    tcase_add_test(tests, rows_of_another_round_are_none);
     tcase_add_loop_test(tests, forward_allocates_nothing, 0, 3);
     tcase_add_test(tests, two_instances_share_nothing);
 }

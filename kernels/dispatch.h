@@ -15,7 +15,7 @@ struct push_slab {
     void *scales;   // as row_slab.scales
     int32_t *ids;   // [cap, top_k] physical ids, -1: no expert
     float *weights; // [cap, top_k]
-    int32_t *count; // rows written
+    struct round_count *count;
 };
 
 struct dispatch_args {
@@ -43,6 +43,7 @@ struct dispatch_args {
     int32_t ranks, rank;
     int32_t everywhere; // 1: every row to every rank (allgather), 0: to the owners of its experts
     int32_t pad_rows;   // everywhere: rows reported at least, those past `tokens` with ids -1
+    int32_t round;      // for the counts
     int32_t sms;        // of a GPU, that the rows may take; 0: all
 };
 

@@ -44,6 +44,7 @@ enum verdict_kind {
     VERDICT_SILENT,   // the ranks of `silent` owe a flag; `rank` was not heard to wait either
     VERDICT_ALL_WAIT, // the ranks of `silent` owe a flag, and all of them wait
     VERDICT_ROWS,     // `rank` says that it has sent more rows than a rank has in this forward
+    VERDICT_ROUND,    // `rank` is in another round
 };
 
 // Why a wait failed.
@@ -55,7 +56,8 @@ struct flag_verdict {
     uint64_t epoch, generation;            // of the rank that waited
     uint64_t told_generation, told_active; // by `rank`
     uint64_t silent;                       // bit r: rank r
-    int32_t rows_most, reserved;           // of any rank
+    int32_t rows_most;                     // of any rank
+    int32_t round, told_round, reserved;   // of the rank that waited, and by `rank`
 };
 
 // Pinned host memory that the device writes, one per dispatcher.
@@ -81,16 +83,16 @@ struct signal_args {
 
 // With `peers`, first does what signal does, which saves a launch. Waits until `word` of every
 // active peer is of this generation and epoch; then, with `counts`, takes the rows that each has
-// sent, of which more than rows_most are a failure. A wait that fails sets state->failed, says why
-// in the report, and counts no rows, as does every wait after it.
+// sent: more than rows_most, or those of another round, are a failure. A wait that fails sets
+// state->failed, says why in the report, and counts no rows, as does every wait after it.
 struct await_args {
     struct flag_state *state;
     void *const *peers;      // as signal_args.peers; NULL: an earlier launch has signalled
     void *window;            // own, of this slot
     void *beats;             // own window of slot 0, where WORD_BEAT lies for all slots
     void *const *peer_beats; // host array [ranks]: rank r's window of slot 0
-    const void *peer_counts; // in the own window, int32 FLAG_LINE_BYTES apart: source s is at s, or
-                             // s - 1 from `rank` on
+    const void *peer_counts; // in the own window, struct round_count FLAG_LINE_BYTES apart: source
+                             // s is at s, or s - 1 from `rank` on
     int32_t *counts;         // out [ranks], 0..rows_most; the own rank's is `tokens`. NULL: none
     struct flag_report *report;
     uint64_t *ended; // as signal_args.begun
@@ -98,7 +100,8 @@ struct await_args {
     int32_t slot;
     int32_t word; // enum flag_word: WORD_DISPATCH or WORD_COMBINE
     int32_t ranks, rank;
-    int32_t tokens, rows_most;
+    int32_t tokens, rows_most, round;
+    int32_t reserved;
 };
 
 // Starts `generation` with the ranks of `active`: the slot's epochs from 0, no failure, and every

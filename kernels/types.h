@@ -46,6 +46,12 @@ enum activation {
 // Values equal abi.h's MOXIE_ORDER_*.
 enum row_order { ORDER_PLAIN, ORDER_GATE_UP, ORDER_UP_GATE, ORDER_INTERLEAVED };
 
+// What a source says of a round at each destination.
+struct round_count {
+    int32_t rows;  // that it has sent there
+    int32_t round; // of its layer
+};
+
 // Rows of one source, as a dispatcher delivers them. Device memory; a peer may still own the pages,
 // so counts and ids are read once and checked, never trusted.
 struct row_slab {

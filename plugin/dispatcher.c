@@ -16,8 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define DISPATCHER_MAGIC 0x4d4f584944495350u // "MOXIDISP"
-
+#define DISPATCHER_MAGIC   0x4d4f584944495350u // "MOXIDISP"
 #define FAILURE_TEXT_BYTES 256
 
 #define DISPATCHER_BUFFERS                                                                         \
@@ -486,6 +485,7 @@ int32_t dispatcher_send_round(moxie_dispatcher *dispatcher, const moxie_batch *b
         .slot = batch->slot,
         .rows_most = rows_most(dispatcher, slot, round),
         .joined = joined,
+        .index = round,
     };
     if (slot->shape.padding == MOXIE_PADDING_MAX_LEN) slot->round.pad_rows = slot->round.rows_most;
     slot->rows = step_rows_of(batch);

@@ -89,7 +89,7 @@ static struct push_slab push_to(const struct exchange_group *group, const struct
         .scales = piece_to(window, w->scales, w->scales_slab_bytes, me, to),
         .ids = (int32_t *)(void *)piece_to(window, w->ids, w->ids_slab_bytes, me, to),
         .weights = (float *)(void *)piece_to(window, w->weights, w->weights_slab_bytes, me, to),
-        .count = (int32_t *)(void *)piece_to(window, w->counts, FLAG_LINE_BYTES, me, to),
+        .count = (struct round_count *)(void *)piece_to(window, w->counts, FLAG_LINE_BYTES, me, to),
     };
 }
 
@@ -137,6 +137,7 @@ static struct dispatch_args dispatch_stage(const struct exchange_group *group,
         .rows_told = group->report == NULL ? NULL : &group->report->rows_sent[round->slot],
         .everywhere = group->everywhere,
         .pad_rows = round->pad_rows,
+        .round = round->index,
         .sms = limits->dispatch_sms,
     };
 }

@@ -67,6 +67,8 @@ struct exchange_round {
     int32_t slot;
     int32_t rows_most; // of any rank to any other, the same on every rank; at least 1
     int32_t joined;    // 1: what is sent is waited for in the same call
+    int32_t index;     // among the rounds of its layer
+    int32_t reserved;
 };
 
 // How ranks tell each other. The calls of one layer of a slot: begin, send(WORD_DISPATCH),

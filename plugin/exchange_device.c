@@ -184,6 +184,7 @@ static int32_t wait_device(struct exchange_group *group, struct exchange *slot,
         .rank = limits->rank,
         .tokens = round->tokens,
         .rows_most = round->rows_most,
+        .round = round->index,
     };
 
     if (args.peers != NULL) find_peers(group, slot->window, peers);

@@ -212,29 +212,40 @@ static int32_t send_host(struct exchange_group *group, struct exchange *slot,
 }
 
 // A peer may write anything there.
-static int32_t rows_from(const struct exchange_group *group, const struct exchange *slot,
-                         int32_t from)
+static struct round_count count_from(const struct exchange_group *group,
+                                     const struct exchange *slot,
+                                     const struct exchange_round *round, int32_t from)
 {
-    const struct limits *limits = exchange_limits(group);
+    int32_t me = exchange_limits(group)->rank;
     const unsigned char *counts = slot->window->base + group->instance->plan.window.counts;
-    int32_t rows;
+    const struct round_count *told =
+        (const void *)(counts + (from < me ? from : from - 1) * FLAG_LINE_BYTES);
+    struct round_count count = {0, round->index};
 
-    if (!exchange_is_peer(group, from)) return 0;
-    rows = atomic_load_explicit(
-        (const _Atomic int32_t *)(const void *)(counts + (from < limits->rank ? from : from - 1) *
-                                                             FLAG_LINE_BYTES),
-        memory_order_relaxed);
-    return rows < 0 ? 0 : rows;
+    if (from == me) count.rows = round->tokens;
+    if (!exchange_is_peer(group, from)) return count;
+    count.rows = __atomic_load_n(&told->rows, __ATOMIC_RELAXED);
+    count.round = __atomic_load_n(&told->round, __ATOMIC_RELAXED);
+    if (count.rows < 0) count.rows = 0;
+    return count;
 }
 
-static int32_t refuse_rows(const struct exchange_group *group, const struct exchange *slot,
-                           int32_t from, int32_t rows, int32_t rows_most, moxie_error *error)
+// What came is of this round, and no more than any rank has.
+static int32_t check_count(const struct exchange_group *group, const struct exchange *slot,
+                           const struct exchange_round *round, int32_t from,
+                           const struct round_count *count, moxie_error *error)
 {
-    const struct flag_verdict verdict = {.kind = VERDICT_ROWS,
-                                         .rank = from,
-                                         .told_rows = rows,
-                                         .epoch = slot->epoch,
-                                         .rows_most = rows_most};
+    const struct flag_verdict verdict = {
+        .kind = count->round != round->index     ? VERDICT_ROUND
+                : count->rows > round->rows_most ? VERDICT_ROWS
+                                                 : VERDICT_NONE,
+        .rank = from,
+        .epoch = slot->epoch,
+        .rows_most = round->rows_most,
+        .told_rows = count->rows,
+        .round = round->index,
+        .told_round = count->round,
+    };
 
     return verdict_say(&verdict, group, error);
 }
@@ -248,12 +259,11 @@ static int32_t wait_host(struct exchange_group *group, struct exchange *slot,
 
     TRY(exchange_wait(group, slot, word, error));
     for (int32_t rank = 0; word == WORD_DISPATCH && rank < limits->ranks; rank++) {
-        int32_t rows = rank == limits->rank ? round->tokens : rows_from(group, slot, rank);
+        struct round_count count = count_from(group, slot, round, rank);
 
-        if (rows > round->rows_most)
-            TRY(refuse_rows(group, slot, rank, rows, round->rows_most, error));
-        slot->counts[rank] = rows;
-        if (rank != limits->rank) group->instance->stats.rows_received += (uint64_t)rows;
+        TRY(check_count(group, slot, round, rank, &count, error));
+        slot->counts[rank] = count.rows;
+        if (rank != limits->rank) group->instance->stats.rows_received += (uint64_t)count.rows;
     }
 out:
     return st;

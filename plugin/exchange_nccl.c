@@ -91,11 +91,13 @@ static int32_t give_up(const struct exchange_group *group, int32_t code, const m
     return say(watch, error);
 }
 
-// An await found no flag of this epoch though its exchange was done, or too many rows.
+// An await found no flag of this epoch though its exchange was done, or other rows than this
+// round's.
 static int32_t say_verdict(const struct flag_verdict *verdict, const struct exchange_group *group,
                            moxie_error *error)
 {
-    if (verdict->kind == VERDICT_ROWS) return verdict_say(verdict, group, error);
+    if (verdict->kind == VERDICT_ROWS || verdict->kind == VERDICT_ROUND)
+        return verdict_say(verdict, group, error);
     return fail_rank(error, MOXIE_E_PEER, verdict->rank,
                      "rank %d is not at epoch %" PRIu64
                      " as this rank is: the ranks have made different calls; every rank must make "
@@ -231,7 +233,8 @@ static int32_t pieces_of(const struct exchange_group *group, const struct exchan
         pieces[count++] =
             slab(window, w->results, w->results_slab_bytes, i, rows * limits->result_bytes);
     } else {
-        pieces[count++] = slab(window, w->counts, FLAG_LINE_BYTES, i, (int64_t)sizeof(int32_t));
+        pieces[count++] =
+            slab(window, w->counts, FLAG_LINE_BYTES, i, (int64_t)sizeof(struct round_count));
         pieces[count++] = slab(window, w->rows, w->rows_slab_bytes, i, rows * limits->row_bytes);
         pieces[count++] =
             slab(window, w->scales, w->scales_slab_bytes, i, rows * limits->scale_bytes);

@@ -4,6 +4,10 @@
 
 #include <inttypes.h>
 
+#define AGREE                                                                                      \
+    "pass the same step.rank_tokens, or NULL, on every rank, and start again: by "                 \
+    "set_active_ranks with the same ranks, or over NCCL by new dispatchers"
+
 // `verdict->rank` is in a later generation with the ranks it told, this one among them.
 static int32_t say_moved_on(const struct flag_verdict *verdict, const struct exchange_group *group,
                             moxie_error *error)
@@ -56,10 +60,17 @@ static int32_t say_rows(const struct flag_verdict *verdict, moxie_error *error)
 {
     return fail_rank(error, MOXIE_E_COLLECTIVE_MISMATCH, verdict->rank,
                      "rank %d has sent %d rows of epoch %" PRIu64 ", and by this rank's step no "
-                     "rank has more than %d; pass the same step.rank_tokens, or NULL, on every "
-                     "rank, and start again: by set_active_ranks with the same ranks, or over NCCL "
-                     "by new dispatchers",
+                     "rank has more than %d; " AGREE,
                      verdict->rank, verdict->told_rows, verdict->epoch, verdict->rows_most);
+}
+
+// Forwards of other sizes have other numbers of rounds.
+static int32_t say_round(const struct flag_verdict *verdict, moxie_error *error)
+{
+    return fail_rank(error, MOXIE_E_COLLECTIVE_MISMATCH, verdict->rank,
+                     "rank %d sends round %d of its layer, and this rank round %d (epoch %" PRIu64
+                     "); " AGREE,
+                     verdict->rank, verdict->told_round, verdict->round, verdict->epoch);
 }
 
 int32_t verdict_say(const struct flag_verdict *verdict, const struct exchange_group *group,
@@ -77,6 +88,8 @@ int32_t verdict_say(const struct flag_verdict *verdict, const struct exchange_gr
         return say_moved_on(verdict, group, error);
     case VERDICT_ROWS:
         return say_rows(verdict, error);
+    case VERDICT_ROUND:
+        return say_round(verdict, error);
     default:
         return say_silent(verdict, group, error);
     }

@@ -321,7 +321,7 @@ static void take_slabs(struct fuzz_input *input, const struct sizes *s, struct p
         if (form >= 224) continue; // not active
         to->ids = fuzz_place(places * 4, 0);
         to->weights = fuzz_place(places * 4, 0);
-        to->count = fuzz_taken(input, 4);
+        to->count = fuzz_taken(input, sizeof *to->count);
         if (r == args->rank) continue;
         to->rows = fuzz_place((size_t)(args->rows_cap * args->row_stride_bytes), 0);
         if (args->scale_stride_bytes > 0)
@@ -390,8 +390,8 @@ static void check_pushed(const struct sizes *s, const struct pushed *pushed)
             next += slot >= 0;
         }
         if (to->rows == NULL || r == args->rank) continue;
-        PROPERTY(*to->count >= next && *to->count <= args->rows_cap);
-        for (int32_t i = 0; i < *to->count * s->top_k; i++)
+        PROPERTY(to->count->rows >= next && to->count->rows <= args->rows_cap);
+        for (int32_t i = 0; i < to->count->rows * s->top_k; i++)
             PROPERTY(to->ids[i] >= -1 && to->ids[i] < pushed->expert_first[s->ranks]);
     }
 }

@@ -122,7 +122,7 @@ struct destination {
 
     explicit destination(const shape &s)
         : rows(s.ranks * s.cap * s.row_stride), scales(s.ranks * s.cap * s.scale_stride), ids((size_t)s.ranks * places(s) * 4),
-          weights((size_t)s.ranks * places(s) * 4), counts(s.ranks * 4), send_slot((size_t)s.tokens * s.ranks * 4), rows_sent(8), rows_told(8)
+          weights((size_t)s.ranks * places(s) * 4), counts(s.ranks * sizeof(round_count)), send_slot((size_t)s.tokens * s.ranks * 4), rows_sent(8), rows_told(8)
     {
         for (twin *t : {&rows, &scales, &ids, &weights, &counts, &send_slot, &rows_sent, &rows_told})
             t->fill(POISON);
@@ -145,7 +145,7 @@ static void view(const shape &s, destination &to, uint64_t away, bool device, pu
         if (r == s.rank) continue;
         slabs[r].rows = to.rows.on<char>(device) + r * s.cap * s.row_stride;
         slabs[r].scales = to.scales.on<char>(device) + r * s.cap * s.scale_stride;
-        slabs[r].count = to.counts.on<int32_t>(device) + r;
+        slabs[r].count = to.counts.on<round_count>(device) + r;
     }
 }
 
@@ -202,6 +202,7 @@ static int try_dispatch()
         args.to = slabs;
         args.tokens_valid = padded ? from.valid.on<int32_t>(device) : NULL;
         args.token_first = first;
+        args.round = static_cast<int32_t>(first);
         args.rows_sent = counted ? to.rows_sent.on<uint64_t>(device) : NULL;
         args.rows_told = counted && first == 0 ? to.rows_told.on<uint64_t>(device) : NULL;
         CHECK(device ? kernels_cuda.dispatch(&args, NULL) : kernels_cpu.dispatch(&args, stream_of_cpu()));

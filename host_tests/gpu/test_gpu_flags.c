@@ -193,6 +193,26 @@ START_TEST(more_rows_than_any_rank_has_are_none)
 }
 END_TEST
 
+// Rows of another round are none of this one's, however few.
+START_TEST(rows_of_another_round_are_none)
+{
+    const uint64_t second = (uint64_t)1 << 32;
+    struct scene scene;
+
+    scene_open(&scene);
+    put(&scene.windows[OWN]->counts[0].value, 4);
+    put(&scene.windows[OWN]->counts[1].value, second | 5);
+    put(&scene.windows[OWN]->counts[2].value, CAP + 1);
+    ck_assert_uint_eq(wait_kernel(&scene), VERDICT_ROUND);
+    ck_assert_uint_eq(failed(&scene), 1);
+    ck_assert_int_eq(scene.report->verdict.rank, 2);
+    ck_assert_int_eq(scene.report->verdict.told_round, 1);
+    ck_assert_int_eq(scene.report->verdict.round, 0);
+    expect_counts(&scene, (const int32_t[]){0, 0, 0, 0});
+    scene_close(&scene);
+}
+END_TEST
+
 START_TEST(ranks_left_out_are_not_waited_for)
 {
     struct scene scene;
@@ -427,6 +447,7 @@ static void tests(TCase *cases)
 {
     tcase_add_test(cases, rows_are_counted_when_all_have_come);
     tcase_add_loop_test(cases, more_rows_than_any_rank_has_are_none, 0, 2);
+    tcase_add_test(cases, rows_of_another_round_are_none);
     tcase_add_test(cases, ranks_left_out_are_not_waited_for);
     tcase_add_loop_test(cases, flags_of_other_epochs_are_none, 0, 4);
     tcase_add_loop_test(cases, who_waits_itself_is_not_named, 0, 4);

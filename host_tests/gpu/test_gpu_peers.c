@@ -318,6 +318,43 @@ START_TEST(no_round_outlives_a_failure)
 }
 END_TEST
 
+// Rank 1 has a token, and believes that the others fit in a round: when they are in their second
+// one, it is in the next forward.
+static void other_rounds_scenario(struct gpu_member *member)
+{
+    const int64_t most = member->rank.instance->plan.limits.tokens_max;
+    const int64_t believed[] = {most, 1, most};
+
+    member->step.rank_tokens = NULL;
+    if (member->index == 1) {
+        gpu_member_take(member, member->first, 1);
+        member->step.rank_tokens = believed;
+        gpu_member_forward(member);
+    }
+    gpu_member_accept(member, gpu_member_begin(member));
+    gpu_member_accept(member, gpu_member_run(member));
+    gpu_member_fetch(member);
+    gpu_member_expect_zero(member);
+    ck_assert_int_eq(gpu_member_poll(member), MOXIE_E_COLLECTIVE_MISMATCH);
+    ck_assert_ptr_nonnull(strstr(member->rank.mock.text,
+                                 member->index == 1
+                                     ? "rank 0 sends round 1 of its layer, and this rank round 0"
+                                     : "rank 1 sends round 0 of its layer, and this rank round 1"));
+}
+
+START_TEST(rows_of_another_round_are_none)
+{
+    struct gpu_crew crew = {.layer_name = "qwen3_moe_a",
+                            .ranks = gpu_crew_ranks(3),
+                            .dispatcher = "alltoall",
+                            .configure = two_rounds,
+                            .scenario = other_rounds_scenario};
+
+    gpu_crew_run(&crew);
+    gpu_crew_fini(&crew);
+}
+END_TEST
+
 // ---- forwards in flight ------------------------------------------------------------------------
 
 // Two forwards by halves, the second begun inside the first.
@@ -404,6 +441,7 @@ static void tests(TCase *cases)
     tcase_add_loop_test(cases, a_graph_goes_on_without_a_rank, 1, 2);
     if (devices >= 3) tcase_add_test(cases, a_poll_while_ranks_regroup_names_the_same);
     tcase_add_loop_test(cases, no_round_outlives_a_failure, 0, 2);
+    tcase_add_test(cases, rows_of_another_round_are_none);
 }
 
 int main(void)

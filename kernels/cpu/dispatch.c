@@ -215,7 +215,8 @@ static void write_counts(const struct dispatch_args *args, const int32_t *sent)
 
         if (rank == args->rank || to->rows == NULL) continue;
         count = pad(args, to, sent[rank]);
-        __atomic_store_n(to->count, count, __ATOMIC_RELEASE);
+        __atomic_store_n(&to->count->round, args->round, __ATOMIC_RELAXED);
+        __atomic_store_n(&to->count->rows, count, __ATOMIC_RELEASE);
         all += (uint64_t)count;
     }
     if (args->rows_sent == NULL) return;

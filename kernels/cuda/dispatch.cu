@@ -41,7 +41,7 @@ struct args {
     int32_t *send_slot;
     int64_t x_stride_bytes, id_stride_bytes, weight_stride_bytes, row_stride_bytes, scale_stride_bytes;
     int64_t token_first, map_count;
-    int32_t x_format, id_bytes, weight_format, tokens, hidden, top_k, rows_cap, ranks, rank, everywhere, pad_rows;
+    int32_t x_format, id_bytes, weight_format, tokens, hidden, top_k, rows_cap, ranks, rank, everywhere, pad_rows, round;
     int32_t pieces, piece_columns;
 };
 
@@ -134,7 +134,7 @@ __device__ void finish_slab(const args &a, const push_slab &to, int32_t wanted)
         to.ids[i] = -1;
         to.weights[i] = 0.0f;
     }
-    if (threadIdx.x == 0) *to.count = rows_counted(a, wanted);
+    if (threadIdx.x == 0) *to.count = {rows_counted(a, wanted), a.round};
 }
 
 // Bit r: rank r owns an expert of the token.
@@ -523,6 +523,7 @@ void fill(const dispatch_args &from, args *to)
     to->rank = from.rank;
     to->everywhere = from.everywhere;
     to->pad_rows = from.pad_rows;
+    to->round = from.round;
 }
 
 typedef void (*push_kernel_entry)(args);

@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(kThreads) signal_kernel(const __grid_constant_
 
 // ---- await -------------------------------------------------------------------------------------
 
-enum outcome : uint32_t { ARRIVED, HEARD, MUTE, LEFT_OUT, MOVED_ON, STOPPED, TOO_MANY };
+enum outcome : uint32_t { ARRIVED, HEARD, MUTE, LEFT_OUT, MOVED_ON, STOPPED, TOO_MANY, OTHER_ROUND };
 
 // What a peer said, as one thread heard it.
 struct heard {
@@ -184,10 +184,10 @@ __device__ heard listen(const await_kernel_args &args, watch w, int32_t rank, vo
     }
 }
 
-// One thread: what all have heard, in the order of ranks as the host's wait goes. `rows`: how many each says that it has sent.
-__device__ flag_verdict judge(const await_args &a, const watch &w, const heard *all, const int32_t *rows)
+// One thread: what all have heard, in the order of ranks as the host's wait goes. `told`: the count of each.
+__device__ flag_verdict judge(const await_args &a, const watch &w, const heard *all, const round_count *told)
 {
-    flag_verdict v = {VERDICT_NONE, -1, static_cast<uint32_t>(a.word), 0, w.epoch, w.generation, 0, 0, 0, a.rows_most, 0};
+    flag_verdict v = {VERDICT_NONE, -1, static_cast<uint32_t>(a.word), 0, w.epoch, w.generation, 0, 0, 0, a.rows_most, a.round, 0, 0};
 
     for (int32_t rank = 0; rank < a.ranks; rank++) {
         if (all[rank].what != LEFT_OUT && all[rank].what != MOVED_ON) continue;
@@ -204,10 +204,11 @@ __device__ flag_verdict judge(const await_args &a, const watch &w, const heard *
     }
     if (v.silent != 0) v.kind = v.rank < 0 ? VERDICT_ALL_WAIT : VERDICT_SILENT;
     for (int32_t rank = 0; v.kind == VERDICT_NONE && rank < a.ranks; rank++) {
-        if (all[rank].what != TOO_MANY) continue;
-        v.kind = VERDICT_ROWS;
+        if (all[rank].what != TOO_MANY && all[rank].what != OTHER_ROUND) continue;
+        v.kind = all[rank].what == TOO_MANY ? VERDICT_ROWS : VERDICT_ROUND;
         v.rank = rank;
-        v.told_rows = rows[rank];
+        v.told_rows = told[rank].rows;
+        v.told_round = told[rank].round;
     }
     return v;
 }
@@ -226,31 +227,34 @@ __device__ void settle(const await_args &a, const flag_verdict &v)
     a.report->verdict.silent = v.silent;
     a.report->verdict.told_rows = v.told_rows;
     a.report->verdict.rows_most = v.rows_most;
+    a.report->verdict.round = v.round;
+    a.report->verdict.told_round = v.told_round;
     fence_system();
     *static_cast<volatile uint32_t *>(&a.report->verdict.kind) = v.kind;
 }
 
 // A peer may write anything there.
-__device__ int32_t rows_from(const await_args &a, uint64_t active, int32_t rank)
+__device__ round_count count_from(const await_args &a, uint64_t active, int32_t rank)
 {
     const unsigned char *counts = static_cast<const unsigned char *>(a.peer_counts);
     int32_t index = rank < a.rank ? rank : rank - 1, rows;
+    const volatile round_count *told = reinterpret_cast<const volatile round_count *>(counts + index * FLAG_LINE_BYTES);
 
-    if (rank == a.rank) return a.tokens;
-    if (!is_peer(active, rank, a.rank)) return 0;
-    rows = *reinterpret_cast<const volatile int32_t *>(counts + index * FLAG_LINE_BYTES);
-    return max(rows, 0);
+    if (rank == a.rank) return {a.tokens, a.round};
+    if (!is_peer(active, rank, a.rank)) return {0, a.round};
+    rows = told->rows;
+    return {max(rows, 0), told->round};
 }
 
-__device__ void take_counts(const await_args &a, const int32_t *rows, uint64_t received)
+__device__ void take_counts(const await_args &a, const round_count *told, uint64_t received)
 {
     int32_t rank = threadIdx.x;
     bool failed = has_failed(a.state);
 
-    if (rank < a.ranks) a.counts[rank] = failed ? 0 : rows[rank];
+    if (rank < a.ranks) a.counts[rank] = failed ? 0 : told[rank].rows;
     if (rank != 0 || failed) return;
     for (int32_t r = 0; r < a.ranks; r++)
-        received += r != a.rank ? rows[r] : 0;
+        received += r != a.rank ? told[r].rows : 0;
     a.state->rows_received[a.slot] = received;
     a.report->rows_received[a.slot] = received;
 }
@@ -258,7 +262,7 @@ __device__ void take_counts(const await_args &a, const int32_t *rows, uint64_t r
 __global__ void __launch_bounds__(kThreads) await_kernel(const __grid_constant__ await_kernel_args args)
 {
     __shared__ heard all[KERNEL_RANKS_MAX];
-    __shared__ int32_t rows[KERNEL_RANKS_MAX];
+    __shared__ round_count told[KERNEL_RANKS_MAX];
     __shared__ uint32_t ended, missed;
     const await_args &a = args.a;
     int32_t rank = threadIdx.x;
@@ -274,15 +278,18 @@ __global__ void __launch_bounds__(kThreads) await_kernel(const __grid_constant__
     all[rank] = {ARRIVED, 0, 0};
     if (rank < a.ranks && is_peer(w.active, rank, a.rank)) all[rank] = listen(args, w, rank, &ended);
     if (rank < a.ranks && a.counts != nullptr) {
-        rows[rank] = rows_from(a, w.active, rank);
-        if (rows[rank] > a.rows_most && all[rank].what == ARRIVED) all[rank].what = TOO_MANY;
+        told[rank] = count_from(a, w.active, rank);
+        if (all[rank].what == ARRIVED && told[rank].round != a.round)
+            all[rank].what = OTHER_ROUND;
+        else if (all[rank].what == ARRIVED && told[rank].rows > a.rows_most)
+            all[rank].what = TOO_MANY;
     }
     if (all[rank].what != ARRIVED) missed = 1;
     __syncthreads();
     griddepcontrol_launch_dependents(); // which no longer wait for a peer
-    if (missed != 0 && rank == 0) settle(a, judge(a, w, all, rows));
+    if (missed != 0 && rank == 0) settle(a, judge(a, w, all, told));
     __syncthreads();
-    if (a.counts != nullptr) take_counts(a, rows, w.rows_received);
+    if (a.counts != nullptr) take_counts(a, told, w.rows_received);
     if (rank == 0 && a.ended != nullptr) *a.ended += 1;
 }
 
