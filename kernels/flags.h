@@ -94,14 +94,19 @@ struct await_args {
     const void *peer_counts; // in the own window, struct round_count FLAG_LINE_BYTES apart: source
                              // s is at s, or s - 1 from `rank` on
     int32_t *counts;         // out [ranks], 0..rows_most; the own rank's is `tokens`. NULL: none
+    const void *peer_ids;    // in the own window, int32 [rows, top_k] peer_ids_slab_bytes apart, in
+                             // the order of peer_counts
+    int32_t *ids; // out [ranks, rows_most, top_k], 16-byte aligned as peer_ids: the ids of as many
+                  // rows as are counted, but the own rank's, which are there; NULL: not wanted, as
+                  // without counts
+    int64_t peer_ids_slab_bytes;
     struct flag_report *report;
     uint64_t *ended; // as signal_args.begun
     int64_t timeout_ns;
     int32_t slot;
     int32_t word; // enum flag_word: WORD_DISPATCH or WORD_COMBINE
     int32_t ranks, rank;
-    int32_t tokens, rows_most, round;
-    int32_t reserved;
+    int32_t tokens, rows_most, round, top_k;
 };
 
 // Starts `generation` with the ranks of `active`: the slot's epochs from 0, no failure, and every

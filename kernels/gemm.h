@@ -11,6 +11,8 @@
 #include "kernels/route.h"
 #include "kernels/types.h"
 
+#include <stddef.h>
+
 struct gate_up_args {
     const struct row_slab *slabs; // [slabs_count], host array. CUDA, fp8: one, e4m3 with its scales
                                   // by group (scale_stride_bytes 4) and in the order of the pairs,
@@ -63,6 +65,25 @@ struct down_args {
 
 #define GEMMS_IDS_MAX 2048 // more are sooner read from expert_offset
 
+// Whether the products may count ids while route works: few of one slab, or few of several that
+// follow each other as [slabs_count, rows_cap, top_k], as their counts do.
+static inline int gemms_can_count(const struct row_slab *slabs, int32_t slabs_count,
+                                  int32_t rows_cap, int32_t top_k)
+{
+    const int64_t slab = (int64_t)rows_cap * top_k;
+
+    if (slab <= 0 || slabs_count * slab > GEMMS_IDS_MAX || slabs[0].ids == NULL) return 0;
+    for (int32_t i = 1; i < slabs_count; i++) {
+        const char *ids = (const char *)slabs[0].ids + i * rows_cap * slabs[0].id_stride_bytes;
+
+        if (slabs[i].ids != ids || slabs[i].id_stride_bytes != slabs[0].id_stride_bytes ||
+            slabs[i].id_bytes != slabs[0].id_bytes || slabs[0].count == NULL ||
+            slabs[i].count != slabs[0].count + i)
+            return 0;
+    }
+    return 1;
+}
+
 // Of more than so many ids fp8 rows are sooner gathered by pair_row than copied for each pair, up
 // to as many units of mid as the kernel table's gather_units says.
 #ifndef GEMMS_GATHER_IDS
@@ -99,10 +120,10 @@ struct gemms_args {
                            // aligned, 0 before the first launch, then the launches' own, which may
                            // not overlap. NULL, or too few: a block does both tiles of a couple
     int64_t halves_places; // the same in all launches
-    const struct route_args *route; // CUDA: what made expert_offset, of one slab by ids, at most
-                                    // GEMMS_IDS_MAX of them: they are counted again while it works,
-                                    // so they may not change until gemms has ended. NULL: it is
-                                    // waited for
+    const struct route_args *route; // CUDA: what made expert_offset, by ids that gemms_can_count:
+                                    // they are counted again while it works, by each block, so they
+                                    // may not change until gemms has ended, whoever else could
+                                    // write there. NULL: it is waited for
 };
 
 int32_t gate_up_cpu(const struct gate_up_args *args, void *stream);

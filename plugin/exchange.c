@@ -70,6 +70,24 @@ void exchange_close(struct exchange_group *group, struct exchange *slots, int32_
 
 // ---- dispatch ----------------------------------------------------------------------------------
 
+// Where a rank's ids are for the experts: `slab` of its own or of its window, or their place among
+// few.
+static void *ids_of(const struct exchange_group *group, const struct exchange_round *round,
+                    int32_t rank, void *slab)
+{
+    int32_t *few = exchange_few_ids(group, round);
+
+    return few == NULL ? slab
+                       : few + (int64_t)rank * round->rows_most * exchange_limits(group)->top_k;
+}
+
+static int32_t *own_ids(const struct exchange_group *group, const struct exchange_round *round)
+{
+    void *slab = memory_slot(&group->instance->memory, BUFFER_OWN_IDS, round->slot);
+
+    return ids_of(group, round, exchange_limits(group)->rank, slab);
+}
+
 static struct push_slab push_to(const struct exchange_group *group, const struct exchange *slot,
                                 const struct exchange_round *round, int32_t to)
 {
@@ -80,7 +98,7 @@ static struct push_slab push_to(const struct exchange_group *group, const struct
 
     if (to == me)
         return (struct push_slab){
-            .ids = memory_slot(memory, BUFFER_OWN_IDS, round->slot),
+            .ids = own_ids(group, round),
             .weights = memory_slot(memory, BUFFER_OWN_WEIGHTS, round->slot),
         };
     if (!exchange_is_peer(group, to)) return (struct push_slab){0};
@@ -212,9 +230,8 @@ static void describe_own(const struct exchange_group *group, struct exchange *sl
     *in = (moxie_slab){.struct_size = sizeof *in};
     *out = (moxie_slab){.struct_size = sizeof *out};
     in->rows = part(&round->batch->x, round, dims->rows, dims->row_strides);
-    in->ids =
-        strided(memory_slot(memory, BUFFER_OWN_IDS, round->slot), round->tokens, limits->top_k,
-                (int64_t)limits->top_k * 4, TENSOR_INT32, dims->ids, dims->id_strides);
+    in->ids = strided(own_ids(group, round), round->tokens, limits->top_k,
+                      (int64_t)limits->top_k * 4, TENSOR_INT32, dims->ids, dims->id_strides);
     in->weights = strided(memory_slot(memory, BUFFER_OWN_WEIGHTS, round->slot), round->tokens,
                           limits->top_k, (int64_t)limits->top_k * 4, 1u << MOXIE_FORMAT_F32,
                           dims->weights, dims->weight_strides);
@@ -260,8 +277,10 @@ static void describe_peer(const struct exchange_group *group, struct exchange *s
     *in = (moxie_slab){.struct_size = sizeof *in};
     *out = (moxie_slab){.struct_size = sizeof *out};
     describe_payload(limits, w, base, from, round->rows_most, in, dims);
-    in->ids = strided(piece(base, w->ids, w->ids_slab_bytes, from, limits->rank), round->rows_most,
-                      limits->top_k, limits->id_bytes, TENSOR_INT32, dims->ids, dims->id_strides);
+    in->ids = strided(
+        ids_of(group, round, from, piece(base, w->ids, w->ids_slab_bytes, from, limits->rank)),
+        round->rows_most, limits->top_k, limits->id_bytes, TENSOR_INT32, dims->ids,
+        dims->id_strides);
     in->weights = strided(piece(base, w->weights, w->weights_slab_bytes, from, limits->rank),
                           round->rows_most, limits->top_k, limits->weight_bytes,
                           1u << MOXIE_FORMAT_F32, dims->weights, dims->weight_strides);

@@ -9,6 +9,8 @@
 #ifndef MOXIE_PLUGIN_EXCHANGE_H
 #define MOXIE_PLUGIN_EXCHANGE_H
 
+#include "kernels/gemm.h"
+#include "kernels/layer.h"
 #include "plugin/instance.h"
 #include "plugin/transport.h"
 
@@ -107,6 +109,20 @@ static inline const struct limits *exchange_limits(const struct exchange_group *
 static inline unsigned char *window_to(const struct window *window, int32_t rank)
 {
     return window->staging != NULL ? window->staging : window->peer[rank];
+}
+
+// [ranks, rows_most, top_k]: the ids of all rows of a round on a GPU, where they are few, kept
+// where no peer writes, so that the products may read them more than once; NULL: they stay in the
+// slabs. One launch for the whole layer reads them once, and has its rows sooner without.
+static inline int32_t *exchange_few_ids(const struct exchange_group *group,
+                                        const struct exchange_round *round)
+{
+    const struct limits *limits = exchange_limits(group);
+    int64_t rows = (int64_t)limits->ranks * round->rows_most;
+
+    if (group->state == NULL || rows <= LAYER_TOKENS || rows * limits->top_k > GEMMS_IDS_MAX)
+        return NULL;
+    return memory_slot(&group->instance->memory, BUFFER_FEW_IDS, round->slot);
 }
 
 // Which transport and flags: the same on every rank, as the keys are.

@@ -175,6 +175,9 @@ static int32_t wait_device(struct exchange_group *group, struct exchange *slot,
         .peer_beats = peer_beats,
         .peer_counts = slot->window->base + group->instance->plan.window.counts,
         .counts = word == WORD_DISPATCH ? slot->counts : NULL,
+        .peer_ids = slot->window->base + group->instance->plan.window.ids,
+        .peer_ids_slab_bytes = group->instance->plan.window.ids_slab_bytes,
+        .ids = word == WORD_DISPATCH ? exchange_few_ids(group, round) : NULL,
         .report = group->report,
         .ended = mark_of(group, round, group->report->ended),
         .timeout_ns = (int64_t)limits->timeout_ms * 1000000,
@@ -185,6 +188,7 @@ static int32_t wait_device(struct exchange_group *group, struct exchange *slot,
         .tokens = round->tokens,
         .rows_most = round->rows_most,
         .round = round->index,
+        .top_k = limits->top_k,
     };
 
     if (args.peers != NULL) find_peers(group, slot->window, peers);

@@ -78,12 +78,16 @@ struct operand_rows {
     int32_t rows_cap;
 };
 
-// Few ids of one slab, which the products count themselves instead of waiting for route. Of none,
-// an empty tensor may not even have an address.
-static int are_counted(const struct rows_view *in)
+// Few ids, which the products count themselves instead of waiting for route. Those of several slabs
+// only where no peer writes, or blocks could count different ones.
+static int are_counted(const struct experts_job *job)
 {
-    return in->by == ROUTE_BY_IDS && in->slabs_count == 1 && in->rows_cap > 0 &&
-           (int64_t)in->rows_cap * in->top_k <= GEMMS_IDS_MAX;
+    const struct rows_view *in = job->in;
+    const void *few = memory_slot(&job->instance->memory, BUFFER_FEW_IDS, job->slot);
+
+    return in->by == ROUTE_BY_IDS &&
+           (in->slabs_count == 1 || (few != NULL && in->slabs[0].ids == few)) &&
+           gemms_can_count(in->slabs, in->slabs_count, in->rows_cap, in->top_k);
 }
 
 static int64_t rows_most(const struct rows_view *in)
@@ -139,7 +143,7 @@ static struct quantise_args quantise_x_stage(const struct experts_job *job,
         .columns = limits->hidden,
         .x_row = b->pair_row,
         .count = &b->expert_offset[limits->experts_local],
-        .early = are_counted(in),
+        .early = are_counted(job),
     };
 
     if (in->by == ROUTE_BY_IDS) {
@@ -336,7 +340,7 @@ static void layer_stages(const struct experts_job *job, struct layer_args *layer
     layer->gemms.halves = memory_slot(&job->instance->memory, BUFFER_GEMM_HALVES, job->slot);
     layer->gemms.halves_places =
         job->instance->plan.slot_bytes[BUFFER_GEMM_HALVES] / GEMMS_HALVES_PLACE_BYTES;
-    layer->gemms.route = are_counted(job->in) ? &layer->route : NULL;
+    layer->gemms.route = are_counted(job) ? &layer->route : NULL;
     layer->combine = combine_stage(job, &buffers);
     layer->turns = memory_slot(&job->instance->memory, BUFFER_LAYER_TURNS, job->slot);
     layer->mid = memory_slot(&job->instance->memory, BUFFER_LAYER_MID, job->slot);

@@ -413,30 +413,25 @@ static int runner_buffers(const struct planner *planner)
 static int exchange_buffers(const struct planner *planner)
 {
     const struct limits *limits = &planner->plan->limits;
+    const int64_t slots = limits->slots, tokens = limits->tokens_max;
     const struct request requests[] = {
-        {.id = BUFFER_SEND_SLOT,
-         .name = "send_slot",
-         .why = "where each token went at each rank, int32",
-         .row_bytes = (int64_t)limits->ranks * 4},
-        {.id = BUFFER_OWN_IDS,
-         .name = "own_ids",
-         .why = "physical expert ids of this rank's own tokens, int32",
-         .row_bytes = limits->id_bytes},
-        {.id = BUFFER_OWN_WEIGHTS,
-         .name = "own_weights",
-         .why = "router weights of this rank's own tokens, f32",
-         .row_bytes = limits->weight_bytes},
+        {BUFFER_SEND_SLOT, MOXIE_MEMORY_DEVICE, "send_slot",
+         "where each token went at each rank, int32", slots, tokens, (int64_t)limits->ranks * 4,
+         KEY_EP_SIZE},
+        {BUFFER_OWN_IDS, MOXIE_MEMORY_DEVICE, "own_ids",
+         "physical expert ids of this rank's own tokens, int32", slots, tokens, limits->id_bytes,
+         KEY_EP_SIZE},
+        {BUFFER_OWN_WEIGHTS, MOXIE_MEMORY_DEVICE, "own_weights",
+         "router weights of this rank's own tokens, f32", slots, tokens, limits->weight_bytes,
+         KEY_EP_SIZE},
+        {BUFFER_FEW_IDS, MOXIE_MEMORY_DEVICE, "few_ids",
+         "physical expert ids of every rank's tokens where they are few, int32", slots,
+         GEMMS_IDS_MAX, on_cpu(planner) ? 0 : 4, KEY_EP_SIZE},
     };
     int fits = 1;
 
     for (size_t i = 0; i < sizeof requests / sizeof requests[0]; i++) {
-        struct request request = requests[i];
-
-        request.kind = MOXIE_MEMORY_DEVICE;
-        request.pieces = limits->slots;
-        request.rows = limits->tokens_max;
-        request.columns_key = KEY_EP_SIZE;
-        fits &= buffer_add(planner, &request);
+        if (requests[i].row_bytes > 0) fits &= buffer_add(planner, &requests[i]);
     }
     return fits;
 }

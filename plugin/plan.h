@@ -82,6 +82,7 @@ enum buffer_id {
     BUFFER_OWN_IDS, // this rank's ids as physical ids int32 [tokens_max, top_k], and their weights
                     // f32: per slot
     BUFFER_OWN_WEIGHTS,
+    BUFFER_FEW_IDS, // of all ranks' rows where they are few, int32 [GEMMS_IDS_MAX]: per slot
     BUFFER_WINDOW,  // symmetric, per slot
     BUFFER_STAGING, // where rows are staged: laid out as a window, per slot
     BUFFER_REPORT,  // what waiting kernels tell the host: struct flag_report, and where rows are

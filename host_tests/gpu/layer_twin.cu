@@ -2,7 +2,7 @@
 // With --time, the layer's time in a replayed graph instead, of many layers or of the one that --time TOKENS HIDDEN INTERMEDIATE
 // EXPERTS TOP_K [fp8] names; with --random SEED COUNT, random layers.
 
-#include "host_tests/gpu/layer_case.cuh"
+#include "host_tests/gpu/layer_slabs.cuh"
 #include "kernels/cuda/launch.cuh"
 
 #include <math.h>
@@ -20,16 +20,6 @@
 static bool is_too_large(const layer_case &c)
 {
     return static_cast<double>(c.tokens) * c.top_k * c.hidden * c.intermediate > PRODUCTS_MOST;
-}
-
-// Runs the layer on a poisoned y, whose first numbers are then in `to`, as many as that has.
-template <class Number> static void run_layer(const gpu_layer &g, std::vector<Number> &to)
-{
-    const size_t bytes = to.size() * sizeof(Number);
-    CHECK(cudaMemset(g.y, 0xff, bytes));
-    CHECK(run_stages(&kernels_cuda, g.s, NULL));
-    CHECK(cudaDeviceSynchronize());
-    CHECK(cudaMemcpy(to.data(), g.y, bytes, cudaMemcpyDeviceToHost));
 }
 
 // Whether the first tokens get the same bits without the others, whose number decides how all are multiplied; is_bound: the host knows that
@@ -122,99 +112,6 @@ static double relative_error(const std::vector<float> &got, const std::vector<fl
     return sqrt(norm > 0 ? difference / norm : difference); // no id of an expert: all zeros
 }
 
-// Whether the device has one launch for it. Runs it.
-static bool fits_one_launch(const gpu_layer &g)
-{
-    stages s = g.s;
-    s.turns = g.turns;
-    const layer_args args = at_once(s);
-    const int st = kernels_cuda.layer(&args, NULL);
-    if (st != LAYER_UNFIT) CHECK(st);
-    return st == 0;
-}
-
-// The rows of a slab from one on.
-static row_slab rows_from(row_slab of, int32_t first, int32_t rows)
-{
-    of.rows = (const char *)of.rows + first * of.row_stride_bytes;
-    of.ids = (const char *)of.ids + first * of.id_stride_bytes;
-    of.weights = (const char *)of.weights + first * of.weight_stride_bytes;
-    of.cap = rows;
-    return of;
-}
-
-// The slab with rows of e4m3; what it took, for cudaFree.
-static void *coded(row_slab &slab, int32_t hidden)
-{
-    const int64_t groups = (hidden + 127) / 128, rows_bytes = groups * 128;
-    char *memory = poison<char>(slab.cap * (rows_bytes + groups * 4));
-    quantise_args args = {};
-    args.x = slab.rows;
-    args.x_stride_bytes = slab.row_stride_bytes;
-    args.x_format = slab.format;
-    args.rows_count = slab.cap;
-    args.columns = hidden;
-    args.format = slab.format = FORMAT_FP8_BLOCK128;
-    slab.rows = args.rows = memory;
-    slab.row_stride_bytes = args.row_stride_bytes = rows_bytes;
-    slab.scales = args.scales = memory + slab.cap * rows_bytes;
-    slab.scale_stride_bytes = args.scale_stride_bytes = groups * 4;
-    CHECK(kernels_cuda.quantise(&args, NULL));
-    return memory;
-}
-
-// Whether tokens of ranks, in slabs of which one has no row, one a row that is not valid and in fp8 codes, get the bits of those in one.
-static int same_in_slabs(gpu_layer &g, const layer_case &c, const std::vector<float> &all)
-{
-    const int32_t first = c.tokens / 2, second = c.tokens - first;
-    const stages one = g.s;
-    const size_t valid = (size_t)(c.tokens - 1) * c.hidden;
-    row_slab x[] = {rows_from(g.s.slab, 0, first), {}, rows_from(g.s.slab, first, second)};
-    out_slab y[] = {g.s.out, {}, g.s.out};
-    int32_t *count = upload(std::vector<int32_t>(1, second - 1));
-    void *codes = g.s.fp8 ? coded(x[2], c.hidden) : NULL;
-    std::vector<float> got(all.size());
-    int same;
-    y[0].cap = first;
-    y[2].cap = second;
-    y[2].rows = (char *)y[2].rows + first * y[2].row_stride_bytes;
-    x[2].count = y[2].count = count;
-    g.s.route.slabs = x;
-    g.s.combine.slabs = y;
-    g.s.route.slabs_count = g.s.combine.slabs_count = 3;
-    same = fits_one_launch(g);
-    run_layer(g, got);
-    same = same && memcmp(got.data(), all.data(), valid * 4) == 0 &&
-           std::all_of(got.begin() + valid, got.end(), [](float number) { return std::isnan(number); });
-    g.s = one;
-    cudaFree(count);
-    cudaFree(codes);
-    return same;
-}
-
-// Whether a launch ends in which nobody makes the first tiles, as where a peer's ids change while blocks read them; and the next one is right.
-static int ends_without_mates(gpu_layer &g, const std::vector<float> &all)
-{
-    const stages one = g.s;
-    const uint32_t taken = 1;
-    const row_slab x[] = {g.s.slab, {}};
-    const out_slab y[] = {g.s.out, {}};
-    std::vector<float> got(all.size());
-    int same;
-    g.s.route.slabs = x;
-    g.s.combine.slabs = y;
-    g.s.route.slabs_count = g.s.combine.slabs_count = 2;
-    CHECK(cudaMemcpy(g.turns, &taken, sizeof taken, cudaMemcpyHostToDevice));
-    run_layer(g, got);
-    same = memcmp(got.data(), all.data(), all.size() * 4) != 0;
-    for (int i = 0; i < 2; i++) { // both halves of mid
-        run_layer(g, got);
-        same = same && memcmp(got.data(), all.data(), all.size() * 4) == 0;
-    }
-    g.s = one;
-    return same;
-}
-
 // What the layer's numbers should be: by exact sums, and fp8 by those of the tensor core, whose roundings make another code of mid here
 // and there.
 struct expected {
@@ -256,7 +153,7 @@ static int compare_launched(gpu_layer &g, const layer_case &c, const expected &w
     int moved = same_moved(g, c, got);
     int placed = at_once || same_placed(g, c);
     int together = at_once || !g.s.fp8 || same_together(g, c, got);
-    int in_slabs = !at_once || same_in_slabs(g, c, got);
+    int in_slabs = at_once ? same_in_slabs(g, c, got) : same_in_a_run(g, c, got);
     int ends = !at_once || c.skew != 0 || c.tokens != 1 || ends_without_mates(g, got); // where it takes least time
     int clear = !at_once || half_is_clear(g);
     double error_max = c.format == FORMAT_F16 ? 1e-3 : at_once && g.s.fp8 ? coded_max : 5e-3;

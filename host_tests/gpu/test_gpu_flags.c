@@ -15,6 +15,7 @@
 #define OWN        1
 #define SLOT       2
 #define CAP        9
+#define TOP_K      3
 #define GENERATION 3u
 #define EPOCH      5u
 #define TIMEOUT_NS 400000000
@@ -33,6 +34,7 @@ struct scene {
     struct window *windows[RANKS]; // device
     struct flag_state *state;
     int32_t *counts;
+    int32_t *ids, *peer_ids;    // NULL: not wanted
     struct flag_report *report; // pinned
     cudaStream_t stream;
 };
@@ -95,6 +97,8 @@ static void scene_close(struct scene *scene)
         must(cudaFree(scene->windows[r]));
     must(cudaFree(scene->state));
     must(cudaFree(scene->counts));
+    must(cudaFree(scene->ids));
+    must(cudaFree(scene->peer_ids));
     must(cudaFreeHost(scene->report));
     must(cudaStreamDestroy(scene->stream));
 }
@@ -109,6 +113,9 @@ static uint32_t wait_that(struct scene *scene, int signals)
                                     .peer_beats = windows,
                                     .peer_counts = scene->windows[OWN]->counts,
                                     .counts = scene->counts,
+                                    .peer_ids = scene->peer_ids,
+                                    .ids = scene->ids,
+                                    .peer_ids_slab_bytes = CAP * TOP_K * 4,
                                     .report = scene->report,
                                     .timeout_ns = TIMEOUT_NS,
                                     .slot = SLOT,
@@ -116,7 +123,8 @@ static uint32_t wait_that(struct scene *scene, int signals)
                                     .ranks = RANKS,
                                     .rank = OWN,
                                     .tokens = 7,
-                                    .rows_most = CAP};
+                                    .rows_most = CAP,
+                                    .top_k = TOP_K};
 
     for (int32_t r = 0; r < RANKS; r++)
         windows[r] = scene->windows[r];
@@ -163,6 +171,35 @@ START_TEST(rows_are_counted_when_all_have_come)
     expect_counts(&scene, (const int32_t[]){4, 7, 0, CAP});
     ck_assert_uint_eq(scene.report->rows_received[SLOT], 4 + CAP);
     ck_assert_uint_eq(failed(&scene), 0);
+    scene_close(&scene);
+}
+END_TEST
+
+// Of each peer as many as it says, where the own rank's table has them; the rest is left alone.
+START_TEST(ids_are_taken_with_the_rows)
+{
+    enum { SLAB = CAP * TOP_K };
+    struct scene scene;
+    int32_t sent[RANKS - 1][SLAB], got[RANKS * SLAB];
+
+    scene_open(&scene);
+    for (int32_t i = 0; i < (RANKS - 1) * SLAB; i++)
+        sent[i / SLAB][i % SLAB] = 1000 + i;
+    scene.peer_ids = device_zeros(sizeof sent);
+    scene.ids = device_zeros(sizeof got);
+    must(cudaMemcpy(scene.peer_ids, sent, sizeof sent, cudaMemcpyHostToDevice));
+    put(&scene.windows[OWN]->counts[0].value, 4);
+    put(&scene.windows[OWN]->counts[1].value, 0);
+    put(&scene.windows[OWN]->counts[2].value, CAP);
+    ck_assert_uint_eq(wait_kernel(&scene), VERDICT_NONE);
+    must(cudaMemcpy(got, scene.ids, sizeof got, cudaMemcpyDeviceToHost));
+    for (int32_t rank = 0, peer = 0; rank < RANKS; rank++) {
+        const int32_t rows = rank == OWN ? 0 : (int32_t[]){4, 0, CAP}[peer];
+
+        for (int32_t i = 0; i < SLAB; i++)
+            ck_assert_int_eq(got[rank * SLAB + i], i < rows * TOP_K ? sent[peer][i] : 0);
+        peer += rank != OWN;
+    }
     scene_close(&scene);
 }
 END_TEST
@@ -446,6 +483,7 @@ END_TEST
 static void tests(TCase *cases)
 {
     tcase_add_test(cases, rows_are_counted_when_all_have_come);
+    tcase_add_test(cases, ids_are_taken_with_the_rows);
     tcase_add_loop_test(cases, more_rows_than_any_rank_has_are_none, 0, 2);
     tcase_add_test(cases, rows_of_another_round_are_none);
     tcase_add_test(cases, ranks_left_out_are_not_waited_for);

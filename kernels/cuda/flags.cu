@@ -259,6 +259,22 @@ __device__ void take_counts(const await_args &a, const round_count *told, uint64
     a.report->rows_received[a.slot] = received;
 }
 
+// Peers' ids as they are now, by words of one or of four. A thread has several under way.
+template <class Word> __device__ void take_ids(const await_args &a, const round_count *told)
+{
+    constexpr int32_t ids = sizeof(Word) / 4;
+    const int32_t slab = a.rows_most * a.top_k / ids;
+    Word *to = reinterpret_cast<Word *>(a.ids);
+
+#pragma unroll 8
+    for (int32_t i = threadIdx.x; i < a.ranks * slab; i += kThreads) {
+        const int32_t rank = i / slab, at = i - rank * slab, index = rank < a.rank ? rank : rank - 1;
+        const unsigned char *from = static_cast<const unsigned char *>(a.peer_ids) + index * a.peer_ids_slab_bytes;
+
+        if (rank != a.rank && at * ids < told[rank].rows * a.top_k) to[i] = __ldcg(reinterpret_cast<const Word *>(from) + at);
+    }
+}
+
 __global__ void __launch_bounds__(kThreads) await_kernel(const __grid_constant__ await_kernel_args args)
 {
     __shared__ heard all[KERNEL_RANKS_MAX];
@@ -289,6 +305,7 @@ __global__ void __launch_bounds__(kThreads) await_kernel(const __grid_constant__
     griddepcontrol_launch_dependents(); // which no longer wait for a peer
     if (missed != 0 && rank == 0) settle(a, judge(a, w, all, told));
     __syncthreads();
+    if (a.ids != nullptr && missed == 0) a.rows_most * a.top_k % 4 == 0 ? take_ids<uint4>(a, told) : take_ids<int32_t>(a, told);
     if (a.counts != nullptr) take_counts(a, told, w.rows_received);
     if (rank == 0 && a.ended != nullptr) *a.ended += 1;
 }

@@ -183,14 +183,10 @@ void take_halves(gemm_halves &to, const gemms_args &from)
 
 cudaError_t take_ids(slab_ids &to, const route_args *from, int64_t pairs_max)
 {
-    const row_slab *slab;
-    int64_t positions;
-
     if (from == nullptr) return cudaSuccess;
-    if (from->by != ROUTE_BY_IDS || from->slabs_count != 1) return cudaErrorInvalidValue;
-    slab = &from->slabs[0];
-    positions = static_cast<int64_t>(slab->cap) * from->top_k;
-    if (slab->cap > from->rows_cap || positions > GEMMS_IDS_MAX || positions > pairs_max || slab->ids == nullptr) return cudaErrorInvalidValue;
+    if (from->by != ROUTE_BY_IDS || !gemms_can_count(from->slabs, from->slabs_count, from->rows_cap, from->top_k) ||
+        int64_t{from->slabs_count} * from->rows_cap * from->top_k > pairs_max)
+        return cudaErrorInvalidValue;
     to = ids_of(*from);
     return cudaSuccess;
 }

@@ -32,13 +32,13 @@ __device__ __forceinline__ int32_t id_mapped(const int32_t *map, int64_t map_cou
     return id >= first && id - first < limit ? static_cast<int32_t>(id - first) : -1;
 }
 
-// Ids of one slab, as route reads them.
+// Ids of slabs that follow each other, as route reads them.
 struct slab_ids {
-    const unsigned char *ids; // [rows, top_k]
-    const int32_t *rows_valid; // NULL: all
+    const unsigned char *ids; // [slabs, rows, top_k]
+    const int32_t *rows_valid; // [slabs]; NULL: all
     const int32_t *expert_map;
     int64_t row_stride_bytes, map_count, expert_first;
-    int32_t id_bytes, rows, top_k;
+    int32_t id_bytes, slabs, rows, top_k;
 };
 
 static inline slab_ids ids_of(const route_args &from)
@@ -52,20 +52,21 @@ static inline slab_ids ids_of(const route_args &from)
             from.map_count,
             from.expert_first,
             slab.id_bytes,
-            slab.cap,
+            from.slabs_count,
+            from.slabs_count == 1 ? slab.cap : from.rows_cap,
             from.top_k};
 }
 
 // Rows that are valid.
-template <read_past past = READ_CACHED> __device__ __forceinline__ int32_t rows_in(const slab_ids &from)
+template <read_past past = READ_CACHED> __device__ __forceinline__ int32_t rows_in(const slab_ids &from, int32_t slab)
 {
     int32_t rows = from.rows;
 
-    if (from.rows_valid != nullptr) rows = min(rows, max(number_read<past>(from.rows_valid), 0));
+    if (from.rows_valid != nullptr) rows = min(rows, max(number_read<past>(from.rows_valid + slab), 0));
     return rows;
 }
 
-// The local expert of a row's choice, -1: none; whether the row is valid is another question.
+// The local expert of a choice of a row of all slabs, -1: none; whether the row is valid is another question.
 template <read_past past = READ_CACHED>
 __device__ __forceinline__ int32_t expert_in(const slab_ids &from, int32_t row, int32_t choice, int32_t experts)
 {
