@@ -119,47 +119,52 @@ static error_t parse(int key, char *text, struct argp_state *state)
 
 static const struct argp_option table_of_options[] = {
     {"shape", OPTION_SHAPE, "H,I,E,k|NAME", 0,
-     "hidden, intermediate, experts, top-k; or q30b, q235b, dsv3ep8, mixtral, dsv3 "
+     "hidden and intermediate size, experts, top-k, like 2048,768,128,8; or a name: q30b (those "
+     "numbers), q235b (4096,1536,128,8), dsv3ep8 (7168,2048,32,1), mixtral (4096,14336,8,2), dsv3 "
      "(7168,2048,256,8), h4096e256 (4096,2048,256,6)",
      1},
     {"tokens", OPTION_TOKENS, "LIST", 0, "tokens of each rank, like 1,16,256", 1},
-    {"weight-format", OPTION_WEIGHT_FORMAT, "F", 0, "bf16 unless given", 1},
-    {"row-format", OPTION_ROW_FORMAT, "F", 0, "of x and y: bf16 unless given, or f16", 1},
+    {"weight-format", OPTION_WEIGHT_FORMAT, "F", 0,
+     "f32, bf16 (default), f16, fp8_tensor, fp8_channel, fp8_block128, int4_g32, mxfp4 or nvfp4",
+     1},
+    {"row-format", OPTION_ROW_FORMAT, "F", 0, "of x and y: bf16 (default) or f16", 1},
     {"seconds", OPTION_SECONDS, "S", 0,
-     "time for each number of tokens (default 2), as far as 1000 repetitions go", 1},
+     "time for each number of tokens (default 2), at most 1000 repetitions", 1},
     {"op", OPTION_OP, "WORD", 0,
      "what is timed over several GPUs: layer (default), dispatch, combine, or both without experts",
      2},
-    {"replays", OPTION_REPLAYS, "N", 0, "of a graph, at least (default 30, the fewest that count)",
+    {"replays", OPTION_REPLAYS, "N", 0,
+     "replay each graph at least N times (default 30; a result of fewer does not count)", 2},
+    {"skew", OPTION_SKEW, "F", 0, "rank 0 gets F times the mean number of rows (default: uniform)",
      2},
-    {"skew", OPTION_SKEW, "F", 0, "rank 0 gets F times the mean load (default: uniform)", 2},
     {"delay-us", OPTION_DELAY_US, "D", 0,
-     "each rank of several starts a replay up to D microseconds late, by chance", 2},
+     "over several ranks, each starts a replay a random time of up to D microseconds late", 2},
     {0},
 };
 
 static const struct argp_child children[] = {{&rank_argp, 0, NULL, 0}, {0}};
 
 static const char doc[] =
-    "Times the forward of one layer with random weights and rows and a fresh routing in every "
-    "repetition. The floor is the larger of two times: the weights of the experts that the routing "
-    "hits at the read bandwidth of this machine, and 6*T*k*H*I operations at its f32 peak; both "
+    "Times the forward of one layer with random weights and rows, and a fresh routing in every "
+    "repetition, beside its floor, the shortest time that the hardware allows. On a CPU that is "
+    "the longer of two times: to read the weights of the experts that the routing hits at the read "
+    "bandwidth of this machine, and to do 6*tokens*k*H*I operations at its f32 peak; both rates "
     "are measured first. Weights that fit into a cache can be under the floor.\n"
-    "On a GPU a time is an eighth of a graph of 8 forwards with their own rows, routings and, as "
-    "far as memory goes, weights; nothing lies between two forwards. The floor there is that of an "
-    "H200: 4.5 TB/s and 790 TFLOP/s, with fp8 weights 1580. The output is poisoned before, and one "
-    "token is computed again after: weights that the bench cannot decode are refused.\v"
-    "Over several ranks a time is that of the slowest. On a CPU the floor counts all of them, "
-    "since "
-    "they share this machine. On GPUs it is that of the rank with the most to do, and the bytes "
-    "that "
-    "leave a GPU at 350 GB/s; spread is how far the fastest rank was from the slowest. --op both "
-    "is "
-    "dispatch, the owners' reduction of result rows that are there already, and combine; dispatch "
-    "and combine are its two halves, by events inside the graph, the reduction being in the "
-    "second. "
-    "Where libnccl.so.2 is found, its collectives of as many tokens and bytes are timed in turns "
-    "with the layer.";
+    "On a GPU a time is an eighth of a replay of a graph of 8 forwards, which follow each other "
+    "directly and have their own rows, routings and, as far as memory goes, weights. The floor "
+    "there is that of an H200: 4.5 TB/s and 790 TFLOP/s, with fp8 weights 1580. Outputs are "
+    "poisoned before and one token is computed again after, so weight formats that the bench "
+    "cannot decode are refused.\v"
+    "Over several ranks a time is that of the slowest rank. On a CPU the floor is that of all "
+    "ranks together, since they share this machine. On GPUs it is that of the rank with the most "
+    "to do, plus the time of the bytes that leave the busiest GPU at 350 GB/s; spread is how far "
+    "the fastest rank was from the slowest. --op both times dispatch, the owners' reduction of "
+    "result rows that are already there, and combine. --op dispatch and --op combine time its two "
+    "halves, by events inside the graph; the reduction is in the second. Where libnccl.so.2 is "
+    "found, NCCL's collectives of as many tokens and bytes are timed in turns with the layer.\n\n"
+    "Examples:\n"
+    "  moxie bench --shape q30b --tokens 1,64,4096\n"
+    "  moxie bench --shape dsv3 --tokens 8 --runner moxie_cuda --ranks 8 --op both";
 
 static json_t *make_config(const struct bench_options *options)
 {

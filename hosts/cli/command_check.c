@@ -5,10 +5,13 @@
 #include "hosts/cli/json_file.h"
 
 static const char doc[] =
-    "Says whether the configuration can work, and if not every reason at once, each with the key "
-    "to change and the value to set. Needs no GPU and no weights. A refused configuration ends "
-    "with exit code 2.\vCONFIG.json is one JSON object; `moxie info --keys` lists the keys. "
-    "--model goes beneath it, and --set above.";
+    "Says whether the configuration can work, and if not, prints every reason at once, each with "
+    "the key to change and the value to set. Needs no GPU and no weights. The exit code is 2 if "
+    "the configuration is refused.\v"
+    "CONFIG.json is one JSON object; `moxie info --keys` lists the keys. CONFIG.json "
+    "overrides --model, and --set overrides both.\n\n"
+    "Example:\n"
+    "  moxie check --model DIR --set max_prefill_tokens=8192";
 
 static int show(const struct instance *instance, json_t *model, int as_json, struct fault *fault)
 {

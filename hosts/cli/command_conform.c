@@ -35,9 +35,9 @@ enum option_key {
 
 static const struct argp_option table[] = {
     {"rule", OPTION_RULE, "NAME", 0,
-     "check one rule, in this process: for a debugger, or after a crash", 0},
-    {"list", OPTION_LIST, NULL, 0, "print the rules and what they hold", 0},
-    {"deadline", OPTION_DEADLINE, "SECONDS", 0, "of one rule (default 60)", 0},
+     "check only this rule, in this process: for a debugger, or after a crash", 0},
+    {"list", OPTION_LIST, NULL, 0, "print every rule and what has to hold", 0},
+    {"deadline", OPTION_DEADLINE, "SECONDS", 0, "how long one rule may take (default 60)", 0},
     {"trace", OPTION_TRACE, NULL, 0, "print each step of a rule before it is taken", 0},
     {"print-plan", OPTION_PRINT_PLAN, NULL, OPTION_HIDDEN, NULL, 0},
     {0},
@@ -46,8 +46,10 @@ static const struct argp_option table[] = {
 static const char doc[] =
     "Walks a plugin through the whole contract of abi.h and gives a verdict per rule. A rule "
     "judges one thing, in a process of its own, so that a plugin that crashes or hangs breaks that "
-    "rule and no other. A broken rule ends with exit code 2."
-    "\vWhat a plugin does not offer (a format, a dispatcher, an extension) is skipped.\n";
+    "rule and no other. The exit code is 2 if a rule is broken."
+    "\vWhat a plugin does not offer (a format, a dispatcher, an extension) is skipped.\n\n"
+    "Example:\n"
+    "  moxie conform --plugin PATH/libother.so";
 
 static error_t parse(int key, char *text, struct argp_state *state)
 {

@@ -7,9 +7,12 @@
 
 static const char doc[] =
     "Prints every buffer that the configuration needs on one rank, and the token bounds behind it. "
-    "Needs no GPU and no weights. A refused configuration prints its reasons, and whatever bounds "
-    "are computable, and ends with exit code 2.\vCONFIG.json is one JSON object; `moxie info "
-    "--keys` lists the keys. --model goes beneath it, and --set above.";
+    "Needs no GPU and no weights. If the configuration is refused, it prints the reasons and "
+    "whatever bounds can be computed, and the exit code is 2.\v"
+    "CONFIG.json is one JSON object; `moxie info --keys` lists the keys. CONFIG.json "
+    "overrides --model, and --set overrides both.\n\n"
+    "Example:\n"
+    "  moxie plan --model DIR --set max_prefill_tokens=8192";
 
 static const char *kind_name(int32_t kind)
 {

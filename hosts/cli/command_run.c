@@ -74,19 +74,18 @@ static error_t parse(int key, char *text, struct argp_state *state)
 static const struct argp_option table_of_options[] = {
     {"model", OPTION_MODEL, "DIR", 0,
      "a Hugging Face folder: config.json with model.safetensors or a sharded index", 1},
-    {"layer", OPTION_LAYER, "N", 0, "which of its layers", 1},
+    {"layer", OPTION_LAYER, "N", 0, "which layer of the model, from 0", 1},
     {"input", OPTION_INPUT, "FILE", 0,
-     "safetensors with hidden_states [T, H], and where wanted topk_ids, topk_weights [T, k] and "
+     "safetensors with hidden_states [T, H], and optionally topk_ids and topk_weights [T, k] and "
      "routed_output [T, H]",
      1},
     {"layer-file", OPTION_LAYER_FILE, "FILE", 0,
-     "one safetensors file that holds weights and inputs of one layer", 1},
+     "instead of these three, one safetensors file with weights and inputs of one layer", 1},
     {"output", 'o', "FILE", 0,
-     "write the result: safetensors, tensor `output`, f32 [T, H]; a file that is there is "
-     "replaced, "
-     "but none that is read and nothing that is no file",
+     "write the result to a safetensors file, as tensor `output`, f32 [T, H]; replaces a regular "
+     "file, but none that this run reads",
      30},
-    {"tolerance", OPTION_TOLERANCE, "X", 0, "exit code 3 when the relative error exceeds X", 30},
+    {"tolerance", OPTION_TOLERANCE, "X", 0, "exit code 3 if the relative error exceeds X", 30},
     {0},
 };
 
@@ -94,11 +93,13 @@ static const struct argp_child children[] = {{&rank_argp, 0, NULL, 0}, {0}};
 
 static const char doc[] =
     "Runs the experts of one layer: R processes share the experts, and each takes a contiguous "
-    "part of the tokens. Without topk_ids and topk_weights the model's router chooses, where it is "
-    "a known one. The result is compared with routed_output where the file has it: relative_error "
-    "is ||y - reference|| / ||reference||.\vPublished formats: Qwen3-MoE, Mixtral, DeepSeek-V3 "
-    "(fp8), gpt-oss (mxfp4), "
-    "ModelOpt (nvfp4), Llama 4.";
+    "part of the tokens. If the input file has no topk_ids and topk_weights, the model's router "
+    "chooses, provided that it is a known one. If the file has routed_output, the result is "
+    "compared with it: relative_error is ||y - reference|| / ||reference||.\v"
+    "Checkpoints may be named as published for Qwen3-MoE, Mixtral, DeepSeek-V3 (fp8), gpt-oss "
+    "(mxfp4), ModelOpt (nvfp4) and Llama 4.\n\n"
+    "Example:\n"
+    "  moxie run --model DIR --layer 1 --input FILE --ranks 4 --tolerance 2e-6";
 
 // The configuration that the ranks open with; ep_rank is theirs to set.
 static json_t *make_config(const struct run_options *options, const struct source *source)

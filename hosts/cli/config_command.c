@@ -68,10 +68,10 @@ static error_t parse(int key, char *text, struct argp_state *state)
 
 static const struct argp_option table_of_options[] = {
     {"model", OPTION_MODEL, "DIR", 0,
-     "a Hugging Face folder, whose config.json says what CONFIG.json does not: sizes, activation "
-     "and formats of its experts; weights are not read",
+     "a Hugging Face folder, from whose config.json sizes, activation and formats of the experts "
+     "are taken; weights are not read",
      1},
-    {"set", OPTION_SET, "KEY=VALUE", 0, "a key over what CONFIG.json says; as often as wanted", 1},
+    {"set", OPTION_SET, "KEY=VALUE", 0, "set one configuration key; may be repeated", 1},
     {0},
 };
 

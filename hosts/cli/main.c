@@ -31,15 +31,14 @@ static const struct command commands[] = {
 static const char doc[] =
     "Mixture-of-Experts layers through libmoxie.\n"
     "\nCommands:\n"
-    "  info     what this library is and can do here\n"
-    "  check    whether a configuration can work, with every reason if not\n"
+    "  info     what the library is, and what it can do on this machine\n"
+    "  check    whether a configuration can work, and if not, every reason\n"
     "  plan     every buffer of a configuration, and the token bounds behind it\n"
-    "  run      one layer of a checkpoint, over R processes, against its reference\n"
+    "  run      one layer of a checkpoint, over R processes, beside its reference\n"
     "  bench    how fast a layer runs, as a share of what this machine allows\n"
     "  conform  whether a library keeps the contract, rule by rule\n"
-    "\vEvery command has --help. Exit codes: 0 ok, 1 usage or file error, 2 refused, 3 result "
-    "outside "
-    "--tolerance.";
+    "\vEvery command has --help. Exit codes: 0 done, 1 usage or file error, 2 refused (or a rule "
+    "of conform is broken), 3 result outside --tolerance.";
 
 // Which command, and where its arguments start.
 struct choice {

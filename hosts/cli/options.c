@@ -77,10 +77,10 @@ static error_t parse_common(int key, char *text, struct argp_state *state)
 
 static const struct argp_option common_table[] = {
     {"plugin", OPTION_PLUGIN, "PATH", 0,
-     "the library, a path or a file here; else $MOXIE_PLUGIN, else libmoxie.so beside this program "
-     "or in ../lib",
+     "the library to load (default: $MOXIE_PLUGIN, else libmoxie.so beside this program or in "
+     "../lib); a name without a slash is a file of this folder, or the system's to find",
      90},
-    {"json", OPTION_JSON, NULL, 0, "print one JSON document and nothing else, of a refusal too",
+    {"json", OPTION_JSON, NULL, 0, "print one JSON document and nothing else, also when refused",
      90},
     {"verbose", 'v', NULL, 0, "print what the library logs, from INFO on, to standard error", 90},
     {0},
@@ -129,17 +129,18 @@ static const struct argp_option rank_table[] = {
     {"ranks", OPTION_RANKS, "R", 0, "processes to spread the experts over (default 1)", 10},
     {"threads", OPTION_THREADS, "N", 0, "threads of each rank (default: cores / ranks)", 10},
     {"timeout", OPTION_TIMEOUT, "SECONDS", 0,
-     "how long a rank waits for another (default 300); one that says nothing at all for half as "
-     "long again, or 2 s more, ends the run",
+     "how long a rank waits for another (default 300); the run ends when a rank is silent for half "
+     "as long again, or for 2 s more if that is longer",
      10},
-    {"runner", OPTION_RUNNER, "NAME", 0, "a registered runner (default auto)", 20},
+    {"runner", OPTION_RUNNER, "NAME", 0, "a runner that moxie info lists (default auto)", 20},
     {"device", OPTION_DEVICE, "WORD", 0,
-     "cpu, or sm_90: rank r takes visible GPU r (default: the runner's own, else cpu)", 20},
-    {"dispatcher", OPTION_DISPATCHER, "NAME", 0, "a registered dispatcher (default auto)", 20},
+     "cpu or sm_90 (default: that of --runner, else cpu); on sm_90 rank r takes visible GPU r", 20},
+    {"dispatcher", OPTION_DISPATCHER, "NAME", 0,
+     "a dispatcher that moxie info lists (default auto)", 20},
     {"dispatch-format", OPTION_DISPATCH_FORMAT, "WORD", 0,
-     "rows between the ranks: input, fp8_block128 or nvfp4 (default input)", 20},
+     "format of rows between ranks: input (as they come, default), fp8_block128 or nvfp4", 20},
     {"dispatch-sms", OPTION_DISPATCH_SMS, "N", 0,
-     "SMs of a GPU that rows between the ranks may take (default 0: all)", 20},
+     "SMs of a GPU that moving rows between ranks may use (default 0: all)", 20},
     {0},
 };
 
