@@ -8,19 +8,19 @@
 //
 // Per-step calls allocate nothing, never wait for the device on the host (transport nccl may), and,
 // where tagged capturable, launch the same operations every time, so that a CUDA graph of them can
-// be replayed. What launches wants the device current that was at the first create. Bad input
-// returns a code and has written nothing but NULL to out pointers. The library never prints, traps
-// or exits. Parameters are named where their type does not say what they are.
+// be replayed. Calls that launch need the CUDA device current that was at the first create. A call
+// with bad input returns a code, having written nothing but NULL to its out pointers. The library
+// never prints, traps or exits. Parameters are named where their type does not say what they are.
 //
 // Rules of growth. Every struct but moxie_tensor starts with struct_size, set by whoever fills it
 // to the size it was compiled with. Structs and tables grow at the end only. A reader takes any
 // size from the first published one up; a non-zero byte past what it knows is MOXIE_E_UNSUPPORTED,
 // with the offset. Zero in a field means the documented default. Fields named reserved must be 0.
-// Version 0.N: a change to an existing field, slot or meaning bumps N, and unequal N refuse each
-// other in words; appends keep N. Versions: 0.1 first published, 0.1.1 appended.
+// Version 0.N: a change to an existing field, slot or meaning bumps N, and versions of unequal N
+// refuse each other; appends keep N. Versions: 0.1 first published, 0.1.1 appended to it.
 //
 // The comment of every slot closes with its tags, [thread, order, graph; owner; since]:
-//   any         any thread, at any time   init    may allocate; in turns, beside no serial call
+//   any         any thread, at any time   init    may allocate; take turns, never beside serial
 //   serial      one call at a time per instance    stream  enqueued on the given stream
 //   collective  every active rank makes the same call in the same order
 //   capturable, eager   may, may not be captured into a CUDA graph
@@ -68,14 +68,14 @@ typedef struct moxie_error {
     int32_t code;         // the returned code
     int32_t rank;         // the rank to blame, where a collective failed; else -1
     uint32_t text_bytes;  // capacity of text
-    char *text;           // caller's, always NUL-terminated: what was seen, wanted, to change
+    char *text;           // the caller's, always NUL-terminated: what was seen, wanted, to change
 } moxie_error;
 
 // ---- Tensors and formats -----------------------------------------------------------------------
 // Exactly DLPack's DLDevice, DLDataType and DLTensor, frozen for ever: a DLPack pointer passes as
 // it is. shape and strides are [ndim], in elements; strides NULL means compact row-major. data NULL
-// means "no tensor" wherever one is optional. Packed 4-bit values are uint8 with half the columns,
-// the even element in the low nibble; e8m0 scales are uint8.
+// means "no tensor" wherever one is optional ("or none" below). Packed 4-bit values are uint8 with
+// half the columns, the even element in the low nibble; e8m0 scales are uint8.
 #define MOXIE_DEVICE_CPU 1
 #define MOXIE_DEVICE_CUDA 2
 #define MOXIE_DTYPE_INT 0
@@ -85,7 +85,7 @@ typedef struct moxie_error {
 #define MOXIE_DTYPE_FLOAT8_E4M3FN 10
 
 typedef struct moxie_device {
-    int32_t type, id;  // type: MOXIE_DEVICE_*; id: a GPU by its CUDA ordinal, of a CPU not read
+    int32_t type, id;  // type: MOXIE_DEVICE_*; id: a GPU's CUDA ordinal, ignored for a CPU
 } moxie_device;
 
 typedef struct moxie_dtype {
@@ -118,7 +118,7 @@ typedef struct moxie_tensor {
 // ---- The host's side ---------------------------------------------------------------------------
 #define MOXIE_MEMORY_DEVICE 1     // the runner's own memory; plain RAM when `device` is cpu
 #define MOXIE_MEMORY_SYMMETRIC 2  // visible to peers; always made by the plugin
-#define MOXIE_MEMORY_PINNED 3     // of the host, page-locked; the device writes it at its address
+#define MOXIE_MEMORY_PINNED 3     // host, page-locked; the device writes to it at the same address
 #define MOXIE_MEMORY_HOST 4
 
 // One planned allocation, as the plugin asks the host's allocator for it.
@@ -167,15 +167,15 @@ typedef struct moxie_host {
     int32_t (*allocate)(void *ctx, const moxie_allocation *request, void **memory);
     // `request` equals the one that made `memory`. [init, eager; host; 0.1]
     void (*release)(void *ctx, const moxie_allocation *request, void *memory);
-    // A whole line without newline, valid in the call; from open() on. [any, eager; plugin; 0.1]
+    // One line without newline, valid during the call; from open() on. [any, eager; plugin; 0.1]
     void (*log)(void *ctx, int32_t severity, const char *component, const char *text,
                 uint64_t length);
 
-    // Bootstrap between the EP ranks, used while creating. all_gather sends `bytes`
-    // from every rank; `recv` gets ranks * bytes in rank order. Both return 0, or non-zero when a
-    // rank cannot be reached; they must not wait for ever. [init, collective, eager; plugin; 0.1]
+    // Bootstrap between the EP ranks, used while creating. all_gather sends `bytes` from every
+    // rank; `recv` gets ep_size * bytes, in rank order. Both return 0, or non-zero when a rank
+    // cannot be reached; they must not wait for ever. [init, collective, eager; plugin; 0.1]
     int32_t (*all_gather)(void *ctx, const void *send, void *recv, uint64_t bytes);
-    // Once every rank has called. Reserved: not called yet. [init, collective, eager; host; 0.1]
+    // Returns once every rank has called. Reserved: unused. [init, collective, eager; host; 0.1]
     int32_t (*barrier)(void *ctx);
 
     // Hands over what this build offers, during open(). A non-zero answer fails open(). The tables
@@ -186,10 +186,10 @@ typedef struct moxie_host {
 
     void *communicator;  // reserved: an ncclComm_t over the EP ranks, or NULL; not used yet
     // Runs task(arg, 0..tasks-1), in any order and on any threads, and returns when all are done.
-    // NULL: the plugin makes cpu_threads of its own. [serial, eager; plugin; 0.1]
+    // NULL: the plugin computes on cpu_threads threads. [serial, eager; plugin; 0.1]
     void (*parallel_for)(void *ctx, uint64_t tasks, void (*task)(void *arg, uint64_t i), void *arg);
-    // Non-zero when the calling thread may enter a slot tagged so (MOXIE_THREAD_*). A zero is
-    // logged as HOST_MISBEHAVING and the call returns MOXIE_E_INVALID. [any, eager; host; 0.1]
+    // Non-zero if the calling thread may enter a slot with this tag (MOXIE_THREAD_*). On zero the
+    // call returns MOXIE_E_INVALID, and HOST_MISBEHAVING is logged. [any, eager; host; 0.1]
     int32_t (*thread_check)(void *ctx, int32_t tag);
     // An extension of the host's ("vendor.name/1"), or NULL. [any, eager; host; 0.1]
     const void *(*get_extension)(void *ctx, const char *name);
@@ -220,11 +220,11 @@ typedef struct moxie_traits {
     uint32_t struct_size;
     uint32_t layouts, id_spaces;  // sets of MOXIE_LAYOUT_BIT(), of 1u << MOXIE_IDS_*
     int32_t no_expert_id;         // written for "no expert"; a runner accepts any id out of range
-    // MOXIE_BY_*: who multiplies router weights, and who the key routed_scaling_factor.
+    // MOXIE_BY_*: who multiplies by the router weights, and who by the key routed_scaling_factor.
     int32_t weights_applied_by, scaling_applied_by;
     int32_t output_is_reduced;    // 1: y is complete on its rank; 0: the host sums over the group
-    int32_t reduction_group;      // ranks that a reduction covers or owes; 0: all EP ranks
-    uint32_t formats;             // 1u << MOXIE_FORMAT_* set of row payloads
+    int32_t reduction_group;      // ranks that were, or are to be, summed over; 0: all EP ranks
+    uint32_t formats;             // set of 1u << MOXIE_FORMAT_*, of the rows
     int32_t graph;                // MOXIE_GRAPH_*
     uint32_t row_align_bytes, reserved0;  // alignment of every row
 } moxie_traits;
@@ -274,16 +274,16 @@ typedef struct moxie_bounds {
     int64_t prefill, decode;                     // the two bounds it is the maximum of
     int64_t dispatch_required, dispatch_tokens;  // tokens per source rank: one forward, one round
     int64_t allgather_rows, alltoall_rows;       // rows one rank may receive
-    int64_t capture_rows;                        // of the routed-experts capture, no share padded
+    int64_t capture_rows;                        // of the routed-experts capture, without padding
     int64_t dispatch_call_tokens_max, forward_call_tokens_max;  // this rank's tokens in one call
-    int64_t physical_experts, expert_first, experts_local;  // in all; first and count of this rank
+    int64_t physical_experts, expert_first, experts_local;  // total; this rank's first and count
 } moxie_bounds;
 
 typedef struct moxie_buffer {
     uint32_t struct_size;
     int32_t kind;                  // MOXIE_MEMORY_*
     const char *name;
-    uint64_t bytes, bytes_mapped;  // asked for; taken, in the granules of its kind
+    uint64_t bytes, bytes_mapped;  // requested; taken, rounded up to the granules of its kind
     uint64_t align;
     const char *why;               // one line
 } moxie_buffer;
@@ -308,7 +308,7 @@ typedef struct moxie_plan {  // owned by the instance
 // gate), K = H; w2: N = H, K = I. Scales by format: fp8_tensor [E] or [E, 2]; fp8_channel [E, N];
 // fp8_block128 [E, rows, ceil(K/128)], rows = ceil(N/128), of a gated w1 ceil(I/128) for each half,
 // I counted with block_offset (w1 rows, w2 K); int4_g32, mxfp4 [E, N, K/32]; nvfp4 [E, N, K/16].
-// Halves of interleaved rows: gate, up. The last dimension is compact; the others may be strided.
+// Halves of interleaved rows: gate, then up. The last dimension is compact; others may be strided.
 typedef struct moxie_matrix {
     uint32_t struct_size;
     int32_t format, order, orientation;  // MOXIE_FORMAT_*, MOXIE_ORDER_*, MOXIE_ROWS_*
@@ -319,7 +319,7 @@ typedef struct moxie_matrix {
     uint32_t reserved0;
 } moxie_matrix;
 
-// Borrowed until the runner is destroyed, as is every tensor inside; the numbers stay the host's.
+// Borrowed, with every tensor inside, until the runner is destroyed; the numbers stay the host's.
 typedef struct moxie_weights {
     uint32_t struct_size, reserved0;
     const moxie_matrix *w1, *w2;  // gate and up; down
@@ -337,35 +337,35 @@ typedef struct moxie_weights {
 // What is about to run in all layers of one forward. Ranks agree on all but the local fields.
 typedef struct moxie_step {
     uint32_t struct_size;
-    int32_t slot;                // 0..forwards_in_flight_max-1; the host orders its streams
+    int32_t slot;                // 0..forwards_in_flight_max-1; the host keeps its calls in order
     int64_t tokens;              // local: this rank's tokens, 0 is a normal call
-    const int64_t *rank_tokens;  // [ep_size] every rank's tokens; NULL: the plan's, in launches too
+    const int64_t *rank_tokens;  // [ep_size] every rank's tokens; NULL: launches of the plan's size
     int32_t padding, phase;      // MOXIE_PADDING_*, MOXIE_PHASE_*
     // Local, device memory: rows from *tokens_valid on are "no expert"; NULL: all are valid.
     // Re-read by every launch and every graph replay.
     const int32_t *tokens_valid;
-    // Local: its DP rank's first captured row of this step, whose ranks' rows follow each other;
-    int64_t capture_row;  // dispatcher local: in one run over all that captured() hands out
+    // Local: this step's first row among its DP rank's captured rows; ranks of one DP rank follow
+    int64_t capture_row;  // each other. Dispatcher local: among all rows that captured() hands out
 } moxie_step;
 
 // One layer's input and output of this rank. T = the step's tokens. All tensors on `device`.
 typedef struct moxie_batch {
     uint32_t struct_size;
     int32_t slot, layer;      // layer: 0..num_layers-1, where captured ids go
-    int32_t id_space;         // MOXIE_IDS_*, required: of what expert_map gives, or of ids
+    int32_t id_space;         // MOXIE_IDS_*, required: of ids, or of what expert_map makes of them
     moxie_tensor x;           // [T, H] input_format
     moxie_tensor ids;         // [T, k] int32 or int64
     moxie_tensor weights;     // [T, k] f32, bf16 or f16
-    moxie_tensor y;           // [T, H] output_format; may not overlap x, nor in rounds any input
-    moxie_tensor expert_map;  // int32 [n]: what ids 0..n-1 stand for, others no expert; or none
+    moxie_tensor y;           // [T, H] output_format; apart from x, in rounds from every input
+    moxie_tensor expert_map;  // int32 [n]: what ids 0..n-1 stand for, others: no expert; or none
     void *stream;             // cudaStream_t; NULL on the CPU, where every call returns when done
 } moxie_batch;
 
-// Rows of one source. Of every tensor the last dimension is compact; of fp8's scales that or rows.
+// Rows of one source. Every tensor's last dimension is compact; fp8 scales may lie in columns.
 typedef struct moxie_slab {
     uint32_t struct_size, reserved0;
-    moxie_tensor rows;     // [cap, H]; EXPERT_MASKED: [experts, cap, H] in one run, as its weights
-    moxie_tensor scales;   // fp8: f32 per 128 columns; nvfp4: bytes, f32 of the row, e4m3 per 16
+    moxie_tensor rows;     // [cap, H]; EXPERT_MASKED: [experts, cap, H] in one run, weights too
+    moxie_tensor scales;   // fp8: f32 per 128 columns; nvfp4: bytes, an f32 a row, e4m3 per 16
     moxie_tensor ids;      // [cap, k]; none in EXPERT_ layouts
     moxie_tensor weights;  // [cap, k]; in EXPERT_ layouts [cap] ([experts, cap]), or none: weight 1
 } moxie_slab;
@@ -393,8 +393,8 @@ typedef struct moxie_instance moxie_instance;
 typedef struct moxie_runner moxie_runner;
 typedef struct moxie_dispatcher moxie_dispatcher;
 
-// The experts of one layer. out rows of STANDARD and RANK_MAJOR are weighted and summed over this
-// rank's experts, one row per in row; of the EXPERT_ layouts, one row per in row.
+// The experts of one layer, with one out row for each in row: the weighted sum over this rank's
+// experts in STANDARD and RANK_MAJOR, the weighted result of the row's expert in EXPERT_ layouts.
 typedef struct moxie_runner_api {
     uint32_t struct_size, reserved0;
     // Checks shapes, formats, scales; borrows the weights. [init, eager; caller, destroy; 0.1]
@@ -418,14 +418,14 @@ struct moxie_runner_info {
 
 // ---- Dispatcher --------------------------------------------------------------------------------
 // Moves rows to the ranks that own their experts, and back. Per slot the order is begin, then for
-// each layer dispatch, run, combine; anything else is MOXIE_E_INVALID. After MOXIE_E_PEER,
-// MOXIE_E_TIMEOUT or rows that differ y is zero, and all answer the same until set_active_ranks.
+// each layer dispatch, run, combine; anything else is MOXIE_E_INVALID. After MOXIE_E_PEER, TIMEOUT
+// or COLLECTIVE_MISMATCH y is zero, and every call returns the same until set_active_ranks.
 typedef struct moxie_dispatcher_api {
     uint32_t struct_size, reserved0;
     // Maps windows; build and keys must agree. [init, collective, eager; caller, destroy; 0.1]
     int32_t (*create)(moxie_instance *, moxie_dispatcher **out, moxie_error *);
-    // Sets what the next layers of this slot carry; refuses what exceeds the plan. Not needed for a
-    // replay. [serial, collective, eager; caller; 0.1]
+    // Says how many tokens the slot's next layers have; refuses what exceeds the plan. Not needed
+    // for a graph replay. [serial, collective, eager; caller; 0.1]
     int32_t (*begin_forward)(moxie_dispatcher *, const moxie_step *, moxie_error *);
     // dispatch_send then dispatch_recv. *in and *out belong to the dispatcher and hold until
     // combine: hand both to run(). [serial, collective, stream, capturable; plugin; 0.1]
@@ -434,7 +434,7 @@ typedef struct moxie_dispatcher_api {
     // combine_send then combine_recv: y is complete when traits.output_is_reduced.
     // [serial, collective, stream, capturable; caller; 0.1]
     int32_t (*combine)(moxie_dispatcher *, const moxie_batch *, moxie_error *);
-    // The halves, for hosts that put work between them. The first pushes rows and flags and waits
+    // The halves, for hosts that put work between them. This one pushes rows and flags, and waits
     // for nobody. [serial, collective, stream, capturable; caller; 0.1]
     int32_t (*dispatch_send)(moxie_dispatcher *, const moxie_batch *, moxie_error *);
     // Waits for every active rank's rows. [serial, collective, stream, capturable; plugin; 0.1]
@@ -446,9 +446,9 @@ typedef struct moxie_dispatcher_api {
     int32_t (*combine_recv)(moxie_dispatcher *, const moxie_batch *, moxie_error *);
     // The sticky failure of past work, or MOXIE_OK; waits for no peer. [any, eager; caller; 0.1]
     int32_t (*poll_error)(moxie_dispatcher *, moxie_error *);
-    // On drained streams: goes on without the ranks whose byte in active[ep_size] is 0, clears the
-    // failure. Survivors pass the same mask; dead ranks' experts contribute zero; a rank left out
-    // gets MOXIE_E_PEER, and returns only by create. [serial, collective, eager; caller; 0.1]
+    // On drained streams: clears the failure, and goes on without the ranks whose byte in
+    // active[ep_size] is 0. Survivors pass one mask; dead ranks' experts contribute zero; a rank
+    // left out gets MOXIE_E_PEER, returns only by create. [serial, collective, eager; caller; 0.1]
     int32_t (*set_active_ranks)(moxie_dispatcher *, const uint8_t *active, moxie_error *);
     // NULL is a no-op. Waits for no peer; on a GPU, timeout_ms at most. [init, eager; plugin; 0.1]
     void (*destroy)(moxie_dispatcher *);
@@ -471,7 +471,7 @@ typedef struct moxie_build {
     uint64_t layout_digest;      // 64-bit FNV-1a of the rows of layout(), as docs/conform.md says
 } moxie_build;
 
-// One field of a public struct as this library was compiled: a foreign-language mirror compares.
+// One field of a public struct as this library was compiled, for mirrors in other languages.
 typedef struct moxie_field {
     uint32_t struct_size, offset, size, reserved0;
     const char *structure, *field;  // "moxie_host", "ctx"; field "" gives the size of the whole
@@ -487,10 +487,10 @@ typedef struct moxie_stats {
     uint64_t bytes_allocated;           // planned memory held now, symmetric included
 } moxie_stats;
 
-// On the device: ids until the dispatcher ends; load (hosts, create may zero) until runners do.
+// Device memory: ids live as long as the dispatcher, load (hosts, create may zero it) as runners.
 typedef struct moxie_captured {
     uint32_t struct_size;
-    int32_t dp_rank;   // in
+    int32_t dp_rank;   // in: whose ids
     moxie_tensor ids;  // out: int32 [rows >= forward_tokens, num_layers, k], -1: no expert; or none
     moxie_tensor load;  // out: int64 [num_layers, experts_local] rows run, or none [since 0.1.1]
 } moxie_captured;
@@ -516,21 +516,21 @@ typedef struct moxie_api {
     int32_t (*config)(const moxie_instance *, uint64_t index, moxie_config_entry *);
     // Every reason against the configuration; no device, no weights. [any, eager; plugin; 0.1]
     int32_t (*validate)(const moxie_instance *, const moxie_report **, moxie_error *);
-    // Every buffer; no device. When refused, CONFIG and the bounds alone. [any, eager; plugin; 0.1]
+    // Every buffer; no device. If refused, E_CONFIG and bounds only. [any, eager; plugin; 0.1]
     int32_t (*plan)(const moxie_instance *, const moxie_plan **, moxie_error *);
 
-    // dispatch, run and combine of one layer in as many rounds as the step needs; both handles are
-    // of this library and one instance. [serial, collective, stream, capturable; caller; 0.1]
+    // dispatch, run and combine of one layer in as many rounds as the step needs; both handles must
+    // be of this library and one instance. [serial, collective, stream, capturable; caller; 0.1]
     int32_t (*forward)(moxie_dispatcher *, moxie_runner *, const moxie_batch *, moxie_error *);
     // UNAVAILABLE without capture_routed_experts or count_expert_load. [serial, eager; plugin; 0.1]
     int32_t (*captured)(const moxie_instance *, moxie_captured *, moxie_error *);
     // Counters since open. [serial, eager; caller; 0.1]
     int32_t (*stats)(const moxie_instance *, moxie_stats *, moxie_error *);
-    // Gives device memory back, keeps its addresses, or UNSUPPORTED. [init, eager; caller; 0.1]
+    // Frees device memory but keeps its addresses; or UNSUPPORTED. [init, eager; caller; 0.1]
     int32_t (*suspend)(moxie_instance *, moxie_error *);
-    // Takes it again, or UNSUPPORTED. [init, eager; caller; 0.1]
+    // Takes that memory again; or UNSUPPORTED. [init, eager; caller; 0.1]
     int32_t (*resume)(moxie_instance *, moxie_error *);
-    // Refused with MOXIE_E_INVALID while a runner or dispatcher of it lives; joins every thread.
+    // MOXIE_E_INVALID while a runner or dispatcher of the instance lives; joins every thread.
     // NULL is a no-op. [init, eager; plugin; 0.1]
     int32_t (*close)(moxie_instance *, moxie_error *);
 } moxie_api;
