@@ -18,7 +18,14 @@ static const char head[] =
     "left out has its default. `validate` lists everything that cannot work, each reason with its\n"
     "key and what to set; `plan` lists every buffer.\n"
     "\n"
-    "Every rank must give the same value, but for the keys marked *per rank*.\n"
+    "The least that a configuration needs are the required keys and one that bounds a forward:\n"
+    "\n"
+    "```json\n"
+    "{\"hidden_size\": 2048, \"intermediate_size\": 768, \"num_experts\": 128, \"top_k\": 8,\n"
+    " \"forward_tokens_max\": 4096}\n"
+    "```\n"
+    "\n"
+    "Every rank must give the same value, except for the keys marked *per rank*.\n"
     "\n"
     "| key | value | default | meaning |\n"
     "| --- | --- | --- | --- |\n";
@@ -48,15 +55,16 @@ static const char tail[] =
     "capture_rows       = dp_size * forward_tokens\n"
     "```\n"
     "\n"
-    "`forward_tokens` is of one data-parallel rank. The key that decided it is called dominant, "
-    "and\n"
-    "every capacity error names it.\n"
+    "`forward_tokens` are those of one data-parallel rank. The key that decided it is called "
+    "dominant,\n"
+    "and every capacity error names it.\n"
     "\n"
-    "Where ranks that share a data-parallel rank have unequal shares of it and may pad them, the\n"
-    "capture holds their padding, too: `moxie_captured.ids` has\n"
-    "ceil(ep_size * dispatch_required / dp_size) rows instead of forward_tokens, and those of rank "
-    "d\n"
-    "begin at row d times as many, which is where `step.capture_row` counts from under `local`.\n";
+    "Where ranks that share a data-parallel rank have unequal shares of its tokens and may pad "
+    "them,\n"
+    "the capture holds the padding, too: `moxie_captured.ids` has\n"
+    "R = ceil(ep_size * dispatch_required / dp_size) rows instead of forward_tokens. Under "
+    "`local`,\n"
+    "`step.capture_row` counts over all data-parallel ranks, and rank d's rows begin at d * R.\n";
 
 struct document {
     char text[DOCUMENT_BYTES];
