@@ -1,0 +1,140 @@
+#!/usr/bin/env python3
+"""Tokens per second of SGLang with Moxie's experts and with its own, on a GPU.
+
+    bench/sglang.py --plugin build/release/lib/libmoxie.so --layers 8 --json
+
+Each contestant is an engine in a process of its own, by turns A B B A. Without --model it is
+Qwen3-30B-A3B with random weights that SGLang makes, which needs no disk. A prompt of --prompt
+tokens is timed, and --steps greedy tokens of each of --batch short ones, three times each. A fourth
+time a profiler in SGLang's scheduler says how long the GPU was busy, which no other tenant of the
+host moves: engines of few layers wait for the host. What Moxie's engine says of the same prompts is
+compared with what SGLang says, as far as their tokens agree. Progress goes to stderr. Exit code 1:
+cannot measure here, or Moxie computed nothing, or a contestant had not ended after --timeout-s; 2:
+usage; 3: the logarithms of probabilities differ by more than --tolerance.
+"""
+
+import json
+import pathlib
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+# In the place of this folder, in which sglang is this file.
+sys.path[0] = str(ROOT / "bench" / "layer")
+
+from measure import engines  # noqa: E402
+from measure.command import say  # noqa: E402
+from measure.engines import COMPARED_PROMPTS, COMPARED_TOKENS, prompt_tokens  # noqa: E402
+from measure.models import config_of  # noqa: E402
+from measure.sglang_worker import answers  # noqa: E402
+
+BENCH = engines.Bench(__file__, "sglang", "SGLang")
+ENTRY_POINTS = """[sglang.srt.plugins]
+moxie = moxie.sglang_plugin:register
+moxie-bench = measure.sglang_worker:register
+"""
+QUANTIZATIONS = {"fp8_per_block": {"quant_method": "fp8", "activation_scheme": "dynamic",
+                                   "fmt": "e4m3", "weight_block_size": [128, 128]}}
+
+
+def parse(arguments):
+    parser = engines.parser_of(__doc__, BENCH, "SGLang's Engine")
+    parser.add_argument("--quantization", choices=list(QUANTIZATIONS),
+                        help="of the random model, with a scale for each 128 x 128 weights")
+    options = engines.check(parser, parser.parse_args(arguments))
+    if options.model and options.quantization and not options.contestant:
+        parser.error("--quantization is of the random model; one of --model has its own")
+    return options
+
+
+# ---- One contestant ----------------------------------------------------------------------------
+
+
+def make_engine(options):
+    import sglang
+    room = max(options.prompt, *COMPARED_PROMPTS) + max(options.steps, COMPARED_TOKENS)
+    return sglang.Engine(**{
+        "model_path": options.model, "skip_tokenizer_init": True, "context_length": room + 16,
+        "disable_radix_cache": True, "chunked_prefill_size": max(8192, options.prompt),
+        "log_level": "info", **options.engine})
+
+
+def timed(engine, prompts, steps, folder):
+    """Seconds of each repeat, and those in which the GPU was busy."""
+    greedy = {"temperature": 0, "max_new_tokens": steps, "ignore_eos": True}
+    return engines.timed(lambda: engine.generate(input_ids=prompts, sampling_params=greedy),
+                         lambda: answers(engine, "watch", folder),
+                         lambda: answers(engine, "busy", folder))
+
+
+def said(engine, options):
+    """[[token, {token: logarithm of its probability}] of each step] of each compared prompt."""
+    greedy = {"temperature": 0, "max_new_tokens": COMPARED_TOKENS, "ignore_eos": True}
+    prompts = [prompt_tokens(min(tokens, options.prompt), 1000 + number)
+               for number, tokens in enumerate(COMPARED_PROMPTS)]
+    found = engine.generate(input_ids=prompts, sampling_params=greedy, return_logprob=True,
+                            top_logprobs_num=5)
+    return [[[token, {int(each[1]): each[0] for each in entries}]
+             for token, entries in zip(answer["output_ids"],
+                                       answer["meta_info"]["output_top_logprobs"])]
+            for answer in found]
+
+
+def run_contestant(options):
+    """Everything of one engine, for JSON."""
+    import sglang
+    start = time.perf_counter()
+    engine = make_engine(options)
+    with tempfile.TemporaryDirectory() as folder:
+        if options.engine.get("load_format") == "dummy":
+            answers(engine, "grow", folder)
+        found = {"version": sglang.__version__, "ready_s": round(time.perf_counter() - start, 1),
+                 "said": said(engine, options),
+                 "prefill": timed(engine, [prompt_tokens(options.prompt, 0)], 1, folder),
+                 "decode": {str(batch): timed(
+                     engine, [prompt_tokens(16, number) for number in range(batch)], options.steps,
+                     folder) for batch in options.batch},
+                 "moxie": engines.source_of(options.plugin, BENCH),
+                 "moxie_layers": min(answers(engine, "layers", folder))}
+    engine.shutdown()
+    return found
+
+
+# ---- All of them -------------------------------------------------------------------------------
+
+
+def make_config(options, folder):
+    """The folder of a model without weights: all that SGLang wants to make some."""
+    config = config_of("qwen3-30b-a3b", options.layers)
+    config.update({"architectures": ["Qwen3MoeForCausalLM"], "dtype": "bfloat16"})
+    config.save_pretrained(folder)
+    if options.quantization:
+        path = pathlib.Path(folder) / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()),
+                                    "quantization_config": QUANTIZATIONS[options.quantization]}))
+    return folder
+
+
+def start(name, options, arguments):
+    say(f"{name}: an engine starts")
+    environment = engines.environment_of(name == "moxie", options, options.folder, ENTRY_POINTS)
+    return engines.start(BENCH, name, options, arguments, [environment])[0]
+
+
+def measure(options, arguments):
+    if options.model is None:
+        options.model = make_config(options, str(pathlib.Path(options.folder) / "model"))
+        options.engine = {"load_format": "dummy", **options.engine}
+    runs = engines.in_turns(("moxie", BENCH.key), options.rounds,
+                            lambda name: start(name, options, arguments))
+    return engines.measured(BENCH, options, arguments, runs)
+
+
+def main(arguments):
+    options = parse(arguments)
+    return engines.main(BENCH, options, lambda options: measure(options, arguments), run_contestant)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

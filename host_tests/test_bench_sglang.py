@@ -1,0 +1,170 @@
+"""bench/sglang.py with a stand-in for SGLang's engine: what it asks for, compares and refuses.
+
+Wants torch, as moxie.sglang does. No test reads a speed.
+"""
+
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import torch_python
+
+torch_python.require(importlib.util.find_spec("torch"), "torch is")
+import torch  # noqa: E402
+
+HERE = pathlib.Path(__file__).resolve().parent
+BENCH = HERE.parent / "bench" / "sglang.py"
+
+ENGINE = f"""
+import os, sys, time, types
+from importlib.metadata import entry_points
+OURS = "MOXIE_PLUGIN" in os.environ
+__version__ = "0.5.23"
+sys.path.append({str(HERE)!r})
+import stand_in
+if OURS:
+    import sglang_stand_in
+    sglang_stand_in.install()
+SHIFT, LAYERS, FAULT = (os.environ.get(name, "") for name in ("SHIFT", "LAYERS", "FAULT"))
+
+
+class Scheduler:
+    pass
+
+
+class Engine:
+    def __init__(self, **given):
+        assert given["skip_tokenizer_init"] and given["disable_radix_cache"]
+        assert given["model_path"] == "somewhere" and "load_format" not in given
+        assert given["disable_cuda_graph"] is True and given["context_length"] >= 1000 + 8
+        assert given["chunked_prefill_size"] == 8192
+        stand_in.install({{"sglang.srt.managers.scheduler": [Scheduler]}})
+        found = entry_points(group="sglang.srt.plugins")
+        assert sorted(each.name for each in found) == ["moxie", "moxie-bench"]
+        for each in found:
+            each.load()()
+        self.scheduler = Scheduler()
+        if OURS:
+            import moxie.sglang
+            moxie.sglang.layers_made = lambda: int(LAYERS or 4)
+            print("INFO Moxie was seen")
+        if FAULT and not OURS:
+            if FAULT == "hangs":
+                time.sleep(600)
+            raise SystemExit("SGLang's own engine is broken")
+
+    def collective_rpc(self, method, **given):
+        assert all(isinstance(each, str) for each in given.values())
+        getattr(self.scheduler, method)(**given)
+
+    def shutdown(self):
+        pass
+
+    def generate(self, input_ids, sampling_params, return_logprob=False, top_logprobs_num=0):
+        assert sampling_params["temperature"] == 0 and sampling_params["ignore_eos"]
+        assert return_logprob == (top_logprobs_num > 0)
+        return [self.answer(prompt, sampling_params["max_new_tokens"]) for prompt in input_ids]
+
+    def answer(self, prompt, steps):
+        tokens = [sum(prompt) % 97 + step for step in range(steps)]
+        shift = float(SHIFT or 0.01) if OURS else 0.0
+        if OURS and len(prompt) == 37:
+            tokens[3 % steps] += 1000  # from here on what is said is of another text
+        entries = [[(-1.0 - each + shift + (5.0 if each >= 1000 else 0.0), each, None)
+                    for each in (token, token + 1)] for token in tokens]
+        return {{"output_ids": tokens, "meta_info": {{"output_top_logprobs": entries}}}}
+"""
+
+
+class Program(unittest.TestCase):
+    def run_main(self, *more, **environment):
+        with tempfile.TemporaryDirectory() as folder:
+            (pathlib.Path(folder) / "sglang.py").write_text(ENGINE)
+            return subprocess.run(
+                [sys.executable, str(BENCH), "--model", "somewhere", "--engine",
+                 '{"disable_cuda_graph": true}', "--prompt", "600", "--steps", "3", "--batch",
+                 "1,2", *more], text=True, capture_output=True, check=False,
+                env={**os.environ, "PYTHONPATH": folder, **environment})
+
+    def test_what_is_measured(self):
+        ran = self.run_main("--json")
+        self.assertEqual(ran.returncode, 0, ran.stderr)
+        found = json.loads(ran.stdout)
+        # Of 600, 500, 37 and 5 tokens; the third goes on otherwise at its fourth.
+        self.assertEqual(found["logprobs"],
+                         {"moxie": {"most": 0.01, "same_tokens": 27, "tokens": 32}})
+        self.assertEqual((found["moxie_layers"], found["sglang"]), (4, "0.5.23"))
+        self.assertNotIn(found["moxie"], ("", None))
+        self.assertEqual([run["contestant"] for run in found["runs"]],
+                         ["moxie"] * 2 + ["sglang"] * 2)
+        for run in found["runs"]:
+            for each in (run["prefill"], *run["decode"].values()):
+                self.assertEqual((len(each["seconds"]), each["busy_s"]), (3, 0.0))
+        for rates in found["results"].values():
+            self.assertEqual((set(rates), set(rates["decode"])),
+                             ({"prefill", "decode"}, {"1", "2"}))
+        self.assertEqual([line.split(":")[0] for line in ran.stderr.splitlines()],
+                         ["moxie", "sglang", "sglang", "moxie"])
+
+    def test_another_answer(self):
+        ran = self.run_main("--rounds", "1", SHIFT="0.5")
+        self.assertEqual(ran.returncode, 3, ran.stderr)
+        for text in ("SGLang 0.5.23, not quantised\n", "prefill of 600", "decode, 1 ",
+                     "decode, 2 ", "at most 0.5, 27 of 32 tokens"):
+            self.assertIn(text, ran.stdout)
+
+    def test_what_cannot_be_measured(self):
+        for environment, texts in (
+                ({"LAYERS": "0"}, ("computed no layer", "Moxie was seen")),
+                ({"FAULT": "1"}, ("sglang: its engine ended with 1:\n",
+                                  "SGLang's own engine is broken")),
+                ({"FAULT": "hangs"}, ("had not ended after 20 s (--timeout-s)", "in make_engine"))):
+            ran = self.run_main("--rounds", "1", "--timeout-s", "20", **environment)
+            self.assertEqual((ran.returncode, ran.stdout), (1, ""))
+            for text in texts:
+                self.assertIn(text, ran.stderr)
+        ran = self.run_main("--plugin", "/nowhere/libmoxie.so")
+        self.assertEqual(ran.returncode, 1)
+        self.assertIn("/nowhere/libmoxie.so", ran.stderr)
+
+    def test_usage(self):
+        for more, text in ((("--engine", "[1]"), "is an object"), (("--engine", "{"), "--engine"),
+                           (("--batch", "0"), "at least 1"), (("--plugin", ""), "empty path"),
+                           (("--quantization", "fp8_per_block"), "--model has its own"),
+                           (("--quantization", "int3"), "invalid choice")):
+            ran = self.run_main(*more)
+            self.assertEqual(ran.returncode, 2)
+            self.assertIn(text, ran.stderr)
+        ran = self.run_main(MOXIE_PLUGIN="")
+        self.assertEqual(ran.returncode, 2)
+        self.assertIn("--plugin, or MOXIE_PLUGIN", ran.stderr)
+
+
+class Worker(unittest.TestCase):
+    def test_dummies_grow(self):
+        sys.path.insert(0, str(BENCH.parent / "layer"))
+        from measure.sglang_worker import grow_dummies
+        model = torch.nn.ModuleDict({name: torch.nn.Linear(2, 2, bias=False)
+                                     for name in ("gate", "w_scale_inv", "codes", "lm_head")})
+        model["norm"] = torch.nn.LayerNorm(2, bias=False)
+        for weight in model.parameters():
+            weight.data.fill_(0.001)
+        model["lm_head"].weight.data[:, 1] = 0
+        codes = torch.zeros(4, 64, 64).to(torch.float8_e4m3fn)
+        model["codes"].weight = torch.nn.Parameter(codes, requires_grad=False)
+        grow_dummies(model)
+        self.assertEqual(model["lm_head"].weight[0, 0].item(), 0)
+        for name, value in (("gate", 0.035), ("w_scale_inv", 0.035 / 448), ("norm", 1)):
+            self.assertAlmostEqual(model[name].weight.flatten()[0].item(), value, places=6)
+        codes = model["codes"].weight.float()
+        self.assertTrue(400 < codes.abs().max() <= 448 and codes.mean().abs() < 20)
+        self.assertFalse(torch.equal(codes[0], codes[1]))
+
+
+if __name__ == "__main__":
+    unittest.main()
