@@ -95,10 +95,10 @@ struct await_args {
                              // s is at s, or s - 1 from `rank` on
     int32_t *counts;         // out [ranks], 0..rows_most; the own rank's is `tokens`. NULL: none
     const void *peer_ids;    // in the own window, int32 [rows, top_k] peer_ids_slab_bytes apart, in
-                             // the order of peer_counts
-    int32_t *ids; // out [ranks, rows_most, top_k], 16-byte aligned as peer_ids: the ids of as many
-                  // rows as are counted, but the own rank's, which are there; NULL: not wanted, as
-                  // without counts
+                             // the order of peer_counts, 16-byte aligned
+    int32_t *ids; // out [ranks, rows_most, top_k], 16-byte aligned: ids of the rows that are
+                  // counted, -1 behind them; the own rank's `tokens` rows are there. NULL: not
+                  // wanted, as without counts
     int64_t peer_ids_slab_bytes;
     struct flag_report *report;
     uint64_t *ended; // as signal_args.begun

@@ -66,7 +66,8 @@ struct down_args {
 #define GEMMS_IDS_MAX 2048 // more are sooner read from expert_offset
 
 // Whether the products may count ids while route works: few of one slab, or few of several that
-// follow each other as [slabs_count, rows_cap, top_k], as their counts do.
+// follow each other as [slabs_count, rows_cap, top_k], where rows that are not valid have no
+// expert.
 static inline int gemms_can_count(const struct row_slab *slabs, int32_t slabs_count,
                                   int32_t rows_cap, int32_t top_k)
 {
@@ -77,8 +78,7 @@ static inline int gemms_can_count(const struct row_slab *slabs, int32_t slabs_co
         const char *ids = (const char *)slabs[0].ids + i * rows_cap * slabs[0].id_stride_bytes;
 
         if (slabs[i].ids != ids || slabs[i].id_stride_bytes != slabs[0].id_stride_bytes ||
-            slabs[i].id_bytes != slabs[0].id_bytes || slabs[0].count == NULL ||
-            slabs[i].count != slabs[0].count + i)
+            slabs[i].id_bytes != slabs[0].id_bytes)
             return 0;
     }
     return 1;

@@ -91,7 +91,7 @@ static int same_in_slabs(gpu_layer &g, const layer_case &c, const std::vector<fl
 }
 
 // Whether tokens in several slabs, whose ids follow each other, so that the products count them, get the bits of those in one. The last row
-// of the first slab is not valid.
+// of the first slab is not valid, and has no expert.
 static int same_in_a_run(gpu_layer &g, const layer_case &c, const std::vector<float> &all)
 {
     const stages one = g.s;
@@ -99,7 +99,9 @@ static int same_in_a_run(gpu_layer &g, const layer_case &c, const std::vector<fl
     std::vector<row_slab> x;
     std::vector<out_slab> y;
     std::vector<int32_t> counts;
+    std::vector<char> ids(g.s.slab.id_stride_bytes);
     int32_t slabs = 2, cap;
+    char *row;
     int same;
     while (slabs < KERNEL_RANKS_MAX && c.tokens % slabs != 0)
         slabs++;
@@ -109,6 +111,9 @@ static int same_in_a_run(gpu_layer &g, const layer_case &c, const std::vector<fl
     counts[0]--;
     std::fill_n(want.begin() + (size_t)counts[0] * c.hidden, c.hidden, NAN);
     int32_t *valid = upload(counts);
+    row = (char *)g.s.slab.ids + counts[0] * g.s.slab.id_stride_bytes;
+    CHECK(cudaMemcpy(ids.data(), row, ids.size(), cudaMemcpyDeviceToHost));
+    CHECK(cudaMemset(row, 0xff, ids.size()));
     for (int32_t i = 0; i < slabs; i++) {
         x.push_back(rows_from(g.s.slab, i * cap, cap));
         y.push_back(g.s.out);
@@ -128,6 +133,7 @@ static int same_in_a_run(gpu_layer &g, const layer_case &c, const std::vector<fl
     run_layer(g, got);
     same = std::equal(got.begin(), got.end(), want.begin(), [](float a, float b) { return a == b || (std::isnan(a) && std::isnan(b)); });
     g.s = one;
+    CHECK(cudaMemcpy(row, ids.data(), ids.size(), cudaMemcpyHostToDevice));
     cudaFree(valid);
     return same;
 }

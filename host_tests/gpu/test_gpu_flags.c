@@ -16,6 +16,7 @@
 #define SLOT       2
 #define CAP        9
 #define TOP_K      3
+#define TOKENS     7
 #define GENERATION 3u
 #define EPOCH      5u
 #define TIMEOUT_NS 400000000
@@ -122,7 +123,7 @@ static uint32_t wait_that(struct scene *scene, int signals)
                                     .word = WORD_DISPATCH,
                                     .ranks = RANKS,
                                     .rank = OWN,
-                                    .tokens = 7,
+                                    .tokens = TOKENS,
                                     .rows_most = CAP,
                                     .top_k = TOP_K};
 
@@ -175,10 +176,12 @@ START_TEST(rows_are_counted_when_all_have_come)
 }
 END_TEST
 
-// Of each peer as many as it says, where the own rank's table has them; the rest is left alone.
+// Of each peer those of as many rows as it says; the own rank's are left alone. Others have no
+// expert, and after a failure none has.
 START_TEST(ids_are_taken_with_the_rows)
 {
     enum { SLAB = CAP * TOP_K };
+    const int fails = _i == 1;
     struct scene scene;
     int32_t sent[RANKS - 1][SLAB], got[RANKS * SLAB];
 
@@ -190,14 +193,16 @@ START_TEST(ids_are_taken_with_the_rows)
     must(cudaMemcpy(scene.peer_ids, sent, sizeof sent, cudaMemcpyHostToDevice));
     put(&scene.windows[OWN]->counts[0].value, 4);
     put(&scene.windows[OWN]->counts[1].value, 0);
-    put(&scene.windows[OWN]->counts[2].value, CAP);
-    ck_assert_uint_eq(wait_kernel(&scene), VERDICT_NONE);
+    put(&scene.windows[OWN]->counts[2].value, fails ? CAP + 1 : CAP);
+    ck_assert_uint_eq(wait_kernel(&scene), fails ? VERDICT_ROWS : VERDICT_NONE);
     must(cudaMemcpy(got, scene.ids, sizeof got, cudaMemcpyDeviceToHost));
     for (int32_t rank = 0, peer = 0; rank < RANKS; rank++) {
-        const int32_t rows = rank == OWN ? 0 : (int32_t[]){4, 0, CAP}[peer];
+        const int32_t rows = rank == OWN ? TOKENS : (int32_t[]){4, 0, CAP}[peer];
 
         for (int32_t i = 0; i < SLAB; i++)
-            ck_assert_int_eq(got[rank * SLAB + i], i < rows * TOP_K ? sent[peer][i] : 0);
+            ck_assert_int_eq(got[rank * SLAB + i], fails || i >= rows * TOP_K ? -1
+                                                   : rank == OWN              ? 0
+                                                                              : sent[peer][i]);
         peer += rank != OWN;
     }
     scene_close(&scene);
@@ -483,7 +488,7 @@ END_TEST
 static void tests(TCase *cases)
 {
     tcase_add_test(cases, rows_are_counted_when_all_have_come);
-    tcase_add_test(cases, ids_are_taken_with_the_rows);
+    tcase_add_loop_test(cases, ids_are_taken_with_the_rows, 0, 2);
     tcase_add_loop_test(cases, more_rows_than_any_rank_has_are_none, 0, 2);
     tcase_add_test(cases, rows_of_another_round_are_none);
     tcase_add_test(cases, ranks_left_out_are_not_waited_for);

@@ -246,10 +246,9 @@ __device__ round_count count_from(const await_args &a, uint64_t active, int32_t 
     return {max(rows, 0), told->round};
 }
 
-__device__ void take_counts(const await_args &a, const round_count *told, uint64_t received)
+__device__ void take_counts(const await_args &a, const round_count *told, bool failed, uint64_t received)
 {
     int32_t rank = threadIdx.x;
-    bool failed = has_failed(a.state);
 
     if (rank < a.ranks) a.counts[rank] = failed ? 0 : told[rank].rows;
     if (rank != 0 || failed) return;
@@ -259,19 +258,35 @@ __device__ void take_counts(const await_args &a, const round_count *told, uint64
     a.report->rows_received[a.slot] = received;
 }
 
-// Peers' ids as they are now, by words of one or of four. A thread has several under way.
-template <class Word> __device__ void take_ids(const await_args &a, const round_count *told)
+__device__ __forceinline__ void clear_ids(int32_t &word)
+{
+    word = -1;
+}
+
+__device__ __forceinline__ void clear_ids(uint4 &word)
+{
+    word = {~0u, ~0u, ~0u, ~0u};
+}
+
+// Peers' ids as they are now, by words of one or of four, of which a thread has several under way; a row has whole words. `failed`: of no
+// row, as counts say then.
+template <class Word> __device__ void take_ids(const await_args &a, const round_count *told, bool failed)
 {
     constexpr int32_t ids = sizeof(Word) / 4;
-    const int32_t slab = a.rows_most * a.top_k / ids;
+    const int32_t row = a.top_k / ids, slab = a.rows_most * row;
     Word *to = reinterpret_cast<Word *>(a.ids);
 
 #pragma unroll 8
     for (int32_t i = threadIdx.x; i < a.ranks * slab; i += kThreads) {
         const int32_t rank = i / slab, at = i - rank * slab, index = rank < a.rank ? rank : rank - 1;
         const unsigned char *from = static_cast<const unsigned char *>(a.peer_ids) + index * a.peer_ids_slab_bytes;
+        const bool is_valid = !failed && at < told[rank].rows * row;
+        Word word;
 
-        if (rank != a.rank && at * ids < told[rank].rows * a.top_k) to[i] = __ldcg(reinterpret_cast<const Word *>(from) + at);
+        if (is_valid && rank == a.rank) continue;
+        clear_ids(word);
+        if (is_valid) word = __ldcg(reinterpret_cast<const Word *>(from) + at);
+        to[i] = word;
     }
 }
 
@@ -280,6 +295,7 @@ __global__ void __launch_bounds__(kThreads) await_kernel(const __grid_constant__
     __shared__ heard all[KERNEL_RANKS_MAX];
     __shared__ round_count told[KERNEL_RANKS_MAX];
     __shared__ uint32_t ended, missed;
+    __shared__ bool failed; // read once: another stream may set it, and ids and counts have to agree
     const await_args &a = args.a;
     int32_t rank = threadIdx.x;
     standing at;
@@ -304,9 +320,10 @@ __global__ void __launch_bounds__(kThreads) await_kernel(const __grid_constant__
     __syncthreads();
     griddepcontrol_launch_dependents(); // which no longer wait for a peer
     if (missed != 0 && rank == 0) settle(a, judge(a, w, all, told));
+    if (rank == 0) failed = has_failed(a.state);
     __syncthreads();
-    if (a.ids != nullptr && missed == 0) a.rows_most * a.top_k % 4 == 0 ? take_ids<uint4>(a, told) : take_ids<int32_t>(a, told);
-    if (a.counts != nullptr) take_counts(a, told, w.rows_received);
+    if (a.ids != nullptr) a.top_k % 4 == 0 ? take_ids<uint4>(a, told, failed) : take_ids<int32_t>(a, told, failed);
+    if (a.counts != nullptr) take_counts(a, told, failed, w.rows_received);
     if (rank == 0 && a.ended != nullptr) *a.ended += 1;
 }
 

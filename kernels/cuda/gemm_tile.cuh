@@ -336,14 +336,13 @@ template <class P> __device__ __forceinline__ void count_ids(const gemms_args_de
 
     for (int32_t e = threadIdx.x; e < args.experts; e += P::threads)
         smem.expert_first[e] = 0;
-    rows = rows_in<READ_PAST_L1>(from, 0);
+    rows = rows_in<READ_PAST_L1>(from);
     __syncthreads();
-    for (int32_t position = threadIdx.x; position < from.slabs * from.rows * from.top_k; position += P::threads) {
-        const int32_t row = position / from.top_k, slab = from.slabs > 1 ? row / from.rows : 0;
+    for (int32_t position = threadIdx.x; position < from.rows * from.top_k; position += P::threads) {
+        const int32_t row = position / from.top_k;
         const int32_t expert = expert_in<READ_PAST_L1>(from, row, position - row * from.top_k, args.experts);
 
-        if (slab > 0) rows = rows_in<READ_PAST_L1>(from, slab);
-        if (row - slab * from.rows < rows && expert >= 0) atomicAdd(&smem.expert_first[expert], 1);
+        if (row < rows && expert >= 0) atomicAdd(&smem.expert_first[expert], 1);
     }
     __syncthreads();
 }

@@ -32,41 +32,41 @@ __device__ __forceinline__ int32_t id_mapped(const int32_t *map, int64_t map_cou
     return id >= first && id - first < limit ? static_cast<int32_t>(id - first) : -1;
 }
 
-// Ids of slabs that follow each other, as route reads them.
+// Ids of one slab, as route reads them, or of several that follow each other.
 struct slab_ids {
-    const unsigned char *ids; // [slabs, rows, top_k]
-    const int32_t *rows_valid; // [slabs]; NULL: all
+    const unsigned char *ids; // [rows, top_k]
+    const int32_t *rows_valid; // NULL: all
     const int32_t *expert_map;
     int64_t row_stride_bytes, map_count, expert_first;
-    int32_t id_bytes, slabs, rows, top_k;
+    int32_t id_bytes, rows, top_k;
 };
 
 static inline slab_ids ids_of(const route_args &from)
 {
     const row_slab &slab = from.slabs[0];
+    const bool is_one = from.slabs_count == 1;
 
     return {static_cast<const unsigned char *>(slab.ids),
-            slab.count,
+            is_one ? slab.count : nullptr,
             from.expert_map,
             slab.id_stride_bytes,
             from.map_count,
             from.expert_first,
             slab.id_bytes,
-            from.slabs_count,
-            from.slabs_count == 1 ? slab.cap : from.rows_cap,
+            is_one ? slab.cap : from.slabs_count * from.rows_cap,
             from.top_k};
 }
 
 // Rows that are valid.
-template <read_past past = READ_CACHED> __device__ __forceinline__ int32_t rows_in(const slab_ids &from, int32_t slab)
+template <read_past past = READ_CACHED> __device__ __forceinline__ int32_t rows_in(const slab_ids &from)
 {
     int32_t rows = from.rows;
 
-    if (from.rows_valid != nullptr) rows = min(rows, max(number_read<past>(from.rows_valid + slab), 0));
+    if (from.rows_valid != nullptr) rows = min(rows, max(number_read<past>(from.rows_valid), 0));
     return rows;
 }
 
-// The local expert of a choice of a row of all slabs, -1: none; whether the row is valid is another question.
+// The local expert of a row's choice, -1: none; whether the row is valid is another question.
 template <read_past past = READ_CACHED>
 __device__ __forceinline__ int32_t expert_in(const slab_ids &from, int32_t row, int32_t choice, int32_t experts)
 {
