@@ -428,7 +428,7 @@ typedef struct moxie_dispatcher_api {
     // for a graph replay. [serial, collective, eager; caller; 0.1]
     int32_t (*begin_forward)(moxie_dispatcher *, const moxie_step *, moxie_error *);
     // dispatch_send then dispatch_recv. *in and *out belong to the dispatcher and hold until
-    // combine: hand both to run(). [serial, collective, stream, capturable; plugin; 0.1]
+    // combine: hand both to run() as is. [serial, collective, stream, capturable; plugin; 0.1]
     int32_t (*dispatch)(moxie_dispatcher *, const moxie_batch *, const moxie_rows **in,
                         const moxie_rows **out, moxie_error *);
     // combine_send then combine_recv: y is complete when traits.output_is_reduced.

@@ -123,8 +123,8 @@ class Program(unittest.TestCase):
                 ({"LAYERS": "0"}, ("computed no layer", "Moxie was seen")),
                 ({"FAULT": "1"}, ("sglang: its engine ended with 1:\n",
                                   "SGLang's own engine is broken")),
-                ({"FAULT": "hangs"}, ("had not ended after 20 s (--timeout-s)", "in make_engine"))):
-            ran = self.run_main("--rounds", "1", "--timeout-s", "20", **environment)
+                ({"FAULT": "hangs"}, ("had not ended after 40 s (--timeout-s)", "in make_engine"))):
+            ran = self.run_main("--rounds", "1", "--timeout-s", "40", **environment)
             self.assertEqual((ran.returncode, ran.stdout), (1, ""))
             for text in texts:
                 self.assertIn(text, ran.stderr)

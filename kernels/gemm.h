@@ -66,8 +66,8 @@ struct down_args {
 #define GEMMS_IDS_MAX 2048 // more are sooner read from expert_offset
 
 // Whether the products may count ids while route works: few of one slab, or few of several that
-// follow each other as [slabs_count, rows_cap, top_k], where rows that are not valid have no
-// expert.
+// follow each other as [slabs_count, rows_cap, top_k]. Of several, ids of rows that are not valid
+// must be none: their counts are not looked at.
 static inline int gemms_can_count(const struct row_slab *slabs, int32_t slabs_count,
                                   int32_t rows_cap, int32_t top_k)
 {

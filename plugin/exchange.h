@@ -122,7 +122,8 @@ static inline int32_t *exchange_few_ids(const struct exchange_group *group,
 
     if (group->state == NULL || rows <= LAYER_TOKENS || rows * limits->top_k > GEMMS_IDS_MAX)
         return NULL;
-    return memory_slot(&group->instance->memory, BUFFER_FEW_IDS, round->slot);
+    return (int32_t *)memory_slot(&group->instance->memory, BUFFER_FEW_IDS, round->slot) +
+           KERNEL_RANKS_MAX;
 }
 
 // Which transport and flags: the same on every rank, as the keys are.

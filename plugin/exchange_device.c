@@ -93,7 +93,7 @@ static int32_t open_device(struct exchange_group *group, struct exchange *slots,
                        ? (struct flag_state *)(group->report + 1)
                        : (struct flag_state *)(void *)(slots[0].window->base + w->state);
     for (int32_t i = 0; i < slots_count; i++)
-        slots[i].counts = (int32_t *)(void *)(slots[i].window->base + w->own_counts);
+        slots[i].counts = memory_slot(&group->instance->memory, BUFFER_FEW_IDS, i);
     TRY(tell_generation(group, slots, slots_count, error));
 out:
     return st;

@@ -224,14 +224,15 @@ static struct round_count count_from(const struct exchange_group *group,
 
     if (from == me) count.rows = round->tokens;
     if (!exchange_is_peer(group, from)) return count;
-    count.rows = __atomic_load_n(&told->rows, __ATOMIC_RELAXED);
-    count.round = __atomic_load_n(&told->round, __ATOMIC_RELAXED);
+    count.rows = __atomic_load_n(&told->rows, __ATOMIC_ACQUIRE);
+    count.round = __atomic_load_n(&told->round, __ATOMIC_ACQUIRE);
     if (count.rows < 0) count.rows = 0;
     return count;
 }
 
-// What came is of this round, and no more than any rank has.
-static int32_t check_count(const struct exchange_group *group, const struct exchange *slot,
+// What came is of this round, and no more than any rank has; or else of a peer that has gone on,
+// which it has told before.
+static int32_t check_count(struct exchange_group *group, struct exchange *slot,
                            const struct exchange_round *round, int32_t from,
                            const struct round_count *count, moxie_error *error)
 {
@@ -246,8 +247,13 @@ static int32_t check_count(const struct exchange_group *group, const struct exch
         .round = round->index,
         .told_round = count->round,
     };
+    int32_t st = MOXIE_OK;
 
-    return verdict_say(&verdict, group, error);
+    if (verdict.kind == VERDICT_NONE) return MOXIE_OK;
+    TRY(exchange_check_peers(group, slot, error));
+    TRY(verdict_say(&verdict, group, error));
+out:
+    return st;
 }
 
 static int32_t wait_host(struct exchange_group *group, struct exchange *slot,

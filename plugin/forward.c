@@ -83,10 +83,11 @@ struct operand_rows {
 static int are_counted(const struct experts_job *job)
 {
     const struct rows_view *in = job->in;
-    const void *few = memory_slot(&job->instance->memory, BUFFER_FEW_IDS, job->slot);
+    const int32_t *few = memory_slot(&job->instance->memory, BUFFER_FEW_IDS, job->slot);
+    const int are_few = few != NULL && in->slabs[0].count == few &&
+                        in->slabs[0].ids == few + KERNEL_RANKS_MAX; // as dispatch gave them
 
-    return in->by == ROUTE_BY_IDS &&
-           (in->slabs_count == 1 || (few != NULL && in->slabs[0].ids == few)) &&
+    return in->by == ROUTE_BY_IDS && (in->slabs_count == 1 || are_few) &&
            gemms_can_count(in->slabs, in->slabs_count, in->rows_cap, in->top_k);
 }
 

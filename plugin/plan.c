@@ -229,8 +229,7 @@ static int window_fill(struct window_layout *window, const struct limits *limits
     end = pitch(window->counts + (int64_t)(limits->ranks - 1) * COUNT_BYTES, ALIGN_BYTES);
     if (!on_cpu) {
         window->state = end;
-        window->own_counts = pitch(end + (int64_t)sizeof(struct flag_state), ALIGN_BYTES);
-        end = pitch(window->own_counts + (int64_t)limits->ranks * 4, ALIGN_BYTES);
+        end = pitch(end + (int64_t)sizeof(struct flag_state), ALIGN_BYTES);
     }
     if (!slabs_place(limits, limits->row_bytes, &end, &window->rows, &window->rows_slab_bytes) ||
         !slabs_place(limits, limits->scale_bytes, &end, &window->scales,
@@ -425,8 +424,8 @@ static int exchange_buffers(const struct planner *planner)
          "router weights of this rank's own tokens, f32", slots, tokens, limits->weight_bytes,
          KEY_EP_SIZE},
         {BUFFER_FEW_IDS, MOXIE_MEMORY_DEVICE, "few_ids",
-         "physical expert ids of every rank's tokens where they are few, int32", slots,
-         GEMMS_IDS_MAX, on_cpu(planner) ? 0 : 4, KEY_EP_SIZE},
+         "rows from every rank, then their physical expert ids where they are few, int32", slots,
+         KERNEL_RANKS_MAX + GEMMS_IDS_MAX, on_cpu(planner) ? 0 : 4, KEY_EP_SIZE},
     };
     int fits = 1;
 

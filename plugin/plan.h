@@ -52,8 +52,8 @@ struct limits {
 // enter a window).
 struct window_layout {
     int64_t flags;                      // control words, see transport.h
-    int64_t counts;                     // int32 [ranks - 1], 64 bytes apart
-    int64_t state, own_counts;          // on a GPU: struct flag_state, and int32 [ranks]; own
+    int64_t counts;                     // struct round_count [ranks - 1], 64 bytes apart
+    int64_t state;                      // on a GPU: struct flag_state; own
     int64_t rows, scales, ids, weights; // dispatch slabs
     int64_t results;                    // combine slabs
     int64_t rows_slab_bytes, scales_slab_bytes, ids_slab_bytes, weights_slab_bytes,
@@ -82,7 +82,8 @@ enum buffer_id {
     BUFFER_OWN_IDS, // this rank's ids as physical ids int32 [tokens_max, top_k], and their weights
                     // f32: per slot
     BUFFER_OWN_WEIGHTS,
-    BUFFER_FEW_IDS, // of all ranks' rows where they are few, int32 [GEMMS_IDS_MAX]: per slot
+    BUFFER_FEW_IDS, // int32: how many rows each rank has [KERNEL_RANKS_MAX], then their ids where
+                    // they are few [GEMMS_IDS_MAX]: per slot
     BUFFER_WINDOW,  // symmetric, per slot
     BUFFER_STAGING, // where rows are staged: laid out as a window, per slot
     BUFFER_REPORT,  // what waiting kernels tell the host: struct flag_report, and where rows are

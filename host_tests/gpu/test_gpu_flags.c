@@ -15,7 +15,7 @@
 #define OWN        1
 #define SLOT       2
 #define CAP        9
-#define TOP_K      3
+#define SLAB       40 // ids of a peer's slab: CAP rows of up to four, in whole words of four
 #define TOKENS     7
 #define GENERATION 3u
 #define EPOCH      5u
@@ -35,7 +35,8 @@ struct scene {
     struct window *windows[RANKS]; // device
     struct flag_state *state;
     int32_t *counts;
-    int32_t *ids, *peer_ids;    // NULL: not wanted
+    int32_t *ids, *peer_ids; // NULL: not wanted
+    int32_t top_k;
     struct flag_report *report; // pinned
     cudaStream_t stream;
 };
@@ -116,7 +117,7 @@ static uint32_t wait_that(struct scene *scene, int signals)
                                     .counts = scene->counts,
                                     .peer_ids = scene->peer_ids,
                                     .ids = scene->ids,
-                                    .peer_ids_slab_bytes = CAP * TOP_K * 4,
+                                    .peer_ids_slab_bytes = SLAB * 4,
                                     .report = scene->report,
                                     .timeout_ns = TIMEOUT_NS,
                                     .slot = SLOT,
@@ -125,7 +126,7 @@ static uint32_t wait_that(struct scene *scene, int signals)
                                     .rank = OWN,
                                     .tokens = TOKENS,
                                     .rows_most = CAP,
-                                    .top_k = TOP_K};
+                                    .top_k = scene->top_k};
 
     for (int32_t r = 0; r < RANKS; r++)
         windows[r] = scene->windows[r];
@@ -180,12 +181,12 @@ END_TEST
 // expert, and after a failure none has.
 START_TEST(ids_are_taken_with_the_rows)
 {
-    enum { SLAB = CAP * TOP_K };
-    const int fails = _i == 1;
+    const int fails = _i % 2, top_k = 3 + _i / 2, slab = CAP * top_k; // by words of one, or four
     struct scene scene;
     int32_t sent[RANKS - 1][SLAB], got[RANKS * SLAB];
 
     scene_open(&scene);
+    scene.top_k = top_k;
     for (int32_t i = 0; i < (RANKS - 1) * SLAB; i++)
         sent[i / SLAB][i % SLAB] = 1000 + i;
     scene.peer_ids = device_zeros(sizeof sent);
@@ -199,8 +200,8 @@ START_TEST(ids_are_taken_with_the_rows)
     for (int32_t rank = 0, peer = 0; rank < RANKS; rank++) {
         const int32_t rows = rank == OWN ? TOKENS : (int32_t[]){4, 0, CAP}[peer];
 
-        for (int32_t i = 0; i < SLAB; i++)
-            ck_assert_int_eq(got[rank * SLAB + i], fails || i >= rows * TOP_K ? -1
+        for (int32_t i = 0; i < slab; i++)
+            ck_assert_int_eq(got[rank * slab + i], fails || i >= rows * top_k ? -1
                                                    : rank == OWN              ? 0
                                                                               : sent[peer][i]);
         peer += rank != OWN;
@@ -235,20 +236,26 @@ START_TEST(more_rows_than_any_rank_has_are_none)
 }
 END_TEST
 
-// Rows of another round are none of this one's, however few.
+// Rows of another round are none of this one's, however few; or else they are those of a peer that
+// has gone on, which it has told.
 START_TEST(rows_of_another_round_are_none)
 {
     const uint64_t second = (uint64_t)1 << 32;
+    const int has_gone_on = _i == 1;
     struct scene scene;
 
     scene_open(&scene);
+    if (has_gone_on) {
+        put(line_of(&scene, OWN, WORD_ACTIVE, 2), 7);
+        put(line_of(&scene, OWN, WORD_GENERATION, 2), GENERATION + 1);
+    }
     put(&scene.windows[OWN]->counts[0].value, 4);
     put(&scene.windows[OWN]->counts[1].value, second | 5);
     put(&scene.windows[OWN]->counts[2].value, CAP + 1);
-    ck_assert_uint_eq(wait_kernel(&scene), VERDICT_ROUND);
+    ck_assert_uint_eq(wait_kernel(&scene), has_gone_on ? VERDICT_MOVED_ON : VERDICT_ROUND);
     ck_assert_uint_eq(failed(&scene), 1);
     ck_assert_int_eq(scene.report->verdict.rank, 2);
-    ck_assert_int_eq(scene.report->verdict.told_round, 1);
+    ck_assert_int_eq(scene.report->verdict.told_round, !has_gone_on);
     ck_assert_int_eq(scene.report->verdict.round, 0);
     expect_counts(&scene, (const int32_t[]){0, 0, 0, 0});
     scene_close(&scene);
@@ -488,9 +495,9 @@ END_TEST
 static void tests(TCase *cases)
 {
     tcase_add_test(cases, rows_are_counted_when_all_have_come);
-    tcase_add_loop_test(cases, ids_are_taken_with_the_rows, 0, 2);
+    tcase_add_loop_test(cases, ids_are_taken_with_the_rows, 0, 4);
     tcase_add_loop_test(cases, more_rows_than_any_rank_has_are_none, 0, 2);
-    tcase_add_test(cases, rows_of_another_round_are_none);
+    tcase_add_loop_test(cases, rows_of_another_round_are_none, 0, 2);
     tcase_add_test(cases, ranks_left_out_are_not_waited_for);
     tcase_add_loop_test(cases, flags_of_other_epochs_are_none, 0, 4);
     tcase_add_loop_test(cases, who_waits_itself_is_not_named, 0, 4);

@@ -214,6 +214,18 @@ START_TEST(tokens_at_the_edges)
 }
 END_TEST
 
+// Few ids of all ranks follow each other, where the products may count them.
+static void expect_few_ids(const moxie_rows *in, int64_t top_k)
+{
+    const int32_t *first = in->slabs[0].ids.data;
+    int64_t cap = 0;
+
+    for (uint32_t i = 0; i < in->slabs_count; i++)
+        if (in->slabs[i].ids.shape[0] > cap) cap = in->slabs[i].ids.shape[0];
+    for (uint32_t i = 0; i < in->slabs_count; i++)
+        ck_assert_ptr_eq(in->slabs[i].ids.data, first + i * cap * top_k);
+}
+
 // The longest rank's rows are reported by all; those that are nobody's have no expert.
 static void padded_scenario(struct gpu_member *member)
 {
@@ -234,6 +246,7 @@ static void padded_scenario(struct gpu_member *member)
                     cudaMemcpyDeviceToHost));
     for (int32_t rank = 0; rank < crew->ranks; rank++)
         ck_assert_int_eq(rows[rank], rank == member->index ? member->tokens : crew->parts[0]);
+    expect_few_ids(in, batch->ids.shape[1]);
     gpu_member_accept(member, runner_run(member->rank.runner, &call, in, out, error));
     gpu_member_accept(member, dispatcher_combine_send(dispatcher, batch, error));
     gpu_member_accept(member, dispatcher_combine_recv(dispatcher, batch, error));

@@ -246,6 +246,18 @@ __device__ round_count count_from(const await_args &a, uint64_t active, int32_t 
     return {max(rows, 0), told->round};
 }
 
+// Of a rank that has arrived. What is not of this round may be of the next generation, which is told before it.
+__device__ heard check_count(const await_args &a, const watch &w, int32_t rank, const round_count &told)
+{
+    heard h = {ARRIVED, 0, 0};
+
+    if (told.round == a.round && told.rows <= a.rows_most) return h;
+    fence_system();
+    if (rank != a.rank) h = look_for_leavers(a, w, rank);
+    if (h.what == ARRIVED) h.what = told.round != a.round ? OTHER_ROUND : TOO_MANY;
+    return h;
+}
+
 __device__ void take_counts(const await_args &a, const round_count *told, bool failed, uint64_t received)
 {
     int32_t rank = threadIdx.x;
@@ -311,16 +323,13 @@ __global__ void __launch_bounds__(kThreads) await_kernel(const __grid_constant__
     if (rank < a.ranks && is_peer(w.active, rank, a.rank)) all[rank] = listen(args, w, rank, &ended);
     if (rank < a.ranks && a.counts != nullptr) {
         told[rank] = count_from(a, w.active, rank);
-        if (all[rank].what == ARRIVED && told[rank].round != a.round)
-            all[rank].what = OTHER_ROUND;
-        else if (all[rank].what == ARRIVED && told[rank].rows > a.rows_most)
-            all[rank].what = TOO_MANY;
+        if (all[rank].what == ARRIVED) all[rank] = check_count(a, w, rank, told[rank]);
     }
     if (all[rank].what != ARRIVED) missed = 1;
     __syncthreads();
     griddepcontrol_launch_dependents(); // which no longer wait for a peer
     if (missed != 0 && rank == 0) settle(a, judge(a, w, all, told));
-    if (rank == 0) failed = has_failed(a.state);
+    if (rank == 0) failed = missed != 0 || has_failed(a.state);
     __syncthreads();
     if (a.ids != nullptr) a.top_k % 4 == 0 ? take_ids<uint4>(a, told, failed) : take_ids<int32_t>(a, told, failed);
     if (a.counts != nullptr) take_counts(a, told, failed, w.rows_received);

@@ -53,7 +53,7 @@ static inline slab_ids ids_of(const route_args &from)
             from.map_count,
             from.expert_first,
             slab.id_bytes,
-            is_one ? slab.cap : from.slabs_count * from.rows_cap,
+            is_one ? min(slab.cap, from.rows_cap) : from.slabs_count * from.rows_cap,
             from.top_k};
 }
 
