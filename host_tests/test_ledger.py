@@ -14,9 +14,14 @@ import outputs  # noqa: E402
 from header import Header, HeaderError  # noqa: E402
 
 ABI = (ROOT / "abi.h").read_text()
-PHASE = "    int32_t padding, phase;      // MOXIE_PADDING_*, MOXIE_PHASE_*\n"
-LAST = ("    int64_t capture_row;  // dispatcher local: in one run over all that captured() hands "
-        "out\n")
+
+
+def line_of(code):
+    """Of abi.h, with its comment."""
+    return next(line for line in ABI.splitlines(keepends=True) if line.strip().startswith(code))
+
+
+PHASE, LAST = line_of("int32_t padding, phase;"), line_of("int64_t capture_row;")
 CLOSE = "    int32_t (*close)(moxie_instance *, moxie_error *);\n"
 
 
