@@ -89,7 +89,7 @@ static const struct key_row keys[KEY_COUNT] = {
     [KEY_DISPATCH_FORMAT] = STR("dispatch_format", "input, fp8_block128, nvfp4", NULL, "input",
         "number format of dispatched rows between ranks; with fp8 weights on a GPU fp8_block128 gives "
         "the same bits as input"),
-    [KEY_RUNNER] = STR("runner", NULL, NULL, "auto", 
+    [KEY_RUNNER] = STR("runner", NULL, NULL, "auto",
         "a registered name (moxie_cpu, moxie_cuda), or auto"),
     [KEY_DISPATCHER] = STR("dispatcher", NULL, NULL, "auto",
         "a registered name (local, allgather, alltoall); auto = local for ep_size 1, else alltoall"),
