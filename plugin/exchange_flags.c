@@ -247,13 +247,11 @@ static int32_t check_count(struct exchange_group *group, struct exchange *slot,
         .round = round->index,
         .told_round = count->round,
     };
-    int32_t st = MOXIE_OK;
+    int32_t st;
 
     if (verdict.kind == VERDICT_NONE) return MOXIE_OK;
-    TRY(exchange_check_peers(group, slot, error));
-    TRY(verdict_say(&verdict, group, error));
-out:
-    return st;
+    st = exchange_check_peers(group, slot, error);
+    return st == MOXIE_OK ? verdict_say(&verdict, group, error) : st;
 }
 
 static int32_t wait_host(struct exchange_group *group, struct exchange *slot,
