@@ -341,7 +341,7 @@ static void layer_stages(const struct experts_job *job, struct layer_args *layer
     layer->gemms.halves = memory_slot(&job->instance->memory, BUFFER_GEMM_HALVES, job->slot);
     layer->gemms.halves_places =
         job->instance->plan.slot_bytes[BUFFER_GEMM_HALVES] / GEMMS_HALVES_PLACE_BYTES;
-    layer->gemms.route = are_counted(job) ? &layer->route : NULL;
+    layer->gemms.route = layer->quantise.early ? &layer->route : NULL;
     layer->combine = combine_stage(job, &buffers);
     layer->turns = memory_slot(&job->instance->memory, BUFFER_LAYER_TURNS, job->slot);
     layer->mid = memory_slot(&job->instance->memory, BUFFER_LAYER_MID, job->slot);
