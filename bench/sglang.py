@@ -26,7 +26,6 @@ sys.path[0] = str(ROOT / "bench" / "layer")
 from measure import engines  # noqa: E402
 from measure.command import say  # noqa: E402
 from measure.engines import COMPARED_PROMPTS, COMPARED_TOKENS, prompt_tokens  # noqa: E402
-from measure.models import config_of  # noqa: E402
 from measure.sglang_worker import answers  # noqa: E402
 
 BENCH = engines.Bench(__file__, "sglang", "SGLang")
@@ -105,10 +104,8 @@ def run_contestant(options):
 
 
 def make_config(options, folder):
-    """The folder of a model without weights: all that SGLang wants to make some."""
-    config = config_of("qwen3-30b-a3b", options.layers)
-    config.update({"architectures": ["Qwen3MoeForCausalLM"], "dtype": "bfloat16"})
-    config.save_pretrained(folder)
+    """A model without weights, in the format that was asked for."""
+    engines.dummy_model(options.layers, folder)
     if options.quantization:
         path = pathlib.Path(folder) / "config.json"
         path.write_text(json.dumps({**json.loads(path.read_text()),

@@ -134,13 +134,10 @@ def run_contestant(options):
 
 def make_model(options, folder):
     """A checkpoint with random weights, where nobody gave one; without any if vLLM makes them."""
-    config = config_of("qwen3-30b-a3b", options.layers)
     if options.engine.get("load_format") == "dummy":
-        config.update({"architectures": ["Qwen3MoeForCausalLM"], "dtype": "bfloat16"})
-        config.save_pretrained(folder)
-        return folder
+        return engines.dummy_model(options.layers, folder)
     say(f"making {options.layers} layers of Qwen3-30B-A3B")
-    random_model(config, "cuda").save_pretrained(folder)
+    random_model(config_of("qwen3-30b-a3b", options.layers), "cuda").save_pretrained(folder)
     return folder
 
 

@@ -4,21 +4,14 @@ Wants torch, as moxie.sglang does. No test reads a speed.
 """
 
 import importlib.util
-import json
-import os
-import pathlib
-import subprocess
 import sys
-import tempfile
 import unittest
 
 import torch_python
 
 torch_python.require(importlib.util.find_spec("torch"), "torch is")
 import torch  # noqa: E402
-
-HERE = pathlib.Path(__file__).resolve().parent
-BENCH = HERE.parent / "bench" / "sglang.py"
+from bench_engine import HERE, EngineProgram  # noqa: E402
 
 ENGINE = f"""
 import os, sys, time, types
@@ -81,35 +74,13 @@ class Engine:
 """
 
 
-class Program(unittest.TestCase):
-    def run_main(self, *more, **environment):
-        with tempfile.TemporaryDirectory() as folder:
-            (pathlib.Path(folder) / "sglang.py").write_text(ENGINE)
-            return subprocess.run(
-                [sys.executable, str(BENCH), "--model", "somewhere", "--engine",
-                 '{"disable_cuda_graph": true}', "--prompt", "600", "--steps", "3", "--batch",
-                 "1,2", *more], text=True, capture_output=True, check=False,
-                env={**os.environ, "PYTHONPATH": folder, **environment})
+class Program(EngineProgram, unittest.TestCase):
+    engine, stand_in = "sglang", ENGINE
+    arguments = ("--engine", '{"disable_cuda_graph": true}')
 
     def test_what_is_measured(self):
-        ran = self.run_main("--json")
-        self.assertEqual(ran.returncode, 0, ran.stderr)
-        found = json.loads(ran.stdout)
-        # Of 600, 500, 37 and 5 tokens; the third goes on otherwise at its fourth.
-        self.assertEqual(found["logprobs"],
-                         {"moxie": {"most": 0.01, "same_tokens": 27, "tokens": 32}})
-        self.assertEqual((found["moxie_layers"], found["sglang"]), (4, "0.5.23"))
-        self.assertNotIn(found["moxie"], ("", None))
-        self.assertEqual([run["contestant"] for run in found["runs"]],
-                         ["moxie"] * 2 + ["sglang"] * 2)
-        for run in found["runs"]:
-            for each in (run["prefill"], *run["decode"].values()):
-                self.assertEqual((len(each["seconds"]), each["busy_s"]), (3, 0.0))
-        for rates in found["results"].values():
-            self.assertEqual((set(rates), set(rates["decode"])),
-                             ({"prefill", "decode"}, {"1", "2"}))
-        self.assertEqual([line.split(":")[0] for line in ran.stderr.splitlines()],
-                         ["moxie", "sglang", "sglang", "moxie"])
+        found = self.expect_measured(self.run_main("--json"))
+        self.assertEqual(found["sglang"], "0.5.23")
 
     def test_another_answer(self):
         ran = self.run_main("--rounds", "1", SHIFT="0.5")
@@ -147,7 +118,7 @@ class Program(unittest.TestCase):
 
 class Worker(unittest.TestCase):
     def test_dummies_grow(self):
-        sys.path.insert(0, str(BENCH.parent / "layer"))
+        sys.path.insert(0, str(Program.bench().parent / "layer"))
         from measure.sglang_worker import grow_dummies
         model = torch.nn.ModuleDict({name: torch.nn.Linear(2, 2, bias=False)
                                      for name in ("gate", "w_scale_inv", "codes", "lm_head")})

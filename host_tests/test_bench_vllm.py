@@ -5,12 +5,8 @@ Wants torch, as moxie.vllm does. No test reads a speed.
 
 import importlib.util
 import json
-import os
-import pathlib
 import runpy
-import subprocess
 import sys
-import tempfile
 import types
 import unittest
 
@@ -18,9 +14,7 @@ import torch_python
 
 torch_python.require(importlib.util.find_spec("torch"), "torch is")
 import torch  # noqa: E402
-
-HERE = pathlib.Path(__file__).resolve().parent
-BENCH = HERE.parent / "bench" / "vllm.py"
+from bench_engine import HERE, EngineProgram  # noqa: E402
 
 ENGINE = f"""
 import os, sys, time, types
@@ -82,35 +76,12 @@ class LLM:
 """
 
 
-class Program(unittest.TestCase):
-    def run_main(self, *more, **environment):
-        with tempfile.TemporaryDirectory() as folder:
-            (pathlib.Path(folder) / "vllm.py").write_text(ENGINE)
-            return subprocess.run(
-                [sys.executable, str(BENCH), "--model", "somewhere", "--quantization",
-                 "fp8_per_block", "--engine", '{"enforce_eager": true}', "--prompt", "600",
-                 "--steps", "3", "--batch", "1,2", *more], text=True, capture_output=True,
-                check=False, env={**os.environ, "PYTHONPATH": folder, **environment})
+class Program(EngineProgram, unittest.TestCase):
+    engine, stand_in = "vllm", ENGINE
+    arguments = ("--quantization", "fp8_per_block", "--engine", '{"enforce_eager": true}')
 
     def test_what_is_measured(self):
-        ran = self.run_main("--json")
-        self.assertEqual(ran.returncode, 0, ran.stderr)
-        found = json.loads(ran.stdout)
-        # Of 600, 500, 37 and 5 tokens; the third goes on otherwise at its fourth.
-        self.assertEqual(found["logprobs"],
-                         {"moxie": {"most": 0.01, "same_tokens": 27, "tokens": 32}})
-        self.assertEqual(found["moxie_layers"], 4)
-        self.assertNotIn(found["moxie"], ("", None))
-        self.assertEqual([run["contestant"] for run in found["runs"]], ["moxie"] * 2 + ["vllm"] * 2)
-        for run in found["runs"]:
-            for each in (run["prefill"], *run["decode"].values()):
-                self.assertEqual((len(each["seconds"]), each["busy_s"]), (3, 0.0))
-        for rates in found["results"].values():
-            self.assertIsNone(rates["prefill"]["gpu_ms_a_step"])
-            self.assertEqual((set(rates), set(rates["decode"])),
-                             ({"prefill", "decode"}, {"1", "2"}))
-        self.assertEqual([line.split(":")[0] for line in ran.stderr.splitlines()],
-                         ["moxie", "vllm", "vllm", "moxie"])
+        self.expect_measured(self.run_main("--json"))
 
     def test_ranks(self):
         ran = self.run_main("--json", "--ranks", "2", "--rounds", "1")
@@ -135,13 +106,13 @@ class Program(unittest.TestCase):
         self.assertEqual(ran.stderr.count("in make_engine"), 2)  # where both hung
 
     def test_what_spans_cover(self):
-        sys.path.insert(0, str(BENCH.parent / "layer"))
+        sys.path.insert(0, str(Program.bench().parent / "layer"))
         from measure.engines import union
         self.assertEqual(union([(0, 4), (1, 2), (3, 6), (8, 9), (9, 10)]), 8)
         self.assertEqual(union([]), 0)
 
     def test_dummies_grow(self):
-        grow = runpy.run_path(str(BENCH), run_name="bench_vllm")["grow_dummies"]
+        grow = runpy.run_path(str(Program.bench()), run_name="bench_vllm")["grow_dummies"]
         model = torch.nn.ModuleDict({"experts": torch.nn.Linear(2, 2, bias=False),
                                      "gate": torch.nn.Linear(2, 2, bias=False),
                                      "norm": torch.nn.LayerNorm(2, bias=False)})

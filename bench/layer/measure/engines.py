@@ -14,6 +14,7 @@ import time
 from typing import NamedTuple
 
 from measure.command import ROOT, CannotRun, at_least, counts, named_path, say, show
+from measure.models import config_of
 
 REPEATS = 3
 COMPARED_TOKENS = 8
@@ -74,6 +75,14 @@ def check(parser, options):
 
 
 # ---- One contestant ----------------------------------------------------------------------------
+
+
+def dummy_model(layers, folder):
+    """The folder of Qwen3-30B-A3B without weights: all that an engine wants to make some."""
+    config = config_of("qwen3-30b-a3b", layers)
+    config.update({"architectures": ["Qwen3MoeForCausalLM"], "dtype": "bfloat16"})
+    config.save_pretrained(folder)
+    return folder
 
 
 def prompt_tokens(tokens, number):

@@ -1,0 +1,53 @@
+"""What the tests of bench/vllm.py and bench/sglang.py have alike: the program runs with a stand-in
+for its engine."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+
+class EngineProgram:
+    """Of a TestCase. engine: the package that the program measures; stand_in: its source;
+    arguments: those of every run."""
+
+    engine, stand_in, arguments = None, None, ()
+
+    @classmethod
+    def bench(cls):
+        return HERE.parent / "bench" / f"{cls.engine}.py"
+
+    def run_main(self, *more, **environment):
+        with tempfile.TemporaryDirectory() as folder:
+            (pathlib.Path(folder) / f"{self.engine}.py").write_text(self.stand_in)
+            return subprocess.run(
+                [sys.executable, str(self.bench()), "--model", "somewhere", *self.arguments,
+                 "--prompt", "600", "--steps", "3", "--batch", "1,2", *more], text=True,
+                capture_output=True, check=False,
+                env={**os.environ, "PYTHONPATH": folder, **environment})
+
+    def expect_measured(self, ran):
+        """The JSON of a run of two rounds."""
+        self.assertEqual(ran.returncode, 0, ran.stderr)
+        found = json.loads(ran.stdout)
+        # Of 600, 500, 37 and 5 tokens; the third goes on otherwise at its fourth.
+        self.assertEqual(found["logprobs"],
+                         {"moxie": {"most": 0.01, "same_tokens": 27, "tokens": 32}})
+        self.assertEqual(found["moxie_layers"], 4)
+        self.assertNotIn(found["moxie"], ("", None))
+        self.assertEqual([run["contestant"] for run in found["runs"]],
+                         ["moxie"] * 2 + [self.engine] * 2)
+        for run in found["runs"]:
+            for each in (run["prefill"], *run["decode"].values()):
+                self.assertEqual((len(each["seconds"]), each["busy_s"]), (3, 0.0))
+        for rates in found["results"].values():
+            self.assertIsNone(rates["prefill"]["gpu_ms_a_step"])
+            self.assertEqual((set(rates), set(rates["decode"])),
+                             ({"prefill", "decode"}, {"1", "2"}))
+        self.assertEqual([line.split(":")[0] for line in ran.stderr.splitlines()],
+                         ["moxie", self.engine, self.engine, "moxie"])
+        return found
