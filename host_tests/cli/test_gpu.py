@@ -172,6 +172,15 @@ class Gpu(Case):
                 self.assertGreater(cell["median_us"], cell["event_us"])
                 self.assertLess(cell["relative_error"], 0.02)
 
+    def test_bench_without_experts_of_some_tokens(self):
+        """Room for rows is that of a step, not that of the plan."""
+        for wire, weights in (("input", "bf16"), ("fp8_block128", "fp8_block128")):
+            with self.subTest(wire=wire):
+                found = json.loads(self.over_ranks("--json", "--shape", "128,128,8,2", "--op", "both", "--tokens", "1,4,3",
+                                                   "--dispatch-format", wire, "--weight-format", weights)[0])
+                self.assertEqual([cell["tokens"] for cell in found["cells"]], [1, 4, 3])
+                self.assertLess(max(cell["relative_error"] for cell in found["cells"]), 0.02)
+
     def test_bench_beside_nccl(self):
         text, _ = self.over_ranks("--op", "both", nccl="fake", FAKE_NCCL_LOG=self.path("log"))
         for words in ("both over 2 ranks", "wire GB/s", "dispatch_all_to_all", "combine_reduce_scatter"):

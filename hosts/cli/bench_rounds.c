@@ -20,7 +20,7 @@
 
 struct rounds {
     const moxie_expand_api *expand;
-    int64_t positions, pairs; // at most: rows that come, rows of a result
+    int64_t pairs; // at most, of all rows that come
     int sets;
     struct memory rows[BENCH_FORWARDS]; // of `sets`: [pairs, H]
     struct memory index[BENCH_FORWARDS];
@@ -118,8 +118,7 @@ static int make_rounds(struct graphs *graphs, struct fault *fault)
                       "the library has no %s, which is how --op %s does without experts",
                       MOXIE_EXPAND_EXTENSION, bench_op_word(graphs->job->op)));
     rounds->plain_rows = bounds->dispatch_tokens;
-    rounds->positions = rank->link->ranks * bounds->dispatch_tokens;
-    rounds->pairs = rounds->positions * top_k;
+    rounds->pairs = rank->link->ranks * bounds->dispatch_tokens * top_k;
     for (int i = 0; i < BENCH_FORWARDS; i++)
         TRY(memory_init(&rounds->index[i], device, (uint64_t)rounds->pairs * sizeof(int32_t),
                         "the places of rows", fault));
@@ -165,7 +164,26 @@ void bench_rounds_close(struct graphs *graphs)
 
 // ---- A round -----------------------------------------------------------------------------------
 
-static void describe_expanded(const struct graphs *graphs, int forward, struct expanded *to)
+static const moxie_slab *slab_of(const moxie_rows *in, uint32_t index)
+{
+    return (const moxie_slab *)(const void *)((const char *)in->slabs + index * in->slab_stride);
+}
+
+// Rows that the slabs have room for, each as many as the fullest of this step.
+static int64_t positions_of(const moxie_rows *in)
+{
+    int64_t most = 0;
+
+    for (uint32_t i = 0; i < in->slabs_count; i++) {
+        const moxie_slab *slab = slab_of(in, i);
+
+        if (slab->rows.shape[0] > most) most = slab->rows.shape[0];
+    }
+    return in->slabs_count * most;
+}
+
+static void describe_expanded(const struct graphs *graphs, int forward, const moxie_rows *in,
+                              struct expanded *to)
 {
     const struct rounds *rounds = graphs->rounds;
     const struct bench_job *job = graphs->job;
@@ -177,7 +195,7 @@ static void describe_expanded(const struct graphs *graphs, int forward, struct e
         .rows_shape = {rounds->pairs, job->shape.hidden},
         .weights_shape = {rounds->pairs},
         .counts_shape = {graphs->rank->instance.plan->bounds->experts_local + 1},
-        .index_shape = {rounds->positions, job->shape.top_k},
+        .index_shape = {positions_of(in), job->shape.top_k},
     };
     to->slab = (moxie_slab){
         .struct_size = sizeof to->slab,
@@ -203,18 +221,19 @@ static int expand(struct graphs *graphs, const moxie_rows *in, const struct expa
 {
     const struct rounds *rounds = graphs->rounds;
     moxie_slab slabs[BOOTSTRAP_RANKS_MAX];
-    int64_t plain_shape[2] = {rounds->plain_rows, graphs->job->shape.hidden};
+    int64_t plain_shapes[BOOTSTRAP_RANKS_MAX][2];
     moxie_rows taken = *in;
     const moxie_call call = {.struct_size = sizeof call, .stream = graphs->device->stream};
     struct library_error error;
     int32_t status = MOXIE_OK;
 
     for (uint32_t i = 0; i < in->slabs_count; i++) {
-        slabs[i] =
-            *(const moxie_slab *)(const void *)((const char *)in->slabs + i * in->slab_stride);
+        slabs[i] = *slab_of(in, i);
         if (slabs[i].rows.dtype.bits == 16) continue;
+        plain_shapes[i][0] = slabs[i].rows.shape[0];
+        plain_shapes[i][1] = graphs->job->shape.hidden;
         slabs[i].rows = tensor_at(graphs->device->place, rounds->plain.at,
-                                  format_dtype(graphs->job->row_format), 2, plain_shape);
+                                  format_dtype(graphs->job->row_format), 2, plain_shapes[i]);
         slabs[i].scales = (moxie_tensor){.data = NULL};
     }
     taken.slabs = slabs;
@@ -263,7 +282,6 @@ static int run_round(struct graphs *graphs, int index, int prepares, struct faul
     int st = EXIT_OK;
 
     rank_describe(graphs->rank, &forward, &to);
-    describe_expanded(graphs, index, &expanded);
     TRY(rank_begin(graphs->rank, &forward, fault));
     TRY(mark(graphs, marks[0], fault));
     TRY(check(api->dispatch_send(dispatcher, &to.batch, library_error(&error)), "dispatch_send",
@@ -271,6 +289,7 @@ static int run_round(struct graphs *graphs, int index, int prepares, struct faul
     TRY(check(api->dispatch_recv(dispatcher, &to.batch, &in, &out, library_error(&error)),
               "dispatch_recv", &error, fault));
     TRY(mark(graphs, marks[1], fault));
+    describe_expanded(graphs, index, in, &expanded);
     if (prepares) TRY(expand(graphs, in, &expanded, fault));
     TRY(fold(graphs, &expanded, out, fault));
     TRY(check(api->combine_send(dispatcher, &to.batch, library_error(&error)), "combine_send",
