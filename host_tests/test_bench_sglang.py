@@ -121,16 +121,19 @@ class Worker(unittest.TestCase):
         sys.path.insert(0, str(Program.bench().parent / "layer"))
         from measure.sglang_worker import grow_dummies
         model = torch.nn.ModuleDict({name: torch.nn.Linear(2, 2, bias=False)
-                                     for name in ("gate", "w_scale_inv", "codes", "lm_head")})
+                                     for name in ("gate", "w_scale_inv", "codes", "lm_head",
+                                                  "experts", "experts_scale_inv")})
         model["norm"] = torch.nn.LayerNorm(2, bias=False)
         for weight in model.parameters():
             weight.data.fill_(0.001)
         model["lm_head"].weight.data[:, 1] = 0
         codes = torch.zeros(4, 64, 64).to(torch.float8_e4m3fn)
         model["codes"].weight = torch.nn.Parameter(codes, requires_grad=False)
-        grow_dummies(model)
+        grow_dummies(model, 2)
         self.assertEqual(model["lm_head"].weight[0, 0].item(), 0)
-        for name, value in (("gate", 0.035), ("w_scale_inv", 0.035 / 448), ("norm", 1)):
+        self.assertAlmostEqual(model["lm_head"].weight[0, 1].item(), 0.035 * 1.25, places=6)
+        for name, value in (("gate", 0.035), ("w_scale_inv", 0.035 / 448), ("norm", 1),
+                            ("experts", 0.035 * 1.25), ("experts_scale_inv", 0.035 * 1.25 / 448)):
             self.assertAlmostEqual(model[name].weight.flatten()[0].item(), value, places=6)
         codes = model["codes"].weight.float()
         self.assertTrue(400 < codes.abs().max() <= 448 and codes.mean().abs() < 20)

@@ -42,19 +42,21 @@ def layers_here(scheduler):
 
 
 def grow(scheduler):
-    grow_dummies(scheduler.tp_worker.model_runner.model)
+    grow_dummies(scheduler.tp_worker.model_runner.model, scheduler.tp_rank)
 
 
-def grow_dummies(model):
-    """SGLang's dummy weights, of 0.001 at most, to the size of trained ones.
+def grow_dummies(model, rank):
+    """SGLang's dummy weights, of 0.001 at most, to the size of trained ones, on one of its ranks.
 
-    Else experts add nothing that a result could show. Those in fp8 are nearly all zero with a scale
-    of one, so that they get others. As what is of one size is also alike, the head would say every
-    token again.
+    Else experts add nothing that a result could show, and those of all ranks are the same, as are
+    their parts of the head. Those in fp8 are nearly all zero with a scale of one, so that they get
+    others. As what is of one size is also alike, the head would say every token again.
     """
     import torch
     for name, weight in model.named_parameters():
         weight = weight.data
+        is_apart = "experts" in name or "lm_head" in name
+        largest = LARGEST * (1 + rank / 8 if is_apart else 1)
         if weight.ndim == 1 and "norm" in name:
             weight.fill_(1)
         elif weight.element_size() == 1:
@@ -64,9 +66,9 @@ def grow_dummies(model):
                     -E4M3_MAX, E4M3_MAX, generator=seeded))
         elif weight.ndim > 1:
             if "scale" in name:
-                weight.fill_(LARGEST / E4M3_MAX)
+                weight.fill_(largest / E4M3_MAX)
             else:
-                weight.mul_(LARGEST / 0.001)
+                weight.mul_(largest / 0.001)
             if "lm_head" in name:
                 weight.copy_(weight.flip(1))
 
