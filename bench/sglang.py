@@ -8,9 +8,10 @@ Qwen3-30B-A3B with random weights that SGLang makes, which needs no disk. A prom
 tokens is timed, and --steps greedy tokens of each of --batch short ones, three times each. A fourth
 time a profiler in SGLang's scheduler says how long the GPU was busy, which no other tenant of the
 host moves: engines of few layers wait for the host. What Moxie's engine says of the same prompts is
-compared with what SGLang says, as far as their tokens agree. Progress goes to stderr. Exit code 1:
-cannot measure here, or Moxie computed nothing, or a contestant had not ended after --timeout-s; 2:
-usage; 3: the logarithms of probabilities differ by more than --tolerance.
+compared with what SGLang says, as far as their tokens agree. Over several GPUs --engine has
+tp_size, and ep_size where each has whole experts. Progress goes to stderr. Exit code 1: cannot
+measure here, or Moxie computed nothing, or a contestant had not ended after --timeout-s; 2: usage;
+3: the logarithms of probabilities differ by more than --tolerance.
 """
 
 import json
@@ -59,12 +60,11 @@ def make_engine(options):
         "log_level": "info", **options.engine})
 
 
-def timed(engine, prompts, steps, folder):
-    """Seconds of each repeat, and those in which the GPU was busy."""
+def timed(engine, prompts, steps, asked):
+    """Seconds of each repeat, and those in which the GPU was busy. asked: answers of a word."""
     greedy = {"temperature": 0, "max_new_tokens": steps, "ignore_eos": True}
     return engines.timed(lambda: engine.generate(input_ids=prompts, sampling_params=greedy),
-                         lambda: answers(engine, "watch", folder),
-                         lambda: answers(engine, "busy", folder))
+                         lambda: asked("watch"), lambda: asked("busy"))
 
 
 def said(engine, options):
@@ -86,16 +86,19 @@ def run_contestant(options):
     start = time.perf_counter()
     engine = make_engine(options)
     with tempfile.TemporaryDirectory() as folder:
+        def asked(what):
+            return answers(engine, what, folder, options.engine.get("tp_size", 1))
+
         if options.engine.get("load_format") == "dummy":
-            answers(engine, "grow", folder)
+            asked("grow")
         found = {"version": sglang.__version__, "ready_s": round(time.perf_counter() - start, 1),
                  "said": said(engine, options),
-                 "prefill": timed(engine, [prompt_tokens(options.prompt, 0)], 1, folder),
+                 "prefill": timed(engine, [prompt_tokens(options.prompt, 0)], 1, asked),
                  "decode": {str(batch): timed(
                      engine, [prompt_tokens(16, number) for number in range(batch)], options.steps,
-                     folder) for batch in options.batch},
+                     asked) for batch in options.batch},
                  "moxie": engines.source_of(options.plugin, BENCH),
-                 "moxie_layers": min(answers(engine, "layers", folder))}
+                 "moxie_layers": min(asked("layers"))}
     engine.shutdown()
     return found
 

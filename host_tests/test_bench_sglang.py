@@ -24,6 +24,7 @@ if OURS:
     import sglang_stand_in
     sglang_stand_in.install()
 SHIFT, LAYERS, FAULT = (os.environ.get(name, "") for name in ("SHIFT", "LAYERS", "FAULT"))
+PARALLEL = types.SimpleNamespace(tp_rank=0, attn_dp_size=1, tp_group=None)
 
 
 class Scheduler:
@@ -36,24 +37,27 @@ class Engine:
         assert given["model_path"] == "somewhere" and "load_format" not in given
         assert given["disable_cuda_graph"] is True and given["context_length"] >= 1000 + 8
         assert given["chunked_prefill_size"] == 8192
-        stand_in.install({{"sglang.srt.managers.scheduler": [Scheduler]}})
+        stand_in.install({{"sglang.srt.managers.scheduler": [Scheduler],
+                          "sglang.srt.runtime_context": {{"get_parallel": lambda: PARALLEL}}}})
         found = entry_points(group="sglang.srt.plugins")
         assert sorted(each.name for each in found) == ["moxie", "moxie-bench"]
         for each in found:
             each.load()()
-        self.scheduler = Scheduler()
+        self.schedulers = [Scheduler() for _ in range(given.get("tp_size", 1))]
         if OURS:
             import moxie.sglang
-            moxie.sglang.layers_made = lambda: int(LAYERS or 4)
+            moxie.sglang.layers_made = lambda: int(LAYERS or 4) + PARALLEL.tp_rank
             print("INFO Moxie was seen")
-        if FAULT and not OURS:
+        if FAULT and FAULT != "quiet" and not OURS:
             if FAULT == "hangs":
                 time.sleep(600)
             raise SystemExit("SGLang's own engine is broken")
 
     def collective_rpc(self, method, **given):
         assert all(isinstance(each, str) for each in given.values())
-        getattr(self.scheduler, method)(**given)
+        for PARALLEL.tp_rank, each in enumerate(self.schedulers):
+            if not (PARALLEL.tp_rank and FAULT == "quiet" and given["what"] == "busy"):
+                getattr(each, method)(**given)
 
     def shutdown(self):
         pass
@@ -88,6 +92,14 @@ class Program(EngineProgram, unittest.TestCase):
         for text in ("SGLang 0.5.23, not quantised\n", "prefill of 600", "decode, 1 ",
                      "decode, 2 ", "at most 0.5, 27 of 32 tokens"):
             self.assertIn(text, ran.stdout)
+
+    def test_ranks(self):
+        two = '{"disable_cuda_graph": true, "tp_size": 2}'
+        found = self.expect_measured(self.run_main("--json", "--engine", two))
+        self.assertEqual(found["engine"]["tp_size"], 2)
+        ran = self.run_main("--rounds", "1", "--engine", two, FAULT="quiet")
+        self.assertEqual((ran.returncode, ran.stdout), (1, ""))
+        self.assertIn("1 of 2 ranks have answered 'busy'", ran.stderr)
 
     def test_what_cannot_be_measured(self):
         for environment, texts in (

@@ -6,6 +6,7 @@ import os
 import pathlib
 import sys
 
+from measure.command import CannotRun
 from measure.engines import gpu_busy_s, watch_gpu
 
 LARGEST = 0.035  # of a weight, about as in trained ones
@@ -19,18 +20,27 @@ def register():
         module.Scheduler.bench_ask = ask
 
 
+def rank():
+    """Of a scheduler, among those that have parts of the model."""
+    from sglang.srt.runtime_context import get_parallel
+    return get_parallel().tp_rank
+
+
 def ask(scheduler, what, folder):
     """Leaves its answer in a file of the folder, as SGLang brings none back."""
     answer = ASKED[what](scheduler)
-    (pathlib.Path(folder) / str(os.getpid())).write_text(json.dumps(answer))
+    (pathlib.Path(folder) / str(rank())).write_text(json.dumps(answer))
 
 
-def answers(engine, what, folder):
-    """Of every scheduler of an engine."""
+def answers(engine, what, folder, ranks):
+    """Of every scheduler of an engine, of which there are so many."""
     folder = pathlib.Path(folder) / what
     folder.mkdir(exist_ok=True)
     engine.collective_rpc("bench_ask", what=what, folder=str(folder))
-    return [json.loads(each.read_text()) for each in folder.iterdir()]
+    found = [json.loads(each.read_text()) for each in folder.iterdir()]
+    if len(found) != ranks:  # of the others' failures SGLang tells nothing but in its log
+        raise CannotRun(f"{len(found)} of {ranks} ranks have answered {what!r}")
+    return found
 
 
 def layers_here(scheduler):
@@ -42,10 +52,10 @@ def layers_here(scheduler):
 
 
 def grow(scheduler):
-    grow_dummies(scheduler.tp_worker.model_runner.model, scheduler.tp_rank)
+    grow_dummies(scheduler.tp_worker.model_runner.model, rank())
 
 
-def grow_dummies(model, rank):
+def grow_dummies(model, rank_here):
     """SGLang's dummy weights, of 0.001 at most, to the size of trained ones, on one of its ranks.
 
     Else experts add nothing that a result could show, and those of all ranks are the same, as are
@@ -56,7 +66,7 @@ def grow_dummies(model, rank):
     for name, weight in model.named_parameters():
         weight = weight.data
         is_apart = "experts" in name or "lm_head" in name
-        largest = LARGEST * (1 + rank / 8 if is_apart else 1)
+        largest = LARGEST * (1 + rank_here / 8 if is_apart else 1)
         if weight.ndim == 1 and "norm" in name:
             weight.fill_(1)
         elif weight.element_size() == 1:
