@@ -22,8 +22,8 @@ enum mistake {
     LAST_TOKEN_UNWRITTEN,
     MIDDLE_TOKEN_UNWRITTEN,
     WRONG_SUM,
-    FIVE_PERCENT,
-    SEVEN_PERCENT,
+    NINE_PERCENT,
+    ELEVEN_PERCENT,
     ONE_RUN_OF_BLOCKS, // those of up follow gate's rows, not gate's blocks
     ONE_COLUMN_OF_BLOCKS,
     ZERO_WEIGHTS, // an output of zero, as the reference then is
@@ -165,9 +165,9 @@ static void compute(const void *arg)
     for (int64_t token = 0; token < tokens; token++) {
         float x[LAYER_SIZE_MAX];
         float sum[LAYER_SIZE_MAX] = {library.mistake == WRONG_SUM ? 1.0f : 0.0f};
-        float factor = library.mistake == FIVE_PERCENT    ? 1.05f
-                       : library.mistake == SEVEN_PERCENT ? 1.07f
-                                                          : 1;
+        float factor = library.mistake == NINE_PERCENT     ? 1.09f
+                       : library.mistake == ELEVEN_PERCENT ? 1.11f
+                                                           : 1;
 
         if (library.mistake == MIDDLE_TOKEN_UNWRITTEN && token > 0 && token < tokens - 1) continue;
         widen(work->x + token * work->hidden, MOXIE_FORMAT_BF16, (uint64_t)work->hidden, x);
@@ -437,26 +437,30 @@ START_TEST(wrong_outputs_are_found)
 END_TEST
 
 // Also that every set has scales: the token that is checked went through the last one. An error of
-// 5% is the quantising of rows, and no mistake, with fp8 weights only.
+// 9% is the quantising of rows, and no mistake, with fp8 weights and short rows only.
 START_TEST(scales_are_read_as_described)
 {
     static const int32_t formats[] = {MOXIE_FORMAT_FP8_TENSOR, MOXIE_FORMAT_FP8_CHANNEL,
                                       MOXIE_FORMAT_FP8_BLOCK128};
+    const struct bench_shape long_rows = {512, 512, 8, 2};
+    const struct bench_shape short_rows = {512, 511, 8, 2};
     struct fault fault;
 
     for (int i = 0; i < 3; i++) {
+        ck_assert(bench_check_error_max(formats[i], &long_rows) == 6e-2);
+        ck_assert(bench_check_error_max(formats[i], &short_rows) == 1e-1);
         fake.reset();
-        ck_assert_msg(bench_format(formats[i], FIVE_PERCENT, &fault) == EXIT_OK, "%s", fault.text);
+        ck_assert_msg(bench_format(formats[i], NINE_PERCENT, &fault) == EXIT_OK, "%s", fault.text);
         ck_assert_int_eq(fake.calls("cuMemcpyDtoDAsync_v2"), 7 * 4 + 2 * 10);
-        ck_assert_int_eq(bench_format(formats[i], SEVEN_PERCENT, &fault), EXIT_TOLERANCE);
-        ck_assert_msg(strstr(fault.text, "at most 6e-02 is wanted") != NULL, "%s", fault.text);
+        ck_assert_int_eq(bench_format(formats[i], ELEVEN_PERCENT, &fault), EXIT_TOLERANCE);
+        ck_assert_msg(strstr(fault.text, "at most 1e-01 is wanted") != NULL, "%s", fault.text);
     }
     for (int mistake = ONE_RUN_OF_BLOCKS; mistake <= ONE_COLUMN_OF_BLOCKS; mistake++)
         ck_assert_msg(bench_format(MOXIE_FORMAT_FP8_BLOCK128, (enum mistake)mistake, &fault) ==
                           EXIT_TOLERANCE,
                       "mistake %d", mistake);
     ck_assert_int_eq(bench_format(MOXIE_FORMAT_BF16, NO_MISTAKE, &fault), EXIT_OK);
-    ck_assert_int_eq(bench_format(MOXIE_FORMAT_BF16, FIVE_PERCENT, &fault), EXIT_TOLERANCE);
+    ck_assert_int_eq(bench_format(MOXIE_FORMAT_BF16, NINE_PERCENT, &fault), EXIT_TOLERANCE);
     ck_assert_msg(strstr(fault.text, "at most 2e-02 is wanted") != NULL, "%s", fault.text);
     ck_assert_int_eq(fake.live(), 0);
 }

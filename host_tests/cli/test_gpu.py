@@ -139,6 +139,7 @@ class Gpu(Case):
         self.assertEqual((found["ranks"], found["op"], found["weight_sets"], found["dispatcher"]),
                          (2, "layer", 8, "alltoall"))
         self.assertEqual(found["row_bytes"], {"dispatch": 64 * 2 + 8 * 8, "result": 64 * 2})
+        self.assertEqual(found["dispatch_format"], "input")
         self.assertIn("libnccl.so.2", found["no_nccl"])
         cell = self.check_wire(found, 3, 192 + 128)
         self.assertEqual(cell["nccl"], {})
@@ -161,7 +162,7 @@ class Gpu(Case):
                 found = json.loads(self.over_ranks("--json", *shape, "--op", op, "--skew", "2", "--delay-us", "20",
                                                    "--dispatch-sms", "2")[0])
                 self.assertEqual((found["op"], found["skew"], found["delay_us"], found["weight_sets"]), (op, 2, 20, 1))
-                self.assertEqual(found["dispatch_sms"], 2)
+                self.assertEqual((found["dispatch_sms"], found["dispatch_format"]), (2, "fp8_block128"))
                 self.assertEqual(found["row_bytes"], {"dispatch": 128 + 4 + 16, "result": 256})
                 # All experts of all tokens are on rank 0: rank 1 alone sends rows, and rank 0 alone results.
                 cell, = found["cells"]
@@ -171,6 +172,11 @@ class Gpu(Case):
                 self.assertEqual(cell["floor_by"], "wire")
                 self.assertGreater(cell["median_us"], cell["event_us"])
                 self.assertLess(cell["relative_error"], 0.02)
+
+    def test_bench_of_short_rows(self):
+        """Of which one number's rounding to fp8 tells."""
+        text, _ = self.over_ranks("--shape", "128,128,8,2", "--skew", "1.5", "--weight-format", "fp8_block128", "--tokens", "1,8")
+        self.assertIn("layer over 2 ranks", text)
 
     def test_bench_without_experts_of_some_tokens(self):
         """Room for rows is that of a step, not that of the plan."""

@@ -150,7 +150,7 @@ int bench_check_numbers(struct graphs *graphs, int64_t tokens, double *relative_
                                   job->row_format};
     // Rounds without experts quantise nothing that is checked.
     double error_max =
-        bench_check_error_max(graphs->rounds != NULL ? job->row_format : job->format);
+        bench_check_error_max(graphs->rounds != NULL ? job->row_format : job->format, &job->shape);
     struct checked checked = {.x = NULL};
     double *y = NULL;
     int st = EXIT_OK;

@@ -7,11 +7,30 @@
 
 #include <math.h>
 
+static const char *wire_word(const struct bench_options *options)
+{
+    return options->rank.dispatch_format != NULL ? options->rank.dispatch_format : "input";
+}
+
+// Of several ranks: what their rows are on the way, and how unevenly they go.
+static void add_exchange(const struct bench_options *options, json_t *document)
+{
+    (void)json_object_set_new(document, "dispatch_format", json_text(wire_word(options)));
+    (void)json_object_set_new(document, "skew", json_number(options->skew));
+}
+
+static void print_exchange(const struct bench_options *options)
+{
+    if (options->rank.ranks == 1) return;
+    (void)printf(", %s between ranks", wire_word(options));
+    if (options->skew != 0) (void)printf(", skew %g", options->skew);
+}
+
 static json_t *cpu_document(const struct bench_run *run)
 {
     const struct bench_options *options = run->options;
     const struct bench_shape *shape = &options->shape;
-    json_t *cells = json_array();
+    json_t *cells = json_array(), *document = NULL;
 
     for (int i = 0; i < options->cells; i++) {
         const struct cell *cell = &run->cells[i];
@@ -24,16 +43,18 @@ static json_t *cpu_document(const struct bench_run *run)
                       cell->floor_us, "floor_by", cell->bound_by_bytes ? "bytes" : "flops",
                       "share_of_floor", cell->share));
     }
-    return json_pack("{s:{s:I, s:I, s:I, s:I}, s:s, s:s, s:s, s:s, s:I, s:I, s:{s:f, s:f}, s:o}",
-                     "shape", "hidden_size", (json_int_t)shape->hidden, "intermediate_size",
-                     (json_int_t)shape->intermediate, "num_experts", (json_int_t)shape->experts,
-                     "top_k", (json_int_t)shape->top_k, "weight_format",
-                     format_word(options->format), "row_format", format_word(options->row_format),
-                     "runner", run->runner, "dispatcher", run->dispatcher, "ranks",
-                     (json_int_t)options->rank.ranks, "threads_per_rank",
-                     (json_int_t)rank_threads(&options->rank), "anchors", "read_gb_per_s",
-                     run->anchors.read_bytes_per_s / 1e9, "f32_gflops",
-                     run->anchors.f32_flops_per_s / 1e9, "cells", cells);
+    document =
+        json_pack("{s:{s:I, s:I, s:I, s:I}, s:s, s:s, s:s, s:s, s:I, s:I, s:{s:f, s:f}, s:o}",
+                  "shape", "hidden_size", (json_int_t)shape->hidden, "intermediate_size",
+                  (json_int_t)shape->intermediate, "num_experts", (json_int_t)shape->experts,
+                  "top_k", (json_int_t)shape->top_k, "weight_format", format_word(options->format),
+                  "row_format", format_word(options->row_format), "runner", run->runner,
+                  "dispatcher", run->dispatcher, "ranks", (json_int_t)options->rank.ranks,
+                  "threads_per_rank", (json_int_t)rank_threads(&options->rank), "anchors",
+                  "read_gb_per_s", run->anchors.read_bytes_per_s / 1e9, "f32_gflops",
+                  run->anchors.f32_flops_per_s / 1e9, "cells", cells);
+    if (document != NULL && options->rank.ranks > 1) add_exchange(options, document);
+    return document;
 }
 
 // A new row with all but its share of the floor, column 6, which is said in two ways.
@@ -55,11 +76,12 @@ static void print_cpu(const struct bench_run *run)
     const struct bench_options *options = run->options;
     struct table table;
 
-    (void)printf("%s: %s weights, %s rows, %s, %s, %lld x %lld threads\n", options->shape_text,
+    (void)printf("%s: %s weights, %s rows, %s, %s, %lld x %lld threads", options->shape_text,
                  format_word(options->format), format_word(options->row_format), run->runner,
                  run->dispatcher, (long long)options->rank.ranks,
                  (long long)rank_threads(&options->rank));
-    (void)printf("this machine reads %.1f GB/s and computes %.1f GFLOP/s in f32\n\n",
+    print_exchange(options);
+    (void)printf("\nthis machine reads %.1f GB/s and computes %.1f GFLOP/s in f32\n\n",
                  run->anchors.read_bytes_per_s / 1e9, run->anchors.f32_flops_per_s / 1e9);
     table_init(&table, 8, 0xdfu, heading);
     for (int i = 0; i < options->cells; i++) {
@@ -161,7 +183,7 @@ static void add_ranks(const struct bench_run *run, json_t *document)
     const char *reason = run->device.no_nccl;
 
     (void)json_object_set_new(document, "op", json_string(bench_op_word(options->op)));
-    (void)json_object_set_new(document, "skew", json_number(options->skew));
+    add_exchange(options, document);
     (void)json_object_set_new(document, "delay_us", json_number(options->delay_us));
     (void)json_object_set_new(document, "dispatch_sms", json_integer(options->rank.dispatch_sms));
     (void)json_object_set_new(document, "row_bytes",
