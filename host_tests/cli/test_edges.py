@@ -391,7 +391,15 @@ class Documents(Case):
         bench = ["bench", "--shape", "64,32,8,2", "--tokens", "1", "--seconds", "0.01", "--row-format", "f16"]
         self.assertIn("bf16 weights, f16 rows", self.moxie(*bench)[0])
         self.assertIn("1000 repetitions", " ".join(self.moxie("bench", "--help")[0].split()))
-        self.assertEqual(self.document(*bench)["row_format"], "f16")
+        refused = self.document("run", *MIXTRAL, "--ranks", "2", "--dispatcher", "local", "--dispatch-sms", "3", code=2)
+        self.assertIn("dispatch_sms", [warning["key"] for warning in refused["warnings"]])
+        found = self.document(*bench)
+        self.assertEqual((found["row_format"], found.get("dispatch_format")), ("f16", None))
+        over_ranks = [*bench, "--ranks", "2", "--skew", "1.5", "--dispatch-format", "fp8_block128"]
+        self.assertIn(" threads, fp8_block128 between ranks, skew 1.5\n", self.moxie(*over_ranks)[0])
+        found = self.document(*over_ranks)
+        self.assertEqual((found["dispatch_format"], found["skew"]), ("fp8_block128", 1.5))
+        self.assertEqual(self.document(*bench, "--ranks", "2")["dispatch_format"], "input")
 
 
 if __name__ == "__main__":

@@ -392,7 +392,7 @@ int command_bench(int argc, char **argv, struct fault *fault)
     else
         bench_print(&run);
 out:
-    st = json_refusal(options.rank.common.json, st, fault);
+    st = json_refusal(options.rank.common.json, st, instance_warnings(&instance), fault);
     st = instance_finish(&instance, st, fault);
     plugin_unload(&plugin);
     for (int i = 0; i < options.cells; i++)

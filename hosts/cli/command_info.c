@@ -269,7 +269,7 @@ int command_info(int argc, char **argv, struct fault *fault)
     st = options.keys ? show_keys(&plugin, options.common.json, fault)
                       : show_info(&plugin, options.common.json, fault);
 out:
-    st = json_refusal(options.common.json, st, fault);
+    st = json_refusal(options.common.json, st, NULL, fault);
     plugin_unload(&plugin);
     return st;
 }

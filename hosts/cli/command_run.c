@@ -349,7 +349,7 @@ int command_run(int argc, char **argv, struct fault *fault)
     TRY(run_ranks(&options, &plugin, config, &outcome, fault));
     TRY(finish(&options, &outcome, fault));
 out:
-    st = json_refusal(options.rank.common.json, st, fault);
+    st = json_refusal(options.rank.common.json, st, instance_warnings(&instance), fault);
     st = instance_finish(&instance, st, fault);
     plugin_unload(&plugin);
     json_decref(outcome.result);

@@ -159,7 +159,7 @@ int config_command(int argc, char **argv, const struct config_command *command, 
     TRY(instance_open(&instance, &request, fault));
     st = command->show(&instance, said.keys, options.common.json, fault);
 out:
-    st = json_refusal(options.common.json, st, fault);
+    st = json_refusal(options.common.json, st, instance_warnings(&instance), fault);
     st = instance_finish(&instance, st, fault);
     plugin_unload(&plugin);
     json_decref(request.config);

@@ -93,8 +93,10 @@ json_t *instance_reasons(const struct instance *instance)
 json_t *instance_warnings(const struct instance *instance)
 {
     const moxie_report *report = instance->report;
-    json_t *warnings = host_unknown_keys(&instance->host);
+    json_t *warnings = NULL;
 
+    if (report == NULL) return json_array();
+    warnings = host_unknown_keys(&instance->host);
     for (uint64_t i = 0; i < report->warnings_count; i++) {
         const moxie_reason *warning = reason_at(report->warnings, report->reason_stride, i);
 

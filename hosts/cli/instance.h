@@ -39,8 +39,8 @@ int instance_finish(struct instance *instance, int st, struct fault *fault);
 // The snapshot's value of a key, with `auto` resolved; "" when there is no such key.
 const char *instance_config(const struct instance *instance, const char *key);
 
-// [{"code", "key", "message"}] and [{"key", "message"}], the latter with unknown keys. owner:
-// caller
+// [{"code", "key", "message"}] and [{"key", "message"}], the latter with unknown keys, and empty
+// where no configuration has been judged. owner: caller
 json_t *instance_reasons(const struct instance *instance);
 json_t *instance_warnings(const struct instance *instance);
 

@@ -102,15 +102,19 @@ int json_print(json_t *document, struct fault *fault)
     return EXIT_OK;
 }
 
-int json_refusal(int as_json, int st, struct fault *fault)
+int json_refusal(int as_json, int st, json_t *warnings, struct fault *fault)
 {
     int printed = EXIT_OK;
 
-    if (!as_json || st != EXIT_REFUSED || fault->text[0] == '\0') return st;
-    printed =
-        json_print(json_pack("{s:b, s:[{s:s, s:s, s:o}], s:[]}", "ok", 0, "reasons", "code",
-                             "REFUSED", "key", "", "message", json_text(fault->text), "warnings"),
-                   fault);
+    if (!as_json || st != EXIT_REFUSED || fault->text[0] == '\0') {
+        json_decref(warnings);
+        return st;
+    }
+    if (warnings == NULL) warnings = json_array();
+    printed = json_print(json_pack("{s:b, s:[{s:s, s:s, s:o}], s:o}", "ok", 0, "reasons", "code",
+                                   "REFUSED", "key", "", "message", json_text(fault->text),
+                                   "warnings", warnings),
+                         fault);
     return printed != EXIT_OK ? printed : st;
 }
 

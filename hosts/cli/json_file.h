@@ -20,9 +20,9 @@ int json_print(json_t *document, struct fault *fault);
 
 // Says on standard output what the fault says, when `as_json` and `st` is EXIT_REFUSED and no
 // document has said it (the fault has a text):
-// {"ok":false,"reasons":[{"code","key","message"}],"warnings":[]}, as the library's own refusals.
-// Returns the outcome.
-int json_refusal(int as_json, int st, struct fault *fault);
+// {"ok":false,"reasons":[{"code","key","message"}],"warnings":[...]}, as the library's own
+// refusals. warnings: an array, or NULL; released. Returns the outcome.
+int json_refusal(int as_json, int st, json_t *warnings, struct fault *fault);
 
 // A string, with U+FFFD for every byte that is not UTF-8: paths are bytes. NULL when out of memory.
 json_t *json_text(const char *text);
