@@ -11,6 +11,7 @@ import json
 import os
 import pathlib
 import runpy
+import shutil
 import sys
 import tempfile
 import types
@@ -43,8 +44,8 @@ MAIN = runpy.run_path(str(ROOT / "bench" / "layer" / "__main__.py"), run_name="b
 
 def options(**more):
     return types.SimpleNamespace(**{
-        "format": "bf16", "plugin": None, "triton_fused_moe": None, "triton_configs": None,
-        "deep_gemm": None, "replays": 3, "steady": 0.0,
+        "format": "bf16", "plugin": None, "other_plugin": None, "triton_fused_moe": None,
+        "triton_configs": None, "deep_gemm": None, "replays": 3, "steady": 0.0,
         "routing": ["uniform", "zipf", "one"], **more})
 
 
@@ -476,6 +477,16 @@ class Programs(Program):
         has_plot = importlib.util.find_spec("matplotlib") is not None
         self.assertEqual((self.folder / "r.png").exists(), has_plot)
 
+    def test_two_builds(self):
+        other = str(self.folder / "other.so")
+        shutil.copy(os.environ["MOXIE_PLUGIN"], other)
+        status, found = self.run_main("--drift", "9", "--routing", "uniform", "--systems",
+                                      "moxie,moxie_other", "--other-plugin", other)
+        self.assertEqual(status, 0)
+        for cell in found["cells"]:
+            self.assertEqual(list(cell["routings"][0]["systems"]), ["moxie", "moxie_other"])
+        self.assertEqual(*(each["version"] for each in found["systems"]))
+
     def test_wrong_numbers(self):
         status, found = self.run_main("--drift", "9", "--routing", "uniform", *self.peer(WRONG))
         self.assertEqual(status, 3)
@@ -506,7 +517,10 @@ class Programs(Program):
         with contextlib.redirect_stderr(io.StringIO()) as said, \
                 mock.patch.object(race, "run_cell", side_effect=AssertionError("a cell was run")):
             self.assertEqual(MAIN["main"]([*arguments, "/nowhere/libmoxie.so"]), 1)
+            self.assertEqual(MAIN["main"](["--other-plugin", "/elsewhere/libmoxie.so",
+                                           *arguments[:-1]]), 1)
         self.assertIn("/nowhere/libmoxie.so", said.getvalue())
+        self.assertIn("/elsewhere/libmoxie.so", said.getvalue())
         self.assertEqual(list(self.folder.iterdir()), [])
         status, _ = self.run_main("--drift", "9", "--routing", "uniform", "--plugin",
                                   "/nowhere/libmoxie.so", "--systems", "torch_grouped_mm")

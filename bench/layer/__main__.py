@@ -71,6 +71,8 @@ def parse(arguments):
     add_choices(parser)
     parser.add_argument("--plugin", type=named_path,
                         help="libmoxie.so; default: MOXIE_PLUGIN of the environment")
+    parser.add_argument("--other-plugin", type=named_path, metavar="PATH",
+                        help="another build, to race it: the system moxie_other")
     parser.add_argument("--triton-fused-moe", metavar="PATH", help="a folder with vllm or sglang, "
                         "or a file that defines fused_experts")
     parser.add_argument("--triton-configs", metavar="DIR", help="tile files for it")
@@ -90,11 +92,10 @@ def parse(arguments):
 
 
 def unusable(options, device):
-    """Why the library that --plugin names cannot be measured, or None where it can or need not."""
-    subject = systems(options, device)[0]
-    if options.plugin is None or options.systems and not subject.is_among(options.systems):
-        return None
-    return subject.available()
+    """Why a library that an option names cannot be measured, or None where all can or need not."""
+    named = [each for each in systems(options, device)
+             if each.given() and (not options.systems or each.is_among(options.systems))]
+    return next(filter(None, (each.available() for each in named)), None)
 
 
 def choose(options, device):

@@ -58,6 +58,10 @@ class System:
     def is_among(self, names):
         return self.name in names
 
+    def given(self):
+        """The path of an option that says what is measured, which has to be there then, or None."""
+        return None
+
     def available(self):
         return None
 
@@ -87,7 +91,7 @@ def kinds():
     """All that this program knows, the one that bars are for first."""
     from peers import deep_gemm, grouped_mm, moxie, triton, vllm_deep_gemm
     return (moxie.Moxie, grouped_mm.Layer, grouped_mm.Products, triton.Triton,
-            vllm_deep_gemm.Layer, deep_gemm.Contiguous, deep_gemm.Masked)
+            vllm_deep_gemm.Layer, deep_gemm.Contiguous, deep_gemm.Masked, moxie.Other)
 
 
 def systems(options, device):

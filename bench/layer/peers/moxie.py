@@ -32,14 +32,17 @@ class Allocator:
 
 
 class Moxie(System):
-    name = "moxie"
+    name, option = "moxie", "--plugin"
+
+    def given(self):
+        return self.options.plugin
 
     def available(self):
-        path = self.options.plugin or os.environ.get("MOXIE_PLUGIN") or "libmoxie.so"
+        path = self.given() or os.environ.get("MOXIE_PLUGIN") or "libmoxie.so"
         try:
             self.library = load(path, "moxie bench")
         except (OSError, MoxieError) as error:
-            return f"{path}: {error}; name it with --plugin"
+            return f"{path}: {error}; name it with {self.option}"
         self.version = self.library.source_id
         return None
 
@@ -102,3 +105,15 @@ class Moxie(System):
     def release(self):
         self.calls, self.layers, self.experts = [], [], None
         super().release()
+
+
+class Other(Moxie):
+    """Another build beside it: on the same draws and card they differ by what the code does."""
+
+    name, option = "moxie_other", "--other-plugin"
+
+    def given(self):
+        return self.options.other_plugin
+
+    def available(self):
+        return super().available() if self.given() else f"another build; {self.option} PATH"
