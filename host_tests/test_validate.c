@@ -65,6 +65,23 @@ START_TEST(cap_number_is_accepted)
 }
 END_TEST
 
+// A cap that such a forward wants would be refused as well.
+START_TEST(cap_of_a_forward_that_cannot_be_counted)
+{
+    struct mock_host mock;
+    struct verdict verdict;
+
+    cap_init(&mock);
+    mock_set_i64(&mock, "max_prefill_tokens", INT64_C(1) << 40);
+    verdict_make(&verdict, &mock);
+    ck_assert_uint_eq(verdict.report.reasons_count, 1);
+    ck_assert_str_eq(verdict.report.reasons->key, "max_prefill_tokens");
+    ck_assert_ptr_nonnull(strstr(verdict.report.reasons->message, "32-bit indices"));
+    verdict_free(&verdict);
+    mock_host_fini(&mock);
+}
+END_TEST
+
 START_TEST(cap_is_for_the_all_to_all)
 {
     struct mock_host mock;
@@ -452,6 +469,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, cap_names_key);
     tcase_add_test(tests, cap_names_number);
     tcase_add_test(tests, cap_number_is_accepted);
+    tcase_add_test(tests, cap_of_a_forward_that_cannot_be_counted);
     tcase_add_test(tests, cap_is_for_the_all_to_all);
     tcase_add_test(tests, speculative_names_key);
     tcase_add_test(tests, speculative_names_number);

@@ -273,6 +273,12 @@ static void check_transport(const struct config *config, struct report *report)
 
 // ---- Capacity ----------------------------------------------------------------------------------
 
+// Rows whose pairs 32-bit indices count.
+static int64_t rows_most(const struct config *config)
+{
+    return INT32_MAX / config_i64(config, KEY_TOP_K);
+}
+
 static void check_dispatch_cap(const struct config *config, const struct bounds *bounds,
                                struct report *report)
 {
@@ -285,6 +291,7 @@ static void check_dispatch_cap(const struct config *config, const struct bounds 
     if (kind == DISPATCHER_LOCAL || kind == DISPATCHER_ALLGATHER || cap == 0 ||
         bounds->dispatch_required < 0)
         return;
+    if (bounds->forward_tokens > rows_most(config)) return; // refused below, whatever the cap
     // A product past 2^62 is surely enough.
     if (!size_mul(cap, rounds, &total) || total >= bounds->dispatch_required) return;
     bounds_explain(bounds, config, explain, sizeof explain);
@@ -303,7 +310,7 @@ static void check_dispatch_cap(const struct config *config, const struct bounds 
 static void refuse_cap(const struct config *config, const struct bounds *bounds, int countable,
                        struct report *report)
 {
-    int64_t most = INT32_MAX / config_i64(config, KEY_TOP_K) / config_i64(config, KEY_EP_SIZE);
+    int64_t most = rows_most(config) / config_i64(config, KEY_EP_SIZE);
     int64_t rounds = ceil_div(bounds->dispatch_required, most);
     char more[96] = "";
 
@@ -339,7 +346,7 @@ static void refuse_rows(const struct config *config, const struct bounds *bounds
 static void check_rows(const struct config *config, const struct bounds *bounds,
                        struct report *report)
 {
-    int64_t most = INT32_MAX / config_i64(config, KEY_TOP_K);
+    int64_t most = rows_most(config);
     int64_t rows = plan_rows_max(config, bounds);
     int pushes = validate_dispatcher(config) == DISPATCHER_ALLTOALL;
     int capped = pushes && config_i64(config, KEY_MAX_DISPATCH_TOKENS_PER_RANK) > 0;
