@@ -7,23 +7,18 @@
 
 #include <math.h>
 
-static const char *wire_word(const struct bench_options *options)
-{
-    return options->rank.dispatch_format != NULL ? options->rank.dispatch_format : "input";
-}
-
 // Of several ranks: what their rows are on the way, and how unevenly they go.
-static void add_exchange(const struct bench_options *options, json_t *document)
+static void add_exchange(const struct bench_run *run, json_t *document)
 {
-    (void)json_object_set_new(document, "dispatch_format", json_text(wire_word(options)));
-    (void)json_object_set_new(document, "skew", json_number(options->skew));
+    (void)json_object_set_new(document, "dispatch_format", json_string(run->dispatch_format));
+    (void)json_object_set_new(document, "skew", json_number(run->options->skew));
 }
 
-static void print_exchange(const struct bench_options *options)
+static void print_exchange(const struct bench_run *run)
 {
-    if (options->rank.ranks == 1) return;
-    (void)printf(", %s between ranks", wire_word(options));
-    if (options->skew != 0) (void)printf(", skew %g", options->skew);
+    if (run->options->rank.ranks == 1) return;
+    (void)printf(", %s between ranks", run->dispatch_format);
+    if (run->options->skew != 0) (void)printf(", skew %g", run->options->skew);
 }
 
 static json_t *cpu_document(const struct bench_run *run)
@@ -53,7 +48,7 @@ static json_t *cpu_document(const struct bench_run *run)
                   "threads_per_rank", (json_int_t)rank_threads(&options->rank), "anchors",
                   "read_gb_per_s", run->anchors.read_bytes_per_s / 1e9, "f32_gflops",
                   run->anchors.f32_flops_per_s / 1e9, "cells", cells);
-    if (document != NULL && options->rank.ranks > 1) add_exchange(options, document);
+    if (document != NULL && options->rank.ranks > 1) add_exchange(run, document);
     return document;
 }
 
@@ -80,7 +75,7 @@ static void print_cpu(const struct bench_run *run)
                  format_word(options->format), format_word(options->row_format), run->runner,
                  run->dispatcher, (long long)options->rank.ranks,
                  (long long)rank_threads(&options->rank));
-    print_exchange(options);
+    print_exchange(run);
     (void)printf("\nthis machine reads %.1f GB/s and computes %.1f GFLOP/s in f32\n\n",
                  run->anchors.read_bytes_per_s / 1e9, run->anchors.f32_flops_per_s / 1e9);
     table_init(&table, 8, 0xdfu, heading);
@@ -183,7 +178,7 @@ static void add_ranks(const struct bench_run *run, json_t *document)
     const char *reason = run->device.no_nccl;
 
     (void)json_object_set_new(document, "op", json_string(bench_op_word(options->op)));
-    add_exchange(options, document);
+    add_exchange(run, document);
     (void)json_object_set_new(document, "delay_us", json_number(options->delay_us));
     (void)json_object_set_new(document, "dispatch_sms", json_integer(options->rank.dispatch_sms));
     (void)json_object_set_new(document, "row_bytes",

@@ -67,6 +67,7 @@ struct bench_run {
     const moxie_build *build; // of the library
     int forwards;             // in a repetition: 1, or BENCH_FORWARDS of a graph
     struct anchors anchors;
+    const char *dispatch_format; // of rows between ranks: the instance's
     struct wire_rows row;
     struct bench_device device;
     json_t *results[BENCH_CELLS_MAX]; // as rank 0 sent them

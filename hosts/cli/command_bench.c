@@ -379,8 +379,8 @@ int command_bench(int argc, char **argv, struct fault *fault)
     TRY(check_weights(&options, fault));
     if (preflight_device(&instance)->capture_begin != NULL) run.forwards = BENCH_FORWARDS;
     TRY(check_ranks(&run, fault));
-    run.row = wire_rows_of(&options.shape, options.row_format,
-                           instance_config(&instance, "dispatch_format"));
+    run.dispatch_format = instance_config(&instance, "dispatch_format");
+    run.row = wire_rows_of(&options.shape, options.row_format, run.dispatch_format);
     if (run.forwards == 1)
         TRY(check_memory(&options, &instance, fault));
     else
