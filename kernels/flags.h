@@ -13,8 +13,9 @@
 #include "kernels/types.h"
 
 #define FLAG_LINE_BYTES  64
-#define FLAG_EPOCH_BITS  40 // outlast any server
-#define FLAG_BEATS       8  // within timeout_ms, the first after one part of it
+#define FLAG_EPOCH_BITS  40                  // outlast any server
+#define FLAG_LL          ((uint64_t)1 << 39) // beside the epoch: its rows come as words of ll.h
+#define FLAG_BEATS       8                   // within timeout_ms, the first after one part of it
 #define KERNEL_SLOTS_MAX 4
 
 // What a source tells a destination, one 64-bit value each.
@@ -30,10 +31,12 @@ enum flag_word {
 // Device memory, one per dispatcher: read again at every replay of a graph.
 struct flag_state {
     uint64_t generation;
-    uint64_t active;                   // bit r: rank r takes part
-    uint64_t epochs[KERNEL_SLOTS_MAX]; // layers of this generation that the slot has sent
+    uint64_t active;                     // bit r: rank r takes part
+    uint64_t epochs[KERNEL_SLOTS_MAX];   // layers of this generation that the slot has sent,
+    uint64_t returned[KERNEL_SLOTS_MAX]; // and of which it has sent the results
     uint64_t rows_sent[KERNEL_SLOTS_MAX], rows_received[KERNEL_SLOTS_MAX]; // before they are told
-    uint32_t failed; // 1: a wait has failed, and everything after it does nothing
+    uint32_t done[KERNEL_SLOTS_MAX]; // blocks of a launch; 0 between launches
+    uint32_t failed;                 // 1: a wait has failed, and everything after it does nothing
     uint32_t reserved;
 };
 
@@ -45,6 +48,7 @@ enum verdict_kind {
     VERDICT_ALL_WAIT, // the ranks of `silent` owe a flag, and all of them wait
     VERDICT_ROWS,     // `rank` says that it has sent more rows than a rank has in this forward
     VERDICT_ROUND,    // `rank` is in another round
+    VERDICT_WAY,      // of one of `rank` and this one rows are few (ll.h)
 };
 
 // Why a wait failed.
@@ -107,6 +111,8 @@ struct await_args {
     int32_t word; // enum flag_word: WORD_DISPATCH or WORD_COMBINE
     int32_t ranks, rank;
     int32_t tokens, rows_most, round, top_k;
+    int32_t is_ll; // 1: of flags with FLAG_LL, in ll.h's launches alone
+    int32_t reserved;
 };
 
 // Starts `generation` with the ranks of `active`: the slot's epochs from 0, no failure, and every

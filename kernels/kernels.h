@@ -9,6 +9,7 @@
 #include "kernels/flags.h"
 #include "kernels/gemm.h"
 #include "kernels/layer.h"
+#include "kernels/ll.h"
 #include "kernels/quantise.h"
 #include "kernels/record.h"
 #include "kernels/route.h"
@@ -34,6 +35,8 @@ struct kernels {
     int32_t (*signal)(const struct signal_args *args, void *stream);
     int32_t (*await)(const struct await_args *args, void *stream);
     int32_t (*regroup)(const struct regroup_args *args, void *stream);
+    int32_t (*dispatch_ll)(const struct dispatch_ll_args *args, void *stream);
+    int32_t (*sum_ll)(const struct sum_ll_args *args, void *stream);
     int32_t (*router)(const struct router_args *args, void *stream);
 };
 

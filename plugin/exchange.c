@@ -111,6 +111,13 @@ static struct push_slab push_to(const struct exchange_group *group, const struct
     };
 }
 
+// Whether rows and results of this round go as words with a tag: the same on every rank, since it
+// hangs on nothing of a rank's own. A later round would have to undo the results of earlier ones.
+static int goes_as_words(const struct exchange_group *group, const struct exchange_round *round)
+{
+    return round->rows_most <= group->instance->plan.window.ll_rows && round->index == 0;
+}
+
 static const unsigned char *at_token(const moxie_tensor *tensor, int64_t token)
 {
     const unsigned char *data = tensor_data(tensor);
@@ -160,6 +167,64 @@ static struct dispatch_args dispatch_stage(const struct exchange_group *group,
     };
 }
 
+// Where words of rows are put, which is where rows would be.
+static struct ll_slab slabs_of_words(const struct exchange_group *group,
+                                     const struct exchange *slot,
+                                     const struct exchange_round *round)
+{
+    const struct window_layout *w = &group->instance->plan.window;
+    unsigned char *base = slot->window->base;
+    int32_t *few = exchange_few_ids(group, round);
+    struct ll_slab slabs = {
+        .rows = base + w->rows,
+        .scales = base + w->scales,
+        .ids = base + w->ids,
+        .weights = base + w->weights,
+        .rows_slab_bytes = w->rows_slab_bytes,
+        .scales_slab_bytes = w->scales_slab_bytes,
+        .ids_slab_bytes = w->ids_slab_bytes,
+        .weights_slab_bytes = w->weights_slab_bytes,
+    };
+
+    if (few != NULL) {
+        slabs.ids = (unsigned char *)few;
+        slabs.ids_slab_bytes = round->rows_most * (int64_t)exchange_limits(group)->top_k * 4;
+        slabs.ids_by_rank = 1;
+    }
+    return slabs;
+}
+
+// One launch, or the halves of it.
+static int32_t dispatch_words(struct exchange_group *group, struct exchange *slot,
+                              const struct exchange_round *round, int sends, int waits,
+                              moxie_error *error)
+{
+    const struct limits *limits = exchange_limits(group);
+    const struct window_layout *w = &group->instance->plan.window;
+    const struct window *window = slot->window;
+    struct push_slab to[MOXIE_RANKS_MAX];
+    struct exchange_peers peers;
+    struct dispatch_ll_args args = {
+        .dispatch = dispatch_stage(group, round),
+        .await = exchange_await_stage(group, slot, round, WORD_DISPATCH, &peers),
+        .words = window->base + w->ll,
+        .in = slabs_of_words(group, slot, round),
+        .words_stride_bytes = w->ll_slab_bytes,
+        .sends = sends,
+        .waits = waits,
+    };
+
+    args.dispatch.to = to;
+    for (int32_t rank = 0; rank < limits->ranks; rank++) {
+        to[rank] = push_to(group, slot, round, rank);
+        if (exchange_is_peer(group, rank))
+            to[rank].rows = piece_to(window, w->ll, w->ll_slab_bytes, limits->rank, rank);
+    }
+    return instance_launched(
+        group->instance, group->instance->device->kernels->dispatch_ll(&args, round->batch->stream),
+        "dispatch_ll", error);
+}
+
 int32_t exchange_dispatch_send(struct exchange_group *group, struct exchange *slot,
                                const struct exchange_round *round, moxie_error *error)
 {
@@ -169,6 +234,10 @@ int32_t exchange_dispatch_send(struct exchange_group *group, struct exchange *sl
     int32_t st = MOXIE_OK;
 
     TRY(group->flags->begin(group, slot, error));
+    if (goes_as_words(group, round)) {
+        if (!round->joined) TRY(dispatch_words(group, slot, round, 1, 0, error));
+        goto out;
+    }
     for (int32_t rank = 0; rank < exchange_limits(group)->ranks; rank++)
         to[rank] = push_to(group, slot, round, rank);
     args.to = to;
@@ -265,6 +334,19 @@ static void describe_payload(const struct limits *limits, const struct window_la
     }
 }
 
+// Where results of that rank's rows go: into its window, or, where they go on as words, into the
+// place that its results have in the own one.
+static unsigned char *results_for(const struct exchange_group *group, const struct exchange *slot,
+                                  const struct exchange_round *round, int32_t from)
+{
+    const struct window_layout *w = &group->instance->plan.window;
+    int32_t me = exchange_limits(group)->rank;
+
+    if (goes_as_words(group, round))
+        return piece(slot->window->base, w->results, w->results_slab_bytes, from, me);
+    return piece_to(slot->window, w->results, w->results_slab_bytes, me, from);
+}
+
 static void describe_peer(const struct exchange_group *group, struct exchange *slot,
                           const struct exchange_round *round, int32_t from)
 {
@@ -284,10 +366,9 @@ static void describe_peer(const struct exchange_group *group, struct exchange *s
     in->weights = strided(piece(base, w->weights, w->weights_slab_bytes, from, limits->rank),
                           round->rows_most, limits->top_k, limits->weight_bytes,
                           1u << MOXIE_FORMAT_F32, dims->weights, dims->weight_strides);
-    out->rows =
-        strided(piece_to(slot->window, w->results, w->results_slab_bytes, limits->rank, from),
-                round->rows_most, limits->hidden, limits->result_bytes, 1u << limits->output_format,
-                dims->results, dims->result_strides);
+    out->rows = strided(results_for(group, slot, round, from), round->rows_most, limits->hidden,
+                        limits->result_bytes, 1u << limits->output_format, dims->results,
+                        dims->result_strides);
 }
 
 // Windows are mapped for the instance's device.
@@ -315,7 +396,10 @@ int32_t exchange_dispatch_recv(struct exchange_group *group, struct exchange *sl
     const struct limits *limits = exchange_limits(group);
     int32_t st = MOXIE_OK;
 
-    TRY(group->flags->wait(group, slot, round, WORD_DISPATCH, error));
+    if (goes_as_words(group, round))
+        TRY(dispatch_words(group, slot, round, round->joined, 1, error));
+    else
+        TRY(group->flags->wait(group, slot, round, WORD_DISPATCH, error));
     slot->in = describe_rows(limits, slot->in_slabs);
     slot->out = describe_rows(limits, slot->out_slabs);
     for (int32_t rank = 0; rank < limits->ranks; rank++) {
@@ -372,26 +456,17 @@ void exchange_describe_local(const moxie_instance *instance, struct exchange *sl
 
 // ---- combine -----------------------------------------------------------------------------------
 
-int32_t exchange_combine_send(struct exchange_group *group, struct exchange *slot,
-                              const struct exchange_round *round, moxie_error *error)
-{
-    return group->flags->send(group, slot, round, WORD_COMBINE, error);
-}
-
-int32_t exchange_combine_recv(struct exchange_group *group, struct exchange *slot,
-                              const struct exchange_round *round, moxie_error *error)
+static struct sum_args sum_stage(const struct exchange_group *group, const struct exchange *slot,
+                                 const struct exchange_round *round)
 {
     const struct limits *limits = exchange_limits(group);
-    const struct window_layout *w = &group->instance->plan.window;
-    moxie_instance *instance = group->instance;
-    const void *parts[MOXIE_RANKS_MAX] = {NULL};
-    struct sum_args args = {
+
+    return (struct sum_args){
         .y = tensor_data(&slot->out_slabs[limits->rank].rows),
         .y_earlier = tensor_data(&round->batch->y),
         .y_stride_bytes = tensor_stride_bytes(&round->batch->y, 0),
-        .parts = parts,
         .part_stride_bytes = limits->result_bytes,
-        .send_slot = memory_slot(&instance->memory, BUFFER_SEND_SLOT, round->slot),
+        .send_slot = memory_slot(&group->instance->memory, BUFFER_SEND_SLOT, round->slot),
         .failed = group->state == NULL ? NULL : &group->state->failed,
         .active_now = group->state == NULL ? NULL : &group->state->active,
         .active = group->active,
@@ -404,14 +479,68 @@ int32_t exchange_combine_recv(struct exchange_group *group, struct exchange *slo
         .tokens_earlier = (int32_t)round->earlier,
         .sms = limits->dispatch_sms,
     };
+}
+
+// One launch, or the halves of it.
+static int32_t sum_words(struct exchange_group *group, struct exchange *slot,
+                         const struct exchange_round *round, int sends, int waits,
+                         moxie_error *error)
+{
+    const struct limits *limits = exchange_limits(group);
+    const struct window_layout *w = &group->instance->plan.window;
+    struct ll_results results[MOXIE_RANKS_MAX] = {{0}};
+    struct exchange_peers peers;
+    const struct sum_ll_args args = {
+        .sum = sum_stage(group, slot, round),
+        .await = exchange_await_stage(group, slot, round, WORD_COMBINE, &peers),
+        .peers = results,
+        .counts = slot->counts,
+        .words = slot->window->base + w->ll_results,
+        .words_stride_bytes = w->ll_results_slab_bytes,
+        .rows_stride_bytes = limits->result_bytes,
+        .sends = sends,
+        .waits = waits,
+    };
+
+    for (int32_t rank = 0; rank < limits->ranks; rank++) {
+        if (exchange_is_peer(group, rank))
+            results[rank] = (struct ll_results){
+                .rows = results_for(group, slot, round, rank),
+                .words = piece_to(slot->window, w->ll_results, w->ll_results_slab_bytes,
+                                  limits->rank, rank),
+            };
+    }
+    return instance_launched(group->instance,
+                             group->instance->device->kernels->sum_ll(&args, round->batch->stream),
+                             "sum_ll", error);
+}
+
+int32_t exchange_combine_send(struct exchange_group *group, struct exchange *slot,
+                              const struct exchange_round *round, moxie_error *error)
+{
+    if (!goes_as_words(group, round))
+        return group->flags->send(group, slot, round, WORD_COMBINE, error);
+    return round->joined ? MOXIE_OK : sum_words(group, slot, round, 1, 0, error);
+}
+
+int32_t exchange_combine_recv(struct exchange_group *group, struct exchange *slot,
+                              const struct exchange_round *round, moxie_error *error)
+{
+    const struct limits *limits = exchange_limits(group);
+    const struct window_layout *w = &group->instance->plan.window;
+    moxie_instance *instance = group->instance;
+    const void *parts[MOXIE_RANKS_MAX] = {NULL};
+    struct sum_args args = sum_stage(group, slot, round);
     int32_t st = MOXIE_OK;
 
+    if (goes_as_words(group, round)) return sum_words(group, slot, round, round->joined, 1, error);
     TRY(group->flags->wait(group, slot, round, WORD_COMBINE, error));
     for (int32_t rank = 0; rank < limits->ranks; rank++) {
         if (rank != limits->rank)
             parts[rank] =
                 piece(slot->window->base, w->results, w->results_slab_bytes, rank, limits->rank);
     }
+    args.parts = parts;
     TRY(instance_launched(
         instance,
         instance->device->kernels->sum(&args, instance_stream(instance, round->batch->stream)),

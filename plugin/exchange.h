@@ -11,6 +11,7 @@
 
 #include "kernels/gemm.h"
 #include "kernels/layer.h"
+#include "kernels/ll.h"
 #include "plugin/instance.h"
 #include "plugin/transport.h"
 
@@ -125,6 +126,17 @@ static inline int32_t *exchange_few_ids(const struct exchange_group *group,
     return (int32_t *)memory_slot(&group->instance->memory, BUFFER_FEW_IDS, round->slot) +
            KERNEL_RANKS_MAX;
 }
+
+// Host arrays that await_args point to.
+struct exchange_peers {
+    void *windows[MOXIE_RANKS_MAX], *beats[MOXIE_RANKS_MAX];
+};
+
+// What a kernel waits for, where kernels do; it signals first.
+struct await_args exchange_await_stage(const struct exchange_group *group,
+                                       const struct exchange *slot,
+                                       const struct exchange_round *round, enum flag_word word,
+                                       struct exchange_peers *peers);
 
 // Which transport and flags: the same on every rank, as the keys are.
 void exchange_choose(struct exchange_group *group);

@@ -161,22 +161,26 @@ static int32_t send_device(struct exchange_group *group, struct exchange *slot,
         group->instance, kernels_of(group)->signal(&args, round->batch->stream), "signal", error);
 }
 
-static int32_t wait_device(struct exchange_group *group, struct exchange *slot,
-                           const struct exchange_round *round, enum flag_word word,
-                           moxie_error *error)
+struct await_args exchange_await_stage(const struct exchange_group *group,
+                                       const struct exchange *slot,
+                                       const struct exchange_round *round, enum flag_word word,
+                                       struct exchange_peers *peers)
 {
     const struct limits *limits = exchange_limits(group);
-    void *peers[MOXIE_RANKS_MAX], *peer_beats[MOXIE_RANKS_MAX];
-    const struct await_args args = {
+    const struct window_layout *w = &group->instance->plan.window;
+
+    find_peers(group, slot->window, peers->windows);
+    find_peers(group, group->beat_window, peers->beats);
+    return (struct await_args){
         .state = group->state,
-        .peers = waits_send(group, round) ? peers : NULL,
+        .peers = peers->windows,
         .window = slot->window->base,
         .beats = group->beat_window->base,
-        .peer_beats = peer_beats,
-        .peer_counts = slot->window->base + group->instance->plan.window.counts,
+        .peer_beats = peers->beats,
+        .peer_counts = slot->window->base + w->counts,
         .counts = word == WORD_DISPATCH ? slot->counts : NULL,
-        .peer_ids = slot->window->base + group->instance->plan.window.ids,
-        .peer_ids_slab_bytes = group->instance->plan.window.ids_slab_bytes,
+        .peer_ids = slot->window->base + w->ids,
+        .peer_ids_slab_bytes = w->ids_slab_bytes,
         .ids = word == WORD_DISPATCH ? exchange_few_ids(group, round) : NULL,
         .report = group->report,
         .ended = mark_of(group, round, group->report->ended),
@@ -190,9 +194,16 @@ static int32_t wait_device(struct exchange_group *group, struct exchange *slot,
         .round = round->index,
         .top_k = limits->top_k,
     };
+}
 
-    if (args.peers != NULL) find_peers(group, slot->window, peers);
-    find_peers(group, group->beat_window, peer_beats);
+static int32_t wait_device(struct exchange_group *group, struct exchange *slot,
+                           const struct exchange_round *round, enum flag_word word,
+                           moxie_error *error)
+{
+    struct exchange_peers peers;
+    struct await_args args = exchange_await_stage(group, slot, round, word, &peers);
+
+    if (!waits_send(group, round)) args.peers = NULL;
     return instance_launched(group->instance, kernels_of(group)->await(&args, round->batch->stream),
                              "await", error);
 }

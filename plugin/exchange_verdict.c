@@ -73,6 +73,16 @@ static int32_t say_round(const struct flag_verdict *verdict, moxie_error *error)
                      verdict->rank, verdict->told_round, verdict->round, verdict->epoch);
 }
 
+// Few rows go another way, and which are few hangs on the step and the round.
+static int32_t say_way(const struct flag_verdict *verdict, moxie_error *error)
+{
+    return fail_rank(
+        error, MOXIE_E_COLLECTIVE_MISMATCH, verdict->rank,
+        "rank %d has other rank_tokens, or is in another round of its layer, than this "
+        "rank: one of the two has few rows in epoch %" PRIu64 "; " AGREE,
+        verdict->rank, verdict->epoch);
+}
+
 int32_t verdict_say(const struct flag_verdict *verdict, const struct exchange_group *group,
                     moxie_error *error)
 {
@@ -90,6 +100,8 @@ int32_t verdict_say(const struct flag_verdict *verdict, const struct exchange_gr
         return say_rows(verdict, error);
     case VERDICT_ROUND:
         return say_round(verdict, error);
+    case VERDICT_WAY:
+        return say_way(verdict, error);
     default:
         return say_silent(verdict, group, error);
     }

@@ -13,10 +13,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#define ALIGN_BYTES       128 // of rows, slabs and pieces: what bulk copies on a GPU want
 #define SCALE_ALIGN_BYTES 16
-#define COUNT_BYTES       64   // between two counts: a line each, every source writes one
-#define PAGE_BYTES        4096 // what shared memory is aligned to at least
+#define PAGE_BYTES        4096               // what shared memory is aligned to at least
 #define DEVICE_PAGE_BYTES ((int64_t)2 << 20) // a GPU's is aligned to and mapped in more
 
 struct planner {
@@ -143,27 +141,28 @@ static void limits_formats(struct limits *limits, const struct config *config)
     limits->input_format = config_word(config, KEY_INPUT_FORMAT);
     limits->output_format = config_word(config, KEY_OUTPUT_FORMAT);
     limits->wire_format = wire_format_of(config, (enum dispatcher_kind)limits->dispatcher);
-    limits->row_bytes = pitch(row_bytes_of(limits->wire_format, limits->hidden), ALIGN_BYTES);
+    limits->row_bytes = pitch(row_bytes_of(limits->wire_format, limits->hidden), PLAN_ALIGN_BYTES);
     limits->scale_bytes =
         pitch(scale_bytes_of(limits->wire_format, limits->hidden), SCALE_ALIGN_BYTES);
     limits->id_bytes = (int64_t)limits->top_k * 4;
     limits->weight_bytes = (int64_t)limits->top_k * 4;
-    limits->result_bytes = pitch(row_bytes_of(limits->output_format, limits->hidden), ALIGN_BYTES);
+    limits->result_bytes =
+        pitch(row_bytes_of(limits->output_format, limits->hidden), PLAN_ALIGN_BYTES);
     limits->mid_format = limits->pair_format = FORMAT_F32;
     if (runner != NULL && runner->one_format)
         limits->mid_format = limits->pair_format = limits->weight_format;
     if (runner != NULL && runner->one_format && limits->operand_format == FORMAT_FP8) {
         limits->mid_format = limits->pair_format = FORMAT_BF16;
-        limits->x_fp8_bytes = pitch(limits->hidden, ALIGN_BYTES);
-        limits->mid_fp8_bytes = pitch(limits->intermediate, ALIGN_BYTES);
+        limits->x_fp8_bytes = pitch(limits->hidden, PLAN_ALIGN_BYTES);
+        limits->mid_fp8_bytes = pitch(limits->intermediate, PLAN_ALIGN_BYTES);
         limits->x_fp8_groups = (int32_t)ceil_div(limits->hidden, 128);
         limits->mid_fp8_groups = (int32_t)ceil_div(limits->intermediate, 128);
         limits->fp8_group_bytes = pitch(limits->pairs_max * 4, SCALE_ALIGN_BYTES);
     } else {
         limits->mid_bytes =
-            pitch(row_bytes_of(limits->mid_format, limits->intermediate), ALIGN_BYTES);
+            pitch(row_bytes_of(limits->mid_format, limits->intermediate), PLAN_ALIGN_BYTES);
     }
-    limits->pair_bytes = pitch(row_bytes_of(limits->pair_format, limits->hidden), ALIGN_BYTES);
+    limits->pair_bytes = pitch(row_bytes_of(limits->pair_format, limits->hidden), PLAN_ALIGN_BYTES);
 }
 
 static void limits_fill(struct limits *limits, const struct config *config,
@@ -204,44 +203,6 @@ static void limits_fill(struct limits *limits, const struct config *config,
     limits->staged = kind != DISPATCHER_LOCAL && limits->ranks > 1 &&
                      config_word(config, KEY_TRANSPORT) == TRANSPORT_NCCL;
     limits_formats(limits, config);
-}
-
-// ---- Window ------------------------------------------------------------------------------------
-
-// One slab of rows per peer at `*end`, which moves past them; 0 when a size passes 2^62.
-static int slabs_place(const struct limits *limits, int64_t row_bytes, int64_t *end,
-                       int64_t *offset, int64_t *slab_bytes)
-{
-    int64_t all;
-
-    *offset = *end;
-    return size_mul(limits->rows_cap, row_bytes, slab_bytes) &&
-           size_align(*slab_bytes, ALIGN_BYTES, slab_bytes) &&
-           size_mul(*slab_bytes, limits->ranks - 1, &all) && size_add(*end, all, end);
-}
-
-static int window_fill(struct window_layout *window, const struct limits *limits, int on_cpu)
-{
-    int64_t end;
-
-    window->flags = 0;
-    window->counts = pitch(TRANSPORT_CONTROL_BYTES(limits->ranks), ALIGN_BYTES);
-    end = pitch(window->counts + (int64_t)(limits->ranks - 1) * COUNT_BYTES, ALIGN_BYTES);
-    if (!on_cpu) {
-        window->state = end;
-        end = pitch(end + (int64_t)sizeof(struct flag_state), ALIGN_BYTES);
-    }
-    if (!slabs_place(limits, limits->row_bytes, &end, &window->rows, &window->rows_slab_bytes) ||
-        !slabs_place(limits, limits->scale_bytes, &end, &window->scales,
-                     &window->scales_slab_bytes) ||
-        !slabs_place(limits, limits->id_bytes, &end, &window->ids, &window->ids_slab_bytes) ||
-        !slabs_place(limits, limits->weight_bytes, &end, &window->weights,
-                     &window->weights_slab_bytes) ||
-        !slabs_place(limits, limits->result_bytes, &end, &window->results,
-                     &window->results_slab_bytes))
-        return 0;
-    window->bytes = end;
-    return 1;
 }
 
 // ---- Buffers -----------------------------------------------------------------------------------
@@ -298,7 +259,7 @@ static int piece_add(const struct planner *planner, const struct request *reques
     int64_t bytes, mapped, sum;
 
     assert(plan->buffers_count < BUFFER_COUNT);
-    if (!size_align(piece, request->pieces > 1 ? ALIGN_BYTES : 1, &piece) ||
+    if (!size_align(piece, request->pieces > 1 ? PLAN_ALIGN_BYTES : 1, &piece) ||
         !size_mul(piece, request->pieces, &bytes) || !size_align(piece, granule, &mapped) ||
         !size_mul(mapped, request->pieces, &mapped) || !size_add((int64_t)*total, mapped, &sum)) {
         refuse_size(planner, request);
@@ -310,7 +271,7 @@ static int piece_add(const struct planner *planner, const struct request *reques
         .name = request->name,
         .bytes = (uint64_t)bytes,
         .bytes_mapped = (uint64_t)mapped,
-        .align = symmetric ? (uint64_t)align : ALIGN_BYTES,
+        .align = symmetric ? (uint64_t)align : PLAN_ALIGN_BYTES,
         .why = request->why,
     };
     plan->buffer_ids[plan->buffers_count++] = (int32_t)request->id;
@@ -454,7 +415,7 @@ static int window_buffer(const struct planner *planner)
         request.why = "rows from and results of every peer (ep_size - 1 slabs each), as NCCL "
                       "receives them";
     return piece_add(planner, &request,
-                     window_fill(window, limits, on_cpu(planner)) ? window->bytes : INT64_MAX);
+                     plan_window(window, limits, on_cpu(planner)) ? window->bytes : INT64_MAX);
 }
 
 static int staging_buffer(const struct planner *planner)

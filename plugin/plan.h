@@ -47,6 +47,8 @@ struct limits {
     int64_t x_fp8_bytes, mid_fp8_bytes, fp8_group_bytes;
 };
 
+#define PLAN_ALIGN_BYTES 128 // of rows, slabs and pieces: what bulk copies on a GPU want
+
 // Where everything lies inside a symmetric window: one window per slot. Offsets from its base, in
 // bytes. Slab of source s at destination d is index s < d ? s : s - 1 (a rank's own rows never
 // enter a window).
@@ -56,9 +58,12 @@ struct window_layout {
     int64_t state;                      // on a GPU: struct flag_state; own
     int64_t rows, scales, ids, weights; // dispatch slabs
     int64_t results;                    // combine slabs
+    int64_t ll, ll_results;             // on a GPU: words of few rows and of their results (ll.h)
     int64_t rows_slab_bytes, scales_slab_bytes, ids_slab_bytes, weights_slab_bytes,
-        results_slab_bytes;
-    int64_t bytes; // of the whole window
+        results_slab_bytes, ll_slab_bytes, ll_results_slab_bytes;
+    int64_t bytes;   // of the whole window
+    int32_t ll_rows; // of a slab of words; 0: there are none
+    int32_t reserved;
 };
 
 // What a buffer is for, so that its owner finds it.
@@ -105,6 +110,9 @@ struct plan {
     uint64_t buffers_count;
     uint64_t device_bytes, symmetric_bytes, pinned_bytes, host_bytes; // sums of bytes_mapped
 };
+
+// For plan.c. 0 when a size passes 2^62.
+int plan_window(struct window_layout *window, const struct limits *limits, int on_cpu);
 
 // Rows of all slabs, which is what one run() may see: -1 when it cannot be computed or the
 // dispatcher is unknown.

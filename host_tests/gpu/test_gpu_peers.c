@@ -150,7 +150,8 @@ static void lose_scenario(struct gpu_member *member)
         run_layer(member, &captured);
         gpu_member_expect_zero(member);
         ck_assert_int_eq(gpu_member_poll(member), MOXIE_E_PEER);
-        ck_assert_ptr_nonnull(strstr(member->rank.mock.text, "has left this rank out"));
+        ck_assert_msg(strstr(member->rank.mock.text, "has left this rank out") != NULL, "%s",
+                      member->rank.mock.text);
     }
     gpu_member_meet(member);
     if (loss->captured) gpu_graph_free(&captured);

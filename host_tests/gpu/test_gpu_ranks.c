@@ -150,6 +150,49 @@ START_TEST(ranks_without_tokens)
 }
 END_TEST
 
+// The same tokens as words (kernels/ll.h), and, when nobody says that they are few, as slabs; more
+// than one launch for the layer takes, which sums in another order.
+static void two_ways_scenario(struct gpu_member *member)
+{
+    const struct gpu_crew *crew = member->crew;
+    const struct plan *plan = &member->rank.instance->plan;
+    const int64_t few = ll_rows(crew->ranks, plan->limits.hidden);
+    size_t bytes = (size_t)(few * crew->layer.hidden) * sizeof(float);
+    float *as_words = malloc(bytes + 1);
+
+    ck_assert_ptr_nonnull(as_words);
+    ck_assert_int_eq(plan->window.ll_rows, strcmp(GPU_TRANSPORT, "nccl") == 0 ? 0 : few);
+    ck_assert_int_gt(few * crew->ranks, LAYER_TOKENS);
+    ck_assert_int_gt(plan->limits.tokens_max, few);
+    for (int32_t rank = 0; rank < crew->ranks; rank++)
+        member->rank_tokens[rank] = few - rank;
+    gpu_member_take(member, member->index * few, member->rank_tokens[member->index]);
+    bytes = (size_t)(member->tokens * crew->layer.hidden) * sizeof(float);
+    for (int32_t i = 0; i < 3; i++) {
+        member->step.rank_tokens = member->rank_tokens;
+        gpu_member_forward(member);
+        memcpy(as_words, member->y, bytes);
+        member->step.rank_tokens = NULL;
+        gpu_member_forward(member);
+        ck_assert_mem_eq(as_words, member->y, bytes);
+    }
+    free(as_words);
+}
+
+START_TEST(few_rows_have_the_bits_of_many)
+{
+    struct gpu_crew crew = {.layer_name = _i < 2 ? "qwen3_moe_a" : gpu_layers[0],
+                            .ranks = gpu_crew_ranks(2),
+                            .dispatcher = dispatchers[_i % 2],
+                            .fp8 = _i >= 2,
+                            .configure = _i < 2 ? gpu_member_all_tokens : fp8_rows,
+                            .scenario = two_ways_scenario};
+
+    gpu_crew_run(&crew);
+    gpu_crew_fini(&crew);
+}
+END_TEST
+
 static void few_rows_a_round(struct gpu_member *member)
 {
     mock_set_i64(&member->rank.mock, "max_dispatch_tokens_per_rank", 3);
@@ -399,6 +442,7 @@ static void tests(TCase *cases)
     tcase_add_loop_test(cases, tokens_at_the_edges, 0, 2);
     // Two or three have parts of one length.
     if (gpu_devices() >= 4) tcase_add_test(cases, padding_to_the_longest);
+    tcase_add_loop_test(cases, few_rows_have_the_bits_of_many, 0, 4);
     tcase_add_test(cases, rounds);
     tcase_add_test(cases, rows_and_bytes_are_counted);
     tcase_add_test(cases, expert_load_is_counted);

@@ -38,6 +38,9 @@ int32_t signal_cuda(const struct signal_args *args, void *stream);
 int32_t await_cuda(const struct await_args *args, void *stream);
 int32_t regroup_cuda(const struct regroup_args *args, void *stream);
 int32_t flags_cuda_load(void);
+int32_t dispatch_ll_cuda(const struct dispatch_ll_args *args, void *stream);
+int32_t sum_ll_cuda(const struct sum_ll_args *args, void *stream);
+int32_t ll_cuda_load(void);
 int32_t tally_cuda(const struct tally_args *args, void *stream);
 int32_t tally_cuda_load(void);
 

@@ -7,10 +7,10 @@
 //        bytes  x once, a wire row a destination: bound by the links to the peers
 
 #include "kernels/cuda/cuda.h"
-#include "kernels/cuda/ids.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/number.cuh"
 #include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/push_args.cuh"
 #include "kernels/cuda/quantise.cuh"
 #include "kernels/cuda/search.cuh"
 #include "kernels/cuda/walk.cuh"
@@ -31,51 +31,15 @@ constexpr int kPieceColumns = kFp8Warp * kBatchFp8; // a multiple of it: as many
 constexpr int kPieceColumnsMax = 32 * kFp8Group;    // a lane keeps the scale of one group
 constexpr int kFp8WarpGroups = kFp8Warp / kFp8Group;
 
-struct args {
-    push_slab to[KERNEL_RANKS_MAX];
-    int32_t expert_first[KERNEL_RANKS_MAX + 1];
-    const unsigned char *x, *ids, *weights;
-    const int32_t *tokens_valid, *expert_map;
-    const uint32_t *failed;
-    uint64_t *rows_sent, *rows_told;
-    int32_t *send_slot;
-    int64_t x_stride_bytes, id_stride_bytes, weight_stride_bytes, row_stride_bytes, scale_stride_bytes;
-    int64_t token_first, map_count;
-    int32_t x_format, id_bytes, weight_format, tokens, hidden, top_k, rows_cap, ranks, rank, everywhere, pad_rows, round;
-    int32_t pieces, piece_columns;
-};
-
 // At the moment: another stream may set it.
-__device__ __forceinline__ bool has_failed(const args &a)
+__device__ __forceinline__ bool has_failed(const push_args &a)
 {
     return a.failed != nullptr && *static_cast<const volatile uint32_t *>(a.failed) != 0;
 }
 
-// Tokens of this round that may have an expert.
-__device__ __forceinline__ int64_t tokens_valid(const args &a)
-{
-    int64_t valid = a.tokens_valid == nullptr ? a.tokens : *a.tokens_valid - a.token_first;
-
-    return min(max(valid, static_cast<int64_t>(0)), static_cast<int64_t>(a.tokens));
-}
-
-// The physical id at one position, -1 for "no expert". The id is read before it is known whether it counts, not after.
-__device__ __forceinline__ int32_t physical_id(const args &a, int64_t valid, int32_t token, int32_t t)
-{
-    int64_t id = id_read(a.ids + token * a.id_stride_bytes, t, a.id_bytes);
-
-    return id_mapped(a.expert_map, a.map_count, token < valid ? id : -1, 0, a.expert_first[a.ranks]);
-}
-
-// Rows are pushed there.
-__device__ __forceinline__ bool is_destination(const args &a, int32_t rank)
-{
-    return rank != a.rank && a.to[rank].rows != nullptr;
-}
-
 // ---- slots ---------------------------------------------------------------------------------------------------------------
 
-__device__ bool goes(const args &a, int64_t valid, int32_t token, int32_t rank)
+__device__ bool goes(const push_args &a, int64_t valid, int32_t token, int32_t rank)
 {
     int32_t first = a.expert_first[rank], end = a.expert_first[rank + 1];
     bool found = false;
@@ -92,7 +56,7 @@ __device__ bool goes(const args &a, int64_t valid, int32_t token, int32_t rank)
 }
 
 // Fills the rank's column of send_slot; how many tokens go there. `wanted`: whether this thread's first token goes there.
-__device__ int32_t place_rows(const args &a, int64_t valid, int32_t rank, bool wanted)
+__device__ int32_t place_rows(const push_args &a, int64_t valid, int32_t rank, bool wanted)
 {
     __shared__ int32_t sums[2][kSlotWarps]; // by turns, so that a turn has one barrier
     int32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, sent = 0;
@@ -114,19 +78,7 @@ __device__ int32_t place_rows(const args &a, int64_t valid, int32_t rank, bool w
     return sent;
 }
 
-// Rows that the count reports without an expert, up to this one.
-__device__ __forceinline__ int32_t padded(const args &a)
-{
-    return a.everywhere ? min(a.pad_rows, a.rows_cap) : 0;
-}
-
-// What the count of a rank says to which so many tokens go.
-__device__ __forceinline__ int32_t rows_counted(const args &a, int32_t wanted)
-{
-    return max(min(wanted, a.rows_cap), padded(a));
-}
-
-__device__ void finish_slab(const args &a, const push_slab &to, int32_t wanted)
+__device__ void finish_slab(const push_args &a, const push_slab &to, int32_t wanted)
 {
     int64_t end = static_cast<int64_t>(padded(a)) * a.top_k;
 
@@ -137,31 +89,8 @@ __device__ void finish_slab(const args &a, const push_slab &to, int32_t wanted)
     if (threadIdx.x == 0) *to.count = {rows_counted(a, wanted), a.round};
 }
 
-// Bit r: rank r owns an expert of the token.
-__device__ uint64_t owners(const args &a, int64_t valid, int32_t token)
-{
-    uint64_t ranks = 0;
-
-    if (token >= a.tokens) return 0;
-    if (a.everywhere) return ~static_cast<uint64_t>(0);
-
-#pragma unroll 4
-    for (int32_t t = 0; t < a.top_k; t++) {
-        int32_t id = physical_id(a, valid, token, t);
-
-        if (id >= 0) ranks |= static_cast<uint64_t>(1) << last_at_most(a.expert_first, a.ranks, id);
-    }
-    return ranks;
-}
-
-__device__ __forceinline__ void tell_rows(const args &a, uint64_t sent)
-{
-    *a.rows_sent = sent;
-    if (a.rows_told != nullptr) *a.rows_told = sent;
-}
-
 // The own rank's block has no rows to place: it counts all ranks' once more, because no block waits for another.
-__device__ void add_rows_sent(const args &a, int64_t valid)
+__device__ void add_rows_sent(const push_args &a, int64_t valid)
 {
     __shared__ int32_t sent[kSlotWarps][KERNEL_RANKS_MAX];
     __shared__ unsigned long long all;
@@ -174,7 +103,7 @@ __device__ void add_rows_sent(const args &a, int64_t valid)
     __syncwarp();
     for (int32_t base = 0; base < a.tokens; base += kSlotThreads) {
         int32_t token = base + thread;
-        uint64_t ranks = owners(a, valid, token);
+        uint64_t ranks = owners<4>(a, valid, token);
 
         for (int32_t rank = 0; rank < a.ranks; rank++) {
             int32_t tokens = __popc(__ballot_sync(~0u, (ranks >> rank & 1) != 0));
@@ -194,7 +123,7 @@ __device__ void add_rows_sent(const args &a, int64_t valid)
     if (thread == 0) tell_rows(a, before + all);
 }
 
-__global__ void __launch_bounds__(kSlotThreads) slots_kernel(const __grid_constant__ args a)
+__global__ void __launch_bounds__(kSlotThreads) slots_kernel(const __grid_constant__ push_args a)
 {
     __shared__ bool failed; // read once: it may be set meanwhile, and threads that part would never meet again
     int32_t rank = blockIdx.x;
@@ -226,14 +155,14 @@ struct few_tokens {
 };
 
 // Returns whether a wait has failed: then no token goes anywhere.
-__device__ bool find_few(const args &a, int64_t valid, few_tokens *few)
+__device__ bool find_few(const push_args &a, int64_t valid, few_tokens *few)
 {
     __shared__ bool failed; // as in slots
     int32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32, words = (a.tokens + 31) / 32;
     bool seen = has_failed(a);
 
     for (int32_t word = warp; word < words; word += warps) {
-        uint64_t ranks = owners(a, valid, word * 32 + lane);
+        uint64_t ranks = owners<4>(a, valid, word * 32 + lane);
 
         for (int32_t rank = 0; rank < a.ranks; rank++) {
             uint32_t lanes = __ballot_sync(~0u, is_destination(a, rank) && (ranks >> rank & 1) != 0);
@@ -257,7 +186,7 @@ __device__ bool find_few(const args &a, int64_t valid, few_tokens *few)
 }
 
 // The row of a token at that rank, -1 for none.
-__device__ __forceinline__ int32_t few_slot(const args &a, const few_tokens &few, int32_t token, int32_t rank)
+__device__ __forceinline__ int32_t few_slot(const push_args &a, const few_tokens &few, int32_t token, int32_t rank)
 {
     uint32_t lanes;
     int32_t slot;
@@ -269,14 +198,14 @@ __device__ __forceinline__ int32_t few_slot(const args &a, const few_tokens &few
 }
 
 // Each block tells some ranks how many rows they get.
-__device__ void tell_few(const args &a, const few_tokens &few)
+__device__ void tell_few(const push_args &a, const few_tokens &few)
 {
     for (int32_t rank = blockIdx.x; rank < a.ranks; rank += gridDim.x)
         if (is_destination(a, rank)) finish_slab(a, a.to[rank], few.before[rank][kFewWords]);
 }
 
 // Rows that the counts tell of, for the host.
-__device__ uint64_t rows_of_few(const args &a, const few_tokens &few)
+__device__ uint64_t rows_of_few(const push_args &a, const few_tokens &few)
 {
     uint64_t all = 0;
 
@@ -292,7 +221,7 @@ struct places {
     int32_t low, high;
 };
 
-__device__ __forceinline__ places places_at(const args &a, int32_t low, int32_t high)
+__device__ __forceinline__ places places_at(const push_args &a, int32_t low, int32_t high)
 {
     uint64_t ranks = __ballot_sync(~0u, high >= 0);
     int32_t first = (a.rank + 1) % 64;
@@ -301,7 +230,7 @@ __device__ __forceinline__ places places_at(const args &a, int32_t low, int32_t 
     return {first == 0 ? ranks : ranks >> first | ranks << (64 - first), low, high};
 }
 
-__device__ __forceinline__ places places_of(const args &a, int32_t token)
+__device__ __forceinline__ places places_of(const push_args &a, int32_t token)
 {
     const int32_t *slots = a.send_slot + static_cast<int64_t>(token) * a.ranks;
     int32_t lane = threadIdx.x % 32;
@@ -310,7 +239,7 @@ __device__ __forceinline__ places places_of(const args &a, int32_t token)
 }
 
 // The same of few tokens; `keeps`: for sum, too.
-__device__ __forceinline__ places places_of_few(const args &a, const few_tokens &few, int32_t token, bool keeps)
+__device__ __forceinline__ places places_of_few(const push_args &a, const few_tokens &few, int32_t token, bool keeps)
 {
     int32_t *slots = a.send_slot + static_cast<int64_t>(token) * a.ranks;
     int32_t lane = threadIdx.x % 32, low = few_slot(a, few, token, lane), high = few_slot(a, few, token, lane + 32);
@@ -326,7 +255,7 @@ struct place {
 };
 
 // Takes the next destination out; for the whole warp.
-__device__ __forceinline__ place next_place(const args &a, const places &at, uint64_t *left)
+__device__ __forceinline__ place next_place(const push_args &a, const places &at, uint64_t *left)
 {
     int32_t rank = (__ffsll(static_cast<long long>(*left)) + a.rank) % 64;
 
@@ -335,7 +264,7 @@ __device__ __forceinline__ place next_place(const args &a, const places &at, uin
 }
 
 // The ids and weights of a token, a lane a place in its top-k.
-__device__ void push_routing(const args &a, int64_t valid, int32_t token, const places &at)
+__device__ void push_routing(const push_args &a, int64_t valid, int32_t token, const places &at)
 {
     int32_t t = threadIdx.x % 32, id = -1;
     const push_slab &own = a.to[a.rank];
@@ -357,13 +286,13 @@ __device__ void push_routing(const args &a, int64_t valid, int32_t token, const 
     own.weights[static_cast<int64_t>(token) * a.top_k + t] = weight;
 }
 
-__device__ __forceinline__ unsigned char *row_at(const args &a, place to)
+__device__ __forceinline__ unsigned char *row_at(const push_args &a, place to)
 {
     return static_cast<unsigned char *>(a.to[to.rank].rows) + to.row * a.row_stride_bytes;
 }
 
 // Bytes begin..end-1 of the row, as they are.
-__device__ void push_copy(const args &a, int32_t token, const places &at, int32_t begin, int32_t end)
+__device__ void push_copy(const push_args &a, int32_t token, const places &at, int32_t begin, int32_t end)
 {
     const unsigned char *from = a.x + token * a.x_stride_bytes;
 
@@ -384,7 +313,7 @@ __device__ void push_copy(const args &a, int32_t token, const places &at, int32_
 }
 
 // Columns begin..end-1 of the row, as e4m3 with a scale per 128. A lane keeps the scale of one group, so that a row's go out together.
-__device__ void push_fp8(const args &a, int32_t token, const places &at, int32_t begin, int32_t end)
+__device__ void push_fp8(const push_args &a, int32_t token, const places &at, int32_t begin, int32_t end)
 {
     const unsigned char *from = a.x + token * a.x_stride_bytes;
     int32_t lane = threadIdx.x % 32;
@@ -428,14 +357,14 @@ __device__ void push_fp8(const args &a, int32_t token, const places &at, int32_t
 }
 
 // The first row of the walk, while slots are found. Whoever still writes x makes it worthless, not wrong.
-__device__ __forceinline__ void prefetch_first(const args &a, const row_walk &walk, int32_t begin_byte, int32_t end_byte)
+__device__ __forceinline__ void prefetch_first(const push_args &a, const row_walk &walk, int32_t begin_byte, int32_t end_byte)
 {
     if (walk.first >= static_cast<uint32_t>(a.tokens)) return;
     for (int32_t at = begin_byte + threadIdx.x % 32 * 128; at < end_byte; at += 32 * 128)
         prefetch_l2(a.x + walk.first * a.x_stride_bytes + at);
 }
 
-template <bool is_fp8, bool is_few> __global__ void __maxnreg__(64) push_kernel(const __grid_constant__ args a)
+template <bool is_fp8, bool is_few> __global__ void __maxnreg__(64) push_kernel(const __grid_constant__ push_args a)
 {
     const row_walk walk = walk_rows(a.pieces);
     int32_t begin = walk.piece * a.piece_columns, end = min(begin + a.piece_columns, a.hidden), number_bytes = a.x_format == FORMAT_F32 ? 4 : 2;
@@ -472,16 +401,8 @@ template <bool is_fp8, bool is_few> __global__ void __maxnreg__(64) push_kernel(
 
 // ---- The launch ----------------------------------------------------------------------------------------------------------
 
-bool can_push(const dispatch_args &from)
-{
-    bool is_number = from.x_format == FORMAT_F32 || from.x_format == FORMAT_BF16 || from.x_format == FORMAT_F16;
-
-    return is_number && (from.wire_format == from.x_format || from.wire_format == FORMAT_FP8_BLOCK128) && from.hidden % 8 == 0 &&
-           from.top_k <= KERNEL_TOP_K_MAX && from.ranks <= KERNEL_RANKS_MAX;
-}
-
 // Few tokens: rows in pieces, so that all of the machine pushes.
-void cut_rows(const dispatch_args &from, args *to)
+void cut_rows(const dispatch_args &from, push_args *to)
 {
     int32_t pieces = max(kWarpsWanted / max(from.tokens, 1) + 1, (from.hidden + kPieceColumnsMax - 1) / kPieceColumnsMax);
     int32_t columns = (from.hidden + pieces - 1) / pieces;
@@ -490,43 +411,7 @@ void cut_rows(const dispatch_args &from, args *to)
     to->pieces = (from.hidden + to->piece_columns - 1) / to->piece_columns;
 }
 
-void fill(const dispatch_args &from, args *to)
-{
-    for (int32_t rank = 0; rank < from.ranks; rank++)
-        to->to[rank] = from.to[rank];
-    for (int32_t rank = 0; rank <= from.ranks; rank++)
-        to->expert_first[rank] = static_cast<int32_t>(from.expert_first[rank]);
-    to->x = static_cast<const unsigned char *>(from.x);
-    to->ids = static_cast<const unsigned char *>(from.ids);
-    to->weights = static_cast<const unsigned char *>(from.weights);
-    to->tokens_valid = from.tokens_valid;
-    to->expert_map = from.expert_map;
-    to->failed = from.failed;
-    to->rows_sent = from.rows_sent;
-    to->rows_told = from.rows_told;
-    to->send_slot = from.send_slot;
-    to->x_stride_bytes = from.x_stride_bytes;
-    to->id_stride_bytes = from.id_stride_bytes;
-    to->weight_stride_bytes = from.weight_stride_bytes;
-    to->row_stride_bytes = from.row_stride_bytes;
-    to->scale_stride_bytes = from.scale_stride_bytes;
-    to->token_first = from.token_first;
-    to->map_count = from.map_count;
-    to->x_format = from.x_format;
-    to->id_bytes = from.id_bytes;
-    to->weight_format = from.weight_format;
-    to->tokens = from.tokens;
-    to->hidden = from.hidden;
-    to->top_k = from.top_k;
-    to->rows_cap = from.rows_cap;
-    to->ranks = from.ranks;
-    to->rank = from.rank;
-    to->everywhere = from.everywhere;
-    to->pad_rows = from.pad_rows;
-    to->round = from.round;
-}
-
-typedef void (*push_kernel_entry)(args);
+typedef void (*push_kernel_entry)(push_args);
 
 push_kernel_entry push_entry(bool is_fp8, bool is_few)
 {
@@ -551,7 +436,7 @@ extern "C" int32_t dispatch_cuda(const struct dispatch_args *from, void *stream)
     bool is_few = from->tokens > 0 && from->tokens <= kFewTokens;
     launch_shape slots = {static_cast<unsigned>(from->ranks), kSlotThreads, 0, LAUNCH_EARLY};
     cudaError_t st = cudaSuccess;
-    args to = {};
+    push_args to = {};
 
     if (!can_push(*from)) return cudaErrorInvalidValue;
     fill(*from, &to);

@@ -25,6 +25,8 @@ constexpr struct kernels make_table()
     table.signal = signal_cuda;
     table.await = await_cuda;
     table.regroup = regroup_cuda;
+    table.dispatch_ll = dispatch_ll_cuda;
+    table.sum_ll = sum_ll_cuda;
     return table;
 }
 
@@ -36,7 +38,7 @@ extern "C" int32_t kernels_cuda_load(void)
 {
     int32_t (*const loads[])(void) = {record_cuda_load,  route_cuda_load, gemm_cuda_load,   dispatch_cuda_load,
                                       combine_cuda_load, sum_cuda_load,   expand_cuda_load, quantise_cuda_load,
-                                      flags_cuda_load,   tally_cuda_load, layer_cuda_load};
+                                      flags_cuda_load,   tally_cuda_load, layer_cuda_load,  ll_cuda_load};
 
     for (int32_t (*load)(void) : loads) {
         int32_t st = load();

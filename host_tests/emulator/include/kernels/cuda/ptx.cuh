@@ -5,6 +5,7 @@
 
 #include "host_tests/emulator/async.h"
 #include "host_tests/emulator/numbers.h"
+#include "kernels/cuda/ptx_system.cuh"
 
 #include <cuda_runtime.h>
 
@@ -159,58 +160,6 @@ static inline void fence_proxy_async()
 
 // The engine of the emulator reads what is there.
 static inline void fence_proxy_async_global() {}
-
-static inline uint64_t load_acquire_system(const uint64_t *at)
-{
-    return __atomic_load_n(at, __ATOMIC_ACQUIRE);
-}
-
-static inline void store_release_system(uint64_t *at, uint64_t value)
-{
-    __atomic_store_n(at, value, __ATOMIC_RELEASE);
-}
-
-static inline uint32_t load_acquire_device(const uint32_t *at)
-{
-    return __atomic_load_n(at, __ATOMIC_ACQUIRE);
-}
-
-static inline uint4 load_relaxed_device(const uint32_t *at)
-{
-    return {__atomic_load_n(at, __ATOMIC_RELAXED), __atomic_load_n(at + 1, __ATOMIC_RELAXED), __atomic_load_n(at + 2, __ATOMIC_RELAXED),
-            __atomic_load_n(at + 3, __ATOMIC_RELAXED)};
-}
-
-static inline void store_relaxed_device(uint32_t *to, uint32_t word)
-{
-    __atomic_store_n(to, word, __ATOMIC_RELAXED);
-}
-
-static inline void add_release_device(uint32_t *to, uint32_t value)
-{
-    (void)__atomic_fetch_add(to, value, __ATOMIC_RELEASE);
-}
-
-static inline void fence_device()
-{
-    __atomic_thread_fence(__ATOMIC_ACQ_REL);
-}
-
-static inline void fence_system()
-{
-    __atomic_thread_fence(__ATOMIC_ACQ_REL);
-}
-
-static inline uint64_t global_timer_ns()
-{
-    return emulator::now_ns();
-}
-
-// How long it takes is the emulator's to say.
-static inline void spin_pause(uint32_t)
-{
-    emulator::spin_pause();
-}
 
 template <uint32_t registers> void setmaxnreg_inc()
 {
