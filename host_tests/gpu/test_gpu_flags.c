@@ -262,6 +262,24 @@ START_TEST(rows_of_another_round_are_none)
 }
 END_TEST
 
+// Who has few rows sends words (ll.h), and this rank would wait for none of its slabs.
+START_TEST(flags_of_the_other_way_are_named_at_once)
+{
+    struct scene scene;
+
+    scene_open(&scene);
+    put(line_of(&scene, OWN, WORD_DISPATCH, 0), 0); // not there yet
+    put(line_of(&scene, OWN, WORD_DISPATCH, 2), stamp(GENERATION, EPOCH) | FLAG_LL);
+    ck_assert_uint_eq(wait_kernel(&scene), VERDICT_WAY);
+    ck_assert_int_eq(scene.report->verdict.rank, 2);
+    ck_assert_uint_eq(scene.report->verdict.epoch, EPOCH);
+    ck_assert_uint_eq(scene.report->verdict.silent, 0);
+    ck_assert_uint_eq(failed(&scene), 1);
+    expect_counts(&scene, (const int32_t[]){0, 0, 0, 0});
+    scene_close(&scene);
+}
+END_TEST
+
 START_TEST(ranks_left_out_are_not_waited_for)
 {
     struct scene scene;
@@ -498,6 +516,7 @@ static void tests(TCase *cases)
     tcase_add_loop_test(cases, ids_are_taken_with_the_rows, 0, 4);
     tcase_add_loop_test(cases, more_rows_than_any_rank_has_are_none, 0, 2);
     tcase_add_loop_test(cases, rows_of_another_round_are_none, 0, 2);
+    tcase_add_test(cases, flags_of_the_other_way_are_named_at_once);
     tcase_add_test(cases, ranks_left_out_are_not_waited_for);
     tcase_add_loop_test(cases, flags_of_other_epochs_are_none, 0, 4);
     tcase_add_loop_test(cases, who_waits_itself_is_not_named, 0, 4);

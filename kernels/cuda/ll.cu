@@ -48,6 +48,7 @@ template <int32_t words> __global__ void __launch_bounds__(kThreads, 1) dispatch
     __syncthreads();
     if (threadIdx.x >= 32) {
         if (args.sends) send_rows<words>(args, at);
+        if (args.sends && blockIdx.x == 0) keep_routing(args.push, at);
         if (args.waits) take_rows<words>(args, smem, at);
     } else if (blockIdx.x == 0) {
         if (args.sends) {
@@ -171,7 +172,7 @@ __device__ __forceinline__ void sum_piece(const sum_kernel_args &args, ll_smem &
         missing = take_results(args, smem, at, p);
 #pragma unroll
         for (int32_t i = 0; i < kParts<format> && left != 0; i++, left &= left - 1) {
-            if ((missing >> i & 1) != 0) miss(smem, __ffs(static_cast<int>(left)) - 1);
+            if ((missing >> i & 1) != 0) miss(a, smem, __ffs(static_cast<int>(left)) - 1);
             add_8(p.numbers[i], 1.0f, sum);
         }
     }
@@ -182,7 +183,8 @@ __device__ __forceinline__ void sum_piece(const sum_kernel_args &args, ll_smem &
 template <int32_t format> __device__ __forceinline__ void sum_rows(const sum_kernel_args &args, ll_smem &smem, const standing &at)
 {
     const int32_t pieces = (args.hidden + kPieceColumns - 1) / kPieceColumns, items = args.tokens * pieces, step = item_step();
-    const uint32_t active = at.failed != 0 ? 0 : static_cast<uint32_t>(at.active);
+    // The same in all lanes, which read it apart while another stream may change it: those that part would never meet again.
+    const uint32_t active = __shfl_sync(~0u, at.failed != 0 ? 0 : static_cast<uint32_t>(at.active), 0);
 
 #pragma unroll 1
     for (int32_t item = first_item(); item < items; item += step) {

@@ -83,6 +83,32 @@ __device__ __forceinline__ void send_counts(const dispatch_kernel_args &args, co
     if (own == 0) tell_rows(a, sent);
 }
 
+// A lane's id and weight of a token.
+__device__ __forceinline__ uint64_t routing_of(const push_args &a, int64_t valid, int32_t token)
+{
+    const int32_t lane = threadIdx.x % 32;
+
+    if (lane >= a.top_k) return 0;
+    return pack(physical_id(a, valid, token, lane), __float_as_uint(number_load(a.weights + token * a.weight_stride_bytes, lane, a.weight_format)));
+}
+
+// Workers of the first block, which takes back ids where a wait has failed: the routing of the own rows, which stay where they are.
+__device__ __forceinline__ void keep_routing(const push_args &a, const standing &at)
+{
+    const int64_t valid = at.failed != 0 ? 0 : tokens_valid(a);
+    const push_slab &own = a.to[a.rank];
+    const int32_t lane = threadIdx.x % 32;
+
+#pragma unroll 1
+    for (int32_t token = static_cast<int32_t>(threadIdx.x / 32) - 1; token < a.tokens; token += kWorkers) {
+        const uint64_t routing = routing_of(a, valid, token);
+
+        if (lane >= a.top_k) continue;
+        own.ids[token * a.top_k + lane] = static_cast<int32_t>(routing);
+        own.weights[token * a.top_k + lane] = __uint_as_float(static_cast<uint32_t>(routing >> 32));
+    }
+}
+
 // A piece of a token's row to every rank that it goes to, from the rank after the own one on, and with the first its routing.
 template <int32_t words>
 __device__ __forceinline__ void send_piece(const dispatch_kernel_args &args, const outgoing<words> &out, const ll_piece &at, uint32_t ranks, int64_t valid,
@@ -91,16 +117,8 @@ __device__ __forceinline__ void send_piece(const dispatch_kernel_args &args, con
     const push_args &a = args.push;
     const int32_t lane = threadIdx.x % 32, token = at.row, piece = at.piece;
     const uint64_t scales = pack(__float_as_uint(__shfl_sync(~0u, out.scale, 0)), __float_as_uint(__shfl_sync(~0u, out.scale, kFp8Group / kFp8Lane)));
-    uint64_t routing = 0;
+    const uint64_t routing = piece == 0 ? routing_of(a, valid, token) : 0;
 
-    if (piece == 0 && lane < a.top_k) {
-        const int32_t id = physical_id(a, valid, token, lane);
-        const float weight = number_load(a.weights + token * a.weight_stride_bytes, lane, a.weight_format);
-
-        routing = pack(id, __float_as_uint(weight));
-        a.to[a.rank].ids[token * a.top_k + lane] = id;
-        a.to[a.rank].weights[token * a.top_k + lane] = weight;
-    }
 #pragma unroll 1
     for (int32_t turn = 1; turn < a.ranks; turn++) {
         const int32_t rank = a.rank + turn < a.ranks ? a.rank + turn : a.rank + turn - a.ranks;
@@ -227,7 +245,7 @@ __device__ __forceinline__ void take_parts(const dispatch_kernel_args &args, ll_
 
         if (parts[i].rank < 0) continue;
         if (!are_there[i])
-            miss(smem, parts[i].rank);
+            miss(a, smem, parts[i].rank);
         else if (parts[i].part == 0)
             take_routing(args, parts[i], count, words[i].value);
         else if (parts[i].row < count.sent && parts[i].part * 32 + lane < args.row_words)

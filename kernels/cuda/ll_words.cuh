@@ -67,6 +67,12 @@ struct patience {
     int32_t looks;
 };
 
+// Whether the wait has ended by a peer's word or a failure: what has not come then need not be late.
+__device__ __forceinline__ bool is_ended(const await_args &a, const ll_smem &smem)
+{
+    return *static_cast<const volatile uint32_t *>(&smem.ended) != 0 || has_failed(a.state);
+}
+
 __device__ __forceinline__ bool is_over(const await_args &a, const ll_smem &smem, const standing &at, patience &left)
 {
     const volatile flag_state *state = a.state;
@@ -74,8 +80,7 @@ __device__ __forceinline__ bool is_over(const await_args &a, const ll_smem &smem
     spin_pause(kPauseNs);
     if (++left.looks % kLooks != 0) return false;
     if (left.deadline_ns == 0) left.deadline_ns = global_timer_ns() + 2 * static_cast<uint64_t>(a.timeout_ns);
-    return *static_cast<const volatile uint32_t *>(&smem.ended) != 0 || has_failed(a.state) || state->generation != at.generation ||
-           global_timer_ns() >= left.deadline_ns;
+    return is_ended(a, smem) || state->generation != at.generation || global_timer_ns() >= left.deadline_ns;
 }
 
 // What a source says before its first row: rows that it reports, and has sent, 16 bits each, and its round.
@@ -137,7 +142,7 @@ __device__ heard hear_count(const await_args &a, const ll_smem &smem, const watc
         if (is_over(a, smem, w, left)) {
             heard h = look_for_leavers(a, w, rank);
 
-            if (h.what == ARRIVED) h.what = MUTE;
+            if (h.what == ARRIVED) h.what = is_ended(a, smem) ? STOPPED : MUTE;
             return h;
         }
     }
@@ -167,9 +172,9 @@ __device__ void wait_flags(const await_kernel_args &args, ll_smem &smem, const w
     if (rank == 0 && (smem.missed != 0 || has_failed(a.state))) smem.missed = smem.ended = 1;
 }
 
-__device__ __forceinline__ void miss(ll_smem &smem, int32_t rank)
+__device__ __forceinline__ void miss(const await_args &a, ll_smem &smem, int32_t rank)
 {
-    smem.silent[rank] = 1;
+    if (!is_ended(a, smem)) smem.silent[rank] = 1;
     smem.missed = 1;
 }
 
