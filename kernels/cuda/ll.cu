@@ -50,17 +50,21 @@ template <int32_t words> __global__ void __launch_bounds__(kThreads, 1) dispatch
         if (args.sends) send_rows<words>(args, at);
         if (args.sends && blockIdx.x == 0) keep_routing(args.push, at);
         if (args.waits) take_rows<words>(args, smem, at);
-    } else if (blockIdx.x == 0) {
-        if (args.sends) {
+        finish(smem);
+    } else {
+        const watch w = watch_start(a, at);
+
+        if (args.sends && blockIdx.x == 0) {
             const uint64_t sent = *static_cast<const volatile uint64_t *>(args.push.rows_sent);
 
             send_counts(args, at, ranks_of_token(args.push, at, tokens_valid(args.push)), sent);
             tell_flags(args.await, at);
         }
-        if (args.waits) wait_flags(args.await, smem, watch_start(a, at), args.words, args.words_stride_bytes);
+        if (args.waits && blockIdx.x == 0) wait_flags(args.await, smem, w);
+        if (args.waits) keep_watch(args.await, smem, w);
     }
     if (!args.waits) return;
-    failed = judge_words(a, smem, watch_start(a, at));
+    failed = judge_words(a, smem, watch_start(a, at), blockIdx.x == 0);
     if (blockIdx.x != 0) return; // if its words have not come, the sum of this layer will be zeros
     clear_ids(a, smem.told, failed);
     take_counts(a, smem.told, failed, at.rows_received);
@@ -117,33 +121,33 @@ template <int32_t format> struct sum_parts {
     eight<format> numbers[kParts<format>];
 };
 
-// Looks at the words of all parts, until they are there or nobody waits for them. Bit i: part i has not come.
-template <int32_t format>
-__device__ __forceinline__ uint32_t take_results(const sum_kernel_args &args, const ll_smem &smem, const standing &at, sum_parts<format> &p)
+// Looks at the words of all parts, until they are there, or once more when nobody need wait any longer. Bit i: part i has not come.
+template <int32_t format> __device__ __forceinline__ uint32_t take_results(const ll_smem &smem, const standing &at, sum_parts<format> &p)
 {
+    constexpr int32_t words = kWordsOfEight<format>;
     const uint64_t tag = flag_of(at, false);
-    patience left = {};
-    uint32_t missing;
 
-    do {
-        missing = 0;
+    for (;; spin_pause(kPauseNs)) {
+        const bool is_over = read_anew(smem.ended) != 0;
+        uint32_t missing = 0;
+
 #pragma unroll
         for (int32_t i = 0; i < kParts<format>; i++) {
-            tagged held[kWordsOfEight<format>];
+            tagged held[words];
 
 #pragma unroll
-            for (int32_t j = 0; j < kWordsOfEight<format>; j++)
+            for (int32_t j = 0; j < words; j++)
                 if (p.from[i] != nullptr) held[j] = load_tagged(p.from[i] + 32 * j * LL_WORD_BYTES);
 #pragma unroll
-            for (int32_t j = 0; j < kWordsOfEight<format>; j++) {
+            for (int32_t j = 0; j < words; j++) {
                 if (p.from[i] == nullptr) continue;
                 if (held[j].tag != tag) missing |= 1u << i;
                 p.numbers[i].words[2 * j] = static_cast<uint32_t>(held[j].value);
                 p.numbers[i].words[2 * j + 1] = static_cast<uint32_t>(held[j].value >> 32);
             }
         }
-    } while (missing != 0 && !is_over(args.await.a, smem, at, left));
-    return missing;
+        if (missing == 0 || is_over) return missing;
+    }
 }
 
 // The results of all ranks in `left`, of which a lane knows the row of one.
@@ -169,10 +173,10 @@ __device__ __forceinline__ void sum_piece(const sum_kernel_args &args, ll_smem &
                 p.from[i] = args.words + index_of(rank, a.rank) * args.words_stride_bytes +
                             word_of_lane<format>(args, result, of.piece) * LL_WORD_BYTES;
         }
-        missing = take_results(args, smem, at, p);
+        missing = take_results(smem, at, p);
 #pragma unroll
         for (int32_t i = 0; i < kParts<format> && left != 0; i++, left &= left - 1) {
-            if ((missing >> i & 1) != 0) miss(a, smem, __ffs(static_cast<int>(left)) - 1);
+            if ((missing >> i & 1) != 0) miss(smem, __ffs(static_cast<int>(left)) - 1);
             add_8(p.numbers[i], 1.0f, sum);
         }
     }
@@ -223,11 +227,15 @@ template <int32_t format> __global__ void __launch_bounds__(kThreads, 1) sum_ll_
     if (threadIdx.x >= 32) {
         if (args.sends && at.failed == 0) return_results<format>(args, at);
         if (args.waits) sum_rows<format>(args, smem, at);
-    } else if (blockIdx.x == 0) {
-        if (args.sends) tell_flags(args.await, at);
-        if (args.waits) wait_flags(args.await, smem, watch_start(a, at), nullptr, 0);
+        finish(smem);
+    } else {
+        const watch w = watch_start(a, at);
+
+        if (args.sends && blockIdx.x == 0) tell_flags(args.await, at);
+        if (args.waits && blockIdx.x == 0) wait_flags(args.await, smem, w);
+        if (args.waits) keep_watch(args.await, smem, w);
     }
-    if (!args.waits || !is_last_and_failed(a, smem, judge_words(a, smem, watch_start(a, at)))) return;
+    if (!args.waits || !is_last_and_failed(a, smem, judge_words(a, smem, watch_start(a, at), false))) return;
 #pragma unroll 1
     for (int32_t i = threadIdx.x; i < args.tokens * args.hidden; i += kThreads)
         number_store(args.y + i / args.hidden * args.y_stride_bytes, i % args.hidden, format, 0.0f);

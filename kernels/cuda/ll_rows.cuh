@@ -194,6 +194,14 @@ template <int32_t words> __device__ __forceinline__ void take_word(const dispatc
     }
 }
 
+// Rows that were sent, of a count that is not refused.
+__device__ __forceinline__ int32_t rows_taken(const await_args &a, uint64_t counted)
+{
+    const ll_count count = unpack_count(counted);
+
+    return count.round == a.round && count.rows <= a.rows_most ? count.sent : 0;
+}
+
 // A lane's id and weight, of a row that was sent or only reported; none of a row that is not there, where products count ids of all ranks.
 __device__ __forceinline__ void take_routing(const dispatch_kernel_args &args, const ll_part &of, const ll_count &count, uint64_t value)
 {
@@ -207,7 +215,8 @@ __device__ __forceinline__ void take_routing(const dispatch_kernel_args &args, c
     *reinterpret_cast<uint32_t *>(in.weights + index * in.weights_slab_bytes + at) = is_sent ? static_cast<uint32_t>(value >> 32) : 0;
 }
 
-// Some parts of rows at once: looks at their words, and at the count of their source, until they are there or nobody waits for them.
+// Some parts of rows at once: looks at their words, and at the count of their source, until they are there, or once more when nobody need
+// wait any longer. A count that is refused anyway is waited for alone.
 template <int32_t of_eight>
 __device__ __forceinline__ void take_parts(const dispatch_kernel_args &args, ll_smem &smem, const standing &at, const ll_part (&parts)[kBatch])
 {
@@ -215,10 +224,10 @@ __device__ __forceinline__ void take_parts(const dispatch_kernel_args &args, ll_
     const uint64_t tag = flag_of(at, false);
     const int32_t lane = threadIdx.x % 32;
     tagged words[kBatch] = {}, counts[kBatch] = {};
-    bool are_there[kBatch], all_there;
-    patience left = {};
+    bool are_there[kBatch], all_there, is_over;
 
-    do {
+    for (;; spin_pause(kPauseNs)) {
+        is_over = __shfl_sync(~0u, read_anew(smem.ended), 0) != 0;
         all_there = true;
 #pragma unroll
         for (int32_t i = 0; i < kBatch; i++) {
@@ -235,21 +244,24 @@ __device__ __forceinline__ void take_parts(const dispatch_kernel_args &args, ll_
             const bool has_word = parts[i].part > 0 ? word < args.row_words : lane < args.push.top_k;
 
             counts[i] = {__shfl_sync(~0u, counts[i].value, 0), __shfl_sync(~0u, counts[i].tag, 0)};
-            are_there[i] = parts[i].rank < 0 || (counts[i].tag == tag && (!has_word || words[i].tag == tag || parts[i].row >= unpack_count(counts[i].value).sent));
+            are_there[i] = parts[i].rank < 0 || (counts[i].tag == tag && (!has_word || words[i].tag == tag || parts[i].row >= rows_taken(a, counts[i].value)));
             all_there &= are_there[i];
         }
-    } while (!__all_sync(~0u, all_there) && __all_sync(~0u, !is_over(a, smem, at, left)));
+        if (is_over || __all_sync(~0u, all_there)) break;
+    }
 #pragma unroll
     for (int32_t i = 0; i < kBatch; i++) {
         const ll_count count = unpack_count(counts[i].value);
 
         if (parts[i].rank < 0) continue;
-        if (!are_there[i])
-            miss(a, smem, parts[i].rank);
-        else if (parts[i].part == 0)
+        if (!are_there[i]) {
+            miss(smem, parts[i].rank);
+        } else if (parts[i].part == 0) {
+            if (lane == 0) smem.told[parts[i].rank] = {count.rows, count.round};
             take_routing(args, parts[i], count, words[i].value);
-        else if (parts[i].row < count.sent && parts[i].part * 32 + lane < args.row_words)
+        } else if (parts[i].row < rows_taken(a, counts[i].value) && parts[i].part * 32 + lane < args.row_words) {
             take_word<of_eight>(args, parts[i], words[i].value);
+        }
     }
 }
 

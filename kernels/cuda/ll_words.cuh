@@ -1,7 +1,8 @@
 // Words with a tag, and how a block waits for them. Included by ll.cu and ll_rows.cuh.
 //
-// The first warp of the first block is the herald, which tells and awaits flags. The first warps of other blocks have nothing to do, and all
-// others are workers.
+// The first warp of the first block is the herald, which tells and awaits flags. It and the first warps of other blocks then keep watch while
+// their block's workers, all other warps, wait for words: as await does, they tell peers that this rank waits, look for peers that have gone
+// on, and end it when time is up.
 
 #ifndef MOXIE_KERNELS_CUDA_LL_WORDS_CUH
 #define MOXIE_KERNELS_CUDA_LL_WORDS_CUH
@@ -19,9 +20,12 @@ static_assert(LL_RANKS_MAX <= 32 && LL_TOKENS <= 32, "a lane each");
 struct ll_smem {
     heard all[LL_RANKS_MAX];
     round_count told[LL_RANKS_MAX];
-    uint32_t silent[LL_RANKS_MAX]; // 1: words of that rank have not come
+    uint32_t silent[LL_RANKS_MAX]; // 1: words of that rank have not come in time
+    uint32_t waits[LL_RANKS_MAX];  // 1: but it was heard to wait itself
     uint32_t missed;               // 1: not all has come
-    uint32_t ended;                // 1: nobody need wait any longer
+    uint32_t ended;                // 1: nobody need wait any longer,
+    uint32_t late;                 // since time is up
+    uint32_t finished;             // workers that no longer wait
     uint32_t done;                 // blocks, and of those that have waited in vain 2^16
 };
 
@@ -44,8 +48,12 @@ __device__ __forceinline__ standing begin(const await_args &a, ll_smem &smem, bo
     standing at = standing_of(state, a.slot);
 
     if (begins_epoch) at.epoch = returned + 1;
-    if (threadIdx.x < LL_RANKS_MAX) smem.silent[threadIdx.x] = 0;
-    if (threadIdx.x == 0) smem.missed = smem.ended = 0;
+    if (threadIdx.x < LL_RANKS_MAX) {
+        smem.all[threadIdx.x] = {ARRIVED, 0, 0};
+        smem.told[threadIdx.x] = {static_cast<int32_t>(threadIdx.x) == a.rank ? a.tokens : 0, a.round};
+        smem.silent[threadIdx.x] = smem.waits[threadIdx.x] = 0;
+    }
+    if (threadIdx.x == 0) smem.missed = smem.ended = smem.late = smem.finished = 0;
     return at;
 }
 
@@ -59,28 +67,6 @@ __device__ __forceinline__ void tell_flags(const await_kernel_args &args, const 
     if (rank == 0) (a.word == WORD_DISPATCH ? a.state->epochs : a.state->returned)[a.slot] = at.epoch;
     if (rank < a.ranks && is_peer(at.active, rank, a.rank))
         store_relaxed_system(line_of(args.peers.of[rank], a.word, a.rank, a.ranks), flag_of(at, true));
-}
-
-// Between looks at words: whether to look no longer. Their deadline is behind that of flags, which says more.
-struct patience {
-    uint64_t deadline_ns;
-    int32_t looks;
-};
-
-// Whether the wait has ended by a peer's word or a failure: what has not come then need not be late.
-__device__ __forceinline__ bool is_ended(const await_args &a, const ll_smem &smem)
-{
-    return *static_cast<const volatile uint32_t *>(&smem.ended) != 0 || has_failed(a.state);
-}
-
-__device__ __forceinline__ bool is_over(const await_args &a, const ll_smem &smem, const standing &at, patience &left)
-{
-    const volatile flag_state *state = a.state;
-
-    spin_pause(kPauseNs);
-    if (++left.looks % kLooks != 0) return false;
-    if (left.deadline_ns == 0) left.deadline_ns = global_timer_ns() + 2 * static_cast<uint64_t>(a.timeout_ns);
-    return is_ended(a, smem) || state->generation != at.generation || global_timer_ns() >= left.deadline_ns;
 }
 
 // What a source says before its first row: rows that it reports, and has sent, 16 bits each, and its round.
@@ -128,68 +114,117 @@ __device__ __forceinline__ int32_t index_of(int32_t rank, int32_t own)
     return rank < own ? rank : rank - 1;
 }
 
-// The herald, once a lane's peer's flag has come: what that counted, or who has left.
-__device__ heard hear_count(const await_args &a, const ll_smem &smem, const watch &w, const unsigned char *words, round_count *told)
+__device__ __forceinline__ uint32_t read_anew(const uint32_t &word)
 {
-    const int32_t rank = threadIdx.x;
-    patience left = {};
-    ll_count count;
-    tagged word;
-
-    for (;;) {
-        word = load_tagged(words);
-        if (word.tag == flag_of(w, false)) break;
-        if (is_over(a, smem, w, left)) {
-            heard h = look_for_leavers(a, w, rank);
-
-            if (h.what == ARRIVED) h.what = is_ended(a, smem) ? STOPPED : MUTE;
-            return h;
-        }
-    }
-    count = unpack_count(word.value);
-    *told = {count.rows, count.round};
-    return check_count(a, w, rank, *told);
+    return *static_cast<const volatile uint32_t *>(&word);
 }
 
-// The herald: waits for flags and counts (`words`, or NULL).
-__device__ void wait_flags(const await_kernel_args &args, ll_smem &smem, const watch &w, const unsigned char *words, int64_t stride_bytes)
+// Nobody need wait any longer.
+__device__ __forceinline__ void end_wait(ll_smem &smem)
+{
+    smem.missed = 1;
+    *static_cast<volatile uint32_t *>(&smem.ended) = 1;
+}
+
+// A worker: words of that rank are not there, and the wait has ended. Before its time, that rank need not be late.
+__device__ __forceinline__ void miss(ll_smem &smem, int32_t rank)
+{
+    smem.missed = 1;
+    if (read_anew(smem.late) != 0) smem.silent[rank] = 1;
+}
+
+// A whole warp of workers no longer waits.
+__device__ __forceinline__ void finish(ll_smem &smem)
+{
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) atomicAdd(&smem.finished, 1u);
+}
+
+// The herald: tells nothing, waits for the flags.
+__device__ void wait_flags(const await_kernel_args &args, ll_smem &smem, const watch &w)
 {
     const await_args &a = args.a;
     const int32_t rank = threadIdx.x;
     heard h = {ARRIVED, 0, 0};
 
-    if (rank < a.ranks) {
-        smem.told[rank] = {rank == a.rank ? a.tokens : 0, a.round};
-        if (is_peer(w.active, rank, a.rank)) {
-            h = listen(args, w, rank, &smem.ended);
-            if (h.what == ARRIVED && words != nullptr)
-                h = hear_count(a, smem, w, words + index_of(rank, a.rank) * stride_bytes, &smem.told[rank]);
-        }
-        smem.all[rank] = h;
-        if (h.what != ARRIVED) smem.missed = 1;
-    }
+    if (rank < a.ranks && is_peer(w.active, rank, a.rank)) h = listen(args, w, rank, &smem.ended);
+    if (rank < a.ranks) smem.all[rank] = h;
+    if (h.what != ARRIVED || has_failed(a.state)) end_wait(smem);
     __syncwarp();
-    if (rank == 0 && (smem.missed != 0 || has_failed(a.state))) smem.missed = smem.ended = 1;
 }
 
-__device__ __forceinline__ void miss(const await_args &a, ll_smem &smem, int32_t rank)
+// A look that await takes between its looks at flags, of the first warp of a block, a lane a peer. `beat`: the peer's at half the time.
+__device__ void look_around(const await_kernel_args &args, ll_smem &smem, watch &w, uint64_t &beat, bool &noted)
 {
-    if (!is_ended(a, smem)) smem.silent[rank] = 1;
-    smem.missed = 1;
+    const await_args &a = args.a;
+    const int32_t rank = threadIdx.x;
+    const bool has_peer = rank < a.ranks && is_peer(w.active, rank, a.rank);
+    const uint64_t *beat_line = line_of(a.beats, WORD_BEAT, has_peer ? rank : 0, a.ranks);
+    const uint64_t now_ns = __shfl_sync(~0u, global_timer_ns(), 0);
+
+    if (has_peer) {
+        const heard h = look_for_leavers(a, w, rank);
+
+        if (h.what != ARRIVED) {
+            smem.all[rank] = h;
+            end_wait(smem);
+        }
+    }
+    if (has_failed(a.state) || static_cast<const volatile flag_state *>(a.state)->generation != w.generation) end_wait(smem);
+    if (now_ns >= w.next_ns) {
+        if (rank == 0) tell_all(args, w, now_ns);
+        w.next_ns = now_ns + w.beat_ns;
+    }
+    if (!noted && now_ns >= w.middle_ns) {
+        if (has_peer) beat = load_acquire_system(beat_line);
+        noted = true;
+        w.deadline_ns = max(w.deadline_ns, now_ns + 2 * w.beat_ns);
+    }
+    if (__shfl_sync(~0u, now_ns < w.deadline_ns || read_anew(smem.ended) != 0, 0)) return;
+    if (has_peer) smem.waits[rank] = load_acquire_system(beat_line) != beat;
+    smem.late = 1;
+    __syncwarp();
+    end_wait(smem);
 }
 
-// When a block has waited: whether in vain.
-__device__ bool judge_words(const await_args &a, ll_smem &smem, const watch &w)
+// The first warp of a block, until its workers have finished.
+__device__ void keep_watch(const await_kernel_args &args, ll_smem &smem, watch w)
 {
+    uint64_t beat = 0;
+    bool noted = false;
+
+    w.next_ns = __shfl_sync(~0u, w.next_ns, 0);
+    w.middle_ns = __shfl_sync(~0u, w.middle_ns, 0);
+    w.deadline_ns = __shfl_sync(~0u, w.deadline_ns, 0);
+#pragma unroll 1
+    for (int32_t look = 1; __shfl_sync(~0u, read_anew(smem.finished), 0) != kWorkers; look++) {
+        spin_pause(kPauseNs);
+        if (look % kLooks == 0) look_around(args, smem, w, beat, noted);
+    }
+}
+
+// When a block has waited: whether in vain. `has_counts`: of rows that have come in the first block.
+__device__ bool judge_words(const await_args &a, ll_smem &smem, const watch &w, bool has_counts)
+{
+    const int32_t rank = threadIdx.x;
+
     __syncthreads();
     griddepcontrol_launch_dependents(); // which no longer wait for a peer
-    if (smem.missed == 0) return false;
-    if (threadIdx.x == 0) {
-#pragma unroll 1
-        for (int32_t rank = 0; rank < a.ranks; rank++) {
-            if (blockIdx.x != 0) smem.all[rank] = {ARRIVED, 0, 0};
-            if (smem.silent[rank] != 0 && smem.all[rank].what == ARRIVED) smem.all[rank].what = MUTE;
+    if (has_counts) {
+        if (rank < a.ranks && smem.missed == 0) {
+            const heard h = check_count(a, w, rank, smem.told[rank]);
+
+            if (h.what != ARRIVED) smem.all[rank] = h;
         }
+        __syncthreads();
+        if (rank < a.ranks && smem.all[rank].what != ARRIVED) smem.missed = 1;
+        __syncthreads();
+    }
+    if (smem.missed == 0) return false;
+    if (rank == 0) {
+#pragma unroll 1
+        for (int32_t peer = 0; peer < a.ranks; peer++)
+            if (smem.silent[peer] != 0 && smem.all[peer].what == ARRIVED) smem.all[peer].what = smem.waits[peer] != 0 ? HEARD : MUTE;
         settle(a, judge(a, w, smem.all, smem.told));
     }
     return true;
