@@ -140,7 +140,7 @@ __device__ __forceinline__ void finish(ll_smem &smem)
     if (threadIdx.x % 32 == 0) atomicAdd(&smem.finished, 1u);
 }
 
-// The herald: tells nothing, waits for the flags.
+// The herald: until all flags have come, or one in vain.
 __device__ void wait_flags(const await_kernel_args &args, ll_smem &smem, const watch &w)
 {
     const await_args &a = args.a;
