@@ -356,6 +356,47 @@ START_TEST(rows_of_another_round_are_none)
 }
 END_TEST
 
+// Rank 1 believes that nobody has more than a token, which few rows would be, and sends words where
+// the others wait for slabs.
+static void other_ways_scenario(struct gpu_member *member)
+{
+    static const int64_t believed[] = {1, 1, 1};
+
+    member->step.rank_tokens = NULL;
+    if (member->index == 1) {
+        gpu_member_take(member, member->first, 1);
+        member->step.rank_tokens = believed;
+    }
+    ck_assert_int_gt(member->rank.instance->plan.limits.tokens_max,
+                     member->rank.instance->plan.window.ll_rows);
+    gpu_member_accept(member, gpu_member_begin(member));
+    gpu_member_accept(member, gpu_member_run(member));
+    gpu_member_fetch(member);
+    gpu_member_expect_zero(member);
+    ck_assert_int_eq(gpu_member_poll(member), MOXIE_E_COLLECTIVE_MISMATCH);
+    ck_assert_int_eq(member->rank.mock.error.rank, member->index == 1 ? 0 : 1);
+    ck_assert_ptr_nonnull(strstr(member->rank.mock.text, "has other rank_tokens"));
+}
+
+static void all_tokens_in_time(struct gpu_member *member)
+{
+    gpu_member_all_tokens(member);
+    gpu_member_short_timeout(member);
+}
+
+START_TEST(words_are_no_slabs)
+{
+    struct gpu_crew crew = {.layer_name = "qwen3_moe_a",
+                            .ranks = gpu_crew_ranks(3),
+                            .dispatcher = dispatchers[_i],
+                            .configure = all_tokens_in_time,
+                            .scenario = other_ways_scenario};
+
+    gpu_crew_run(&crew);
+    gpu_crew_fini(&crew);
+}
+END_TEST
+
 // ---- forwards in flight ------------------------------------------------------------------------
 
 // Two forwards by halves, the second begun inside the first.
@@ -443,6 +484,7 @@ static void tests(TCase *cases)
     if (devices >= 3) tcase_add_test(cases, a_poll_while_ranks_regroup_names_the_same);
     tcase_add_loop_test(cases, no_round_outlives_a_failure, 0, 2);
     tcase_add_test(cases, rows_of_another_round_are_none);
+    tcase_add_loop_test(cases, words_are_no_slabs, 0, 2);
 }
 
 int main(void)
