@@ -162,7 +162,9 @@ static void assert_layout(const struct plan *plan)
     ck_assert_int_eq(window->ids, window->scales + slabs * window->scales_slab_bytes);
     ck_assert_int_eq(window->weights, window->ids + slabs * window->ids_slab_bytes);
     ck_assert_int_eq(window->results, window->weights + slabs * window->weights_slab_bytes);
-    ck_assert_int_eq(window->bytes, window->results + slabs * window->results_slab_bytes);
+    ck_assert_int_eq(window->ll, window->results + slabs * window->results_slab_bytes);
+    ck_assert_int_eq(window->ll_results, window->ll + slabs * window->ll_slab_bytes);
+    ck_assert_int_eq(window->bytes, window->ll_results + slabs * window->ll_results_slab_bytes);
     ck_assert_int_eq(
         (window->rows | window->scales | window->ids | window->weights | window->results) % 128, 0);
     ck_assert_int_eq(

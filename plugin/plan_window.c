@@ -25,14 +25,16 @@ static int rows_place(const struct limits *limits, int64_t row_bytes, int64_t *e
 }
 
 // Words of few rows, where peers map windows of device memory.
-static int words_place(struct window_layout *window, const struct limits *limits, int64_t *end)
+static int words_place(struct window_layout *window, const struct limits *limits, int on_cpu,
+                       int64_t *end)
 {
     const int64_t row_words = ll_row_words(limits->hidden, limits->wire_format);
     const int64_t result_words = ll_number_words(limits->hidden, limits->output_format);
     int64_t rows = ll_rows(limits->ranks, limits->hidden);
 
+    window->ll = window->ll_results = *end;
     if (rows > limits->rows_cap) rows = limits->rows_cap;
-    if (rows == 0 || limits->staged || limits->hidden % 8 != 0 ||
+    if (on_cpu || rows == 0 || limits->staged || limits->hidden % 8 != 0 ||
         limits->input_format == FORMAT_F32)
         return 1;
     window->ll_rows = (int32_t)rows;
@@ -63,7 +65,7 @@ int plan_window(struct window_layout *window, const struct limits *limits, int o
                     &window->weights_slab_bytes) ||
         !rows_place(limits, limits->result_bytes, &end, &window->results,
                     &window->results_slab_bytes) ||
-        (!on_cpu && !words_place(window, limits, &end)))
+        !words_place(window, limits, on_cpu, &end))
         return 0;
     window->bytes = end;
     return 1;

@@ -225,16 +225,18 @@ static void check_window(const moxie_instance *instance)
 {
     const struct window_layout *window = &instance->plan.window;
     int64_t peers = instance->plan.limits.ranks - 1;
-    const int64_t starts[] = {window->rows,    window->scales,  window->ids,
-                              window->weights, window->results, window->bytes};
-    const int64_t slabs[] = {window->rows_slab_bytes, window->scales_slab_bytes,
-                             window->ids_slab_bytes, window->weights_slab_bytes,
-                             window->results_slab_bytes};
+    const int64_t starts[] = {window->rows,    window->scales, window->ids,        window->weights,
+                              window->results, window->ll,     window->ll_results, window->bytes};
+    const int64_t slabs[] = {window->rows_slab_bytes,      window->scales_slab_bytes,
+                             window->ids_slab_bytes,       window->weights_slab_bytes,
+                             window->results_slab_bytes,   window->ll_slab_bytes,
+                             window->ll_results_slab_bytes};
 
     PROPERTY(window->flags < window->counts && window->counts <= window->rows);
-    for (int i = 0; i < 5; i++)
+    for (int i = 0; i < 7; i++)
         PROPERTY(starts[i] + slabs[i] * peers == starts[i + 1]);
     PROPERTY(window->bytes <= instance->plan.slot_bytes[BUFFER_WINDOW]);
+    PROPERTY(window->ll_rows >= 0 && window->ll_rows <= instance->plan.limits.rows_cap);
 }
 
 static void check_limits(const moxie_instance *instance)

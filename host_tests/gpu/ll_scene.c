@@ -281,7 +281,7 @@ void scene_launch_dispatch(struct scene *scene, int32_t sends, int32_t waits)
         expert_first[r] = r * EXPERTS;
     for (int32_t r = 0; r < s->ranks; r++) {
         windows[r] = scene->device_windows[r];
-        to[r].rows = scene->device_windows[r]->rows[scene_index(s->own, r)];
+        if (r != s->own) to[r].rows = scene->device_windows[r]->rows[scene_index(s->own, r)];
     }
     to[s->own] = (struct push_slab){.ids = scene_own_ids(s, m), .weights = m->own_weights[0]};
     args = (struct dispatch_ll_args){.dispatch = scene_dispatch_args(scene, m, to, expert_first),

@@ -52,7 +52,7 @@ template <int32_t words> __global__ void __launch_bounds__(kThreads, 1) dispatch
         if (args.waits) take_rows<words>(args, smem, at);
         finish(smem);
     } else {
-        const watch w = watch_start(a, at);
+        watch w;
 
         if (args.sends && blockIdx.x == 0) {
             const uint64_t sent = *static_cast<const volatile uint64_t *>(args.push.rows_sent);
@@ -60,11 +60,12 @@ template <int32_t words> __global__ void __launch_bounds__(kThreads, 1) dispatch
             send_counts(args, at, ranks_of_token(args.push, at, tokens_valid(args.push)), sent);
             tell_flags(args.await, at);
         }
+        w = watch_start(a, at);
         if (args.waits && blockIdx.x == 0) wait_flags(args.await, smem, w);
         if (args.waits) keep_watch(args.await, smem, w);
     }
     if (!args.waits) return;
-    failed = judge_words(a, smem, watch_start(a, at), blockIdx.x == 0);
+    failed = judge_words(a, smem, at, blockIdx.x == 0);
     if (blockIdx.x != 0) return; // if its words have not come, the sum of this layer will be zeros
     clear_ids(a, smem.told, failed);
     take_counts(a, smem.told, failed, at.rows_received);
@@ -91,12 +92,13 @@ template <int32_t format> __device__ __forceinline__ void return_results(const s
         const ll_piece of = piece_of(item, pieces);
         const int32_t rank = of.row / a.rows_most, row = of.row - rank * a.rows_most;
         const ll_results &results = args.peers[rank];
-        unsigned char *to = static_cast<unsigned char *>(results.words) + word_of_lane<format>(args, row, of.piece) * LL_WORD_BYTES;
         eight<format> numbers;
+        unsigned char *to;
 
         if (of.column >= args.hidden || results.rows == nullptr) continue;
         numbers = load_8<format>(static_cast<const unsigned char *>(results.rows) + row * args.rows_stride_bytes, of.column); // wanted or not
         if (!is_peer(at.active, rank, a.rank) || row >= args.counts[rank]) continue;
+        to = static_cast<unsigned char *>(results.words) + word_of_lane<format>(args, row, of.piece) * LL_WORD_BYTES;
 #pragma unroll
         for (int32_t i = 0; i < kWordsOfEight<format>; i++)
             store_word(to, 32 * i, pack(numbers.words[2 * i], numbers.words[2 * i + 1]), flag_of(at, false));
@@ -229,13 +231,14 @@ template <int32_t format> __global__ void __launch_bounds__(kThreads, 1) sum_ll_
         if (args.waits) sum_rows<format>(args, smem, at);
         finish(smem);
     } else {
-        const watch w = watch_start(a, at);
+        watch w;
 
         if (args.sends && blockIdx.x == 0) tell_flags(args.await, at);
+        w = watch_start(a, at);
         if (args.waits && blockIdx.x == 0) wait_flags(args.await, smem, w);
         if (args.waits) keep_watch(args.await, smem, w);
     }
-    if (!args.waits || !is_last_and_failed(a, smem, judge_words(a, smem, watch_start(a, at), false))) return;
+    if (!args.waits || !is_last_and_failed(a, smem, judge_words(a, smem, at, false))) return;
 #pragma unroll 1
     for (int32_t i = threadIdx.x; i < args.tokens * args.hidden; i += kThreads)
         number_store(args.y + i / args.hidden * args.y_stride_bytes, i % args.hidden, format, 0.0f);

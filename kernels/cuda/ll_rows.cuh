@@ -124,10 +124,11 @@ __device__ __forceinline__ void send_piece(const dispatch_kernel_args &args, con
         const int32_t rank = a.rank + turn < a.ranks ? a.rank + turn : a.rank + turn - a.ranks;
         const uint32_t tokens = tokens_to(ranks, rank);
         const int32_t slot = (tokens >> token & 1) != 0 ? __popc(tokens & ((1u << token) - 1)) : -1;
-        unsigned char *row = static_cast<unsigned char *>(a.to[rank].rows) + (1 + slot * args.row_words) * LL_WORD_BYTES;
+        unsigned char *row;
 
         if (piece == 0 && lane == 0) a.send_slot[token * a.ranks + rank] = slot;
         if (slot < 0) continue;
+        row = static_cast<unsigned char *>(a.to[rank].rows) + (1 + slot * args.row_words) * LL_WORD_BYTES;
 #pragma unroll
         for (int32_t i = 0; i < words; i++)
             store_word(row, LL_ROUTING_WORDS + (piece * words + i) * 32 + lane, out.values[i], tag);
@@ -231,10 +232,11 @@ __device__ __forceinline__ void take_parts(const dispatch_kernel_args &args, ll_
         all_there = true;
 #pragma unroll
         for (int32_t i = 0; i < kBatch; i++) {
-            const unsigned char *from = args.words + index_of(parts[i].rank, a.rank) * args.words_stride_bytes;
             const int32_t word = parts[i].part * 32 + lane;
+            const unsigned char *from;
 
             if (parts[i].rank < 0) continue;
+            from = args.words + index_of(parts[i].rank, a.rank) * args.words_stride_bytes;
             if (lane == 0) counts[i] = load_tagged(from); // or all lanes' loads wait for that line in turns
             if (word < args.row_words) words[i] = load_tagged(from + (1 + parts[i].row * args.row_words + word) * LL_WORD_BYTES);
         }

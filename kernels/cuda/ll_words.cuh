@@ -204,8 +204,9 @@ __device__ void keep_watch(const await_kernel_args &args, ll_smem &smem, watch w
 }
 
 // When a block has waited: whether in vain. `has_counts`: of rows that have come in the first block.
-__device__ bool judge_words(const await_args &a, ll_smem &smem, const watch &w, bool has_counts)
+__device__ bool judge_words(const await_args &a, ll_smem &smem, const standing &at, bool has_counts)
 {
+    const watch w = {at, 0, 0, 0, 0}; // without the clock, which takes its time to read
     const int32_t rank = threadIdx.x;
 
     __syncthreads();
