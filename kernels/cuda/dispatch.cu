@@ -37,6 +37,12 @@ __device__ __forceinline__ bool has_failed(const push_args &a)
     return a.failed != nullptr && *static_cast<const volatile uint32_t *>(a.failed) != 0;
 }
 
+// Rows are pushed there.
+__device__ __forceinline__ bool is_destination(const push_args &a, int32_t rank)
+{
+    return rank != a.rank && a.to[rank].rows != nullptr;
+}
+
 // ---- slots ---------------------------------------------------------------------------------------------------------------
 
 __device__ bool goes(const push_args &a, int64_t valid, int32_t token, int32_t rank)

@@ -33,7 +33,7 @@ template <class Args> __device__ __forceinline__ uint64_t tell_peers(const Args 
 
     __syncthreads();
     if (at.failed != 0) return at.epoch;
-    if (rank == 0) (a.word == WORD_DISPATCH ? a.state->epochs : a.state->returned)[a.slot] = epoch;
+    if (rank == 0) keep_epoch(a, epoch);
     if (rank < a.ranks && is_peer(at.active, rank, a.rank))
         store_release_system(line_of(peers.of[rank], a.word, a.rank, a.ranks), at.generation << FLAG_EPOCH_BITS | epoch);
     return epoch;

@@ -64,6 +64,12 @@ __device__ __forceinline__ uint64_t flag_of(const standing &at, bool is_ll)
     return at.generation << FLAG_EPOCH_BITS | at.epoch | (is_ll ? FLAG_LL : 0);
 }
 
+// One thread, when it tells peers: rows of this epoch, or results, are sent.
+template <class Args> __device__ __forceinline__ void keep_epoch(const Args &a, uint64_t epoch)
+{
+    (a.word == WORD_DISPATCH ? a.state->epochs : a.state->returned)[a.slot] = epoch;
+}
+
 enum outcome : uint32_t { ARRIVED, HEARD, MUTE, LEFT_OUT, MOVED_ON, STOPPED, TOO_MANY, OTHER_ROUND, OTHER_WAY };
 
 // What a peer said, as one thread heard it.
@@ -72,16 +78,16 @@ struct heard {
     uint64_t generation, active;
 };
 
-// How the own rank stood when the wait began, and its clock.
+// How the own rank stood when the wait began, and its clock; from half the time on, what the peer's beat was then.
 struct watch : standing {
-    uint64_t beat_ns, next_ns, middle_ns, deadline_ns;
+    uint64_t beat_ns, next_ns, middle_ns, deadline_ns, beat;
 };
 
 __device__ watch watch_start(const await_args &a, const standing &at)
 {
     uint64_t now_ns = global_timer_ns(), timeout_ns = a.timeout_ns;
 
-    return {at, timeout_ns / FLAG_BEATS, now_ns + timeout_ns / FLAG_BEATS, now_ns + timeout_ns / 2, now_ns + timeout_ns};
+    return {at, timeout_ns / FLAG_BEATS, now_ns + timeout_ns / FLAG_BEATS, now_ns + timeout_ns / 2, now_ns + timeout_ns, 0};
 }
 
 // A peer whose flag has not come has gone on without this rank, or to a later generation.
@@ -108,6 +114,31 @@ __device__ void tell_all(const await_kernel_args &args, const watch &w, uint64_t
         if (is_peer(w.active, rank, args.a.rank)) store_release_system(line_of(args.peer_beats.of[rank], WORD_BEAT, args.a.rank, args.a.ranks), now_ns);
 }
 
+__device__ __forceinline__ const uint64_t *beat_line_of(const await_args &a, int32_t rank)
+{
+    return line_of(a.beats, WORD_BEAT, rank, a.ranks);
+}
+
+// Between looks: tells peers that this rank waits, where this thread does, and at half the time notes the beat of `rank`, -1 for none.
+__device__ __forceinline__ void keep_beat(const await_kernel_args &args, watch &w, uint64_t now_ns, int32_t rank, bool tells)
+{
+    if (now_ns >= w.next_ns) {
+        if (tells) tell_all(args, w, now_ns);
+        w.next_ns = now_ns + w.beat_ns;
+    }
+    if (now_ns < w.middle_ns) return;
+    if (rank >= 0) w.beat = load_acquire_system(beat_line_of(args.a, rank));
+    w.middle_ns = UINT64_MAX;
+    // Where this waited for its turn over the middle, it cannot tell who was heard meanwhile.
+    w.deadline_ns = max(w.deadline_ns, now_ns + 2 * w.beat_ns);
+}
+
+// Whether `rank`, of which something is late, was heard to wait itself.
+__device__ __forceinline__ bool was_heard(const await_args &a, const watch &w, int32_t rank)
+{
+    return load_acquire_system(beat_line_of(a, rank)) != w.beat;
+}
+
 // What the flag says, once that is of the epoch or after a few looks, at it alone: another word takes as long to look at.
 __device__ uint64_t look_at(const uint64_t *flag, uint64_t want)
 {
@@ -126,10 +157,8 @@ __device__ uint64_t look_at(const uint64_t *flag, uint64_t want)
 __device__ heard listen(const await_kernel_args &args, watch w, int32_t rank, volatile uint32_t *ended)
 {
     const await_args &a = args.a;
-    uint64_t want = flag_of(w, a.is_ll), beat = 0;
-    const uint64_t *beat_line = line_of(a.beats, WORD_BEAT, rank, a.ranks);
+    const uint64_t want = flag_of(w, a.is_ll);
     uint64_t now_ns = 0; // from before the looks, or a flag that came between them and the deadline would be missed
-    bool noted = false;
 
     for (;; now_ns = global_timer_ns()) {
         const uint64_t seen = look_at(line_of(a.window, a.word, rank, a.ranks), want);
@@ -143,17 +172,8 @@ __device__ heard listen(const await_kernel_args &args, watch w, int32_t rank, vo
             return h;
         }
         if (*ended != 0 || has_failed(a.state)) return {STOPPED, 0, 0};
-        if (now_ns >= w.next_ns) {
-            tell_all(args, w, now_ns);
-            w.next_ns = now_ns + w.beat_ns;
-        }
-        if (!noted && now_ns >= w.middle_ns) {
-            beat = load_acquire_system(beat_line);
-            noted = true;
-            // Where this waited for its turn over the middle, it cannot tell who was heard meanwhile.
-            w.deadline_ns = max(w.deadline_ns, now_ns + 2 * w.beat_ns);
-        }
-        if (now_ns >= w.deadline_ns) return {load_acquire_system(beat_line) == beat ? MUTE : HEARD, 0, 0};
+        keep_beat(args, w, now_ns, rank, true);
+        if (now_ns >= w.deadline_ns) return {was_heard(a, w, rank) ? HEARD : MUTE, 0, 0};
     }
 }
 

@@ -31,7 +31,7 @@ struct sum_kernel_args {
     const unsigned char *words;
     unsigned char *y;
     int64_t words_stride_bytes, rows_stride_bytes, y_stride_bytes;
-    int32_t hidden, tokens, row_words;
+    int32_t hidden, pieces, tokens, row_words;
     int32_t sends, waits;
 };
 
@@ -85,11 +85,11 @@ template <int32_t format> __device__ __forceinline__ int32_t word_of_lane(const 
 template <int32_t format> __device__ __forceinline__ void return_results(const sum_kernel_args &args, const standing &at)
 {
     const await_args &a = args.await.a;
-    const int32_t pieces = (args.hidden + kPieceColumns - 1) / kPieceColumns, items = a.ranks * a.rows_most * pieces, step = item_step();
+    const int32_t items = a.ranks * a.rows_most * args.pieces, step = item_step();
 
 #pragma unroll 1
     for (int32_t item = first_item(); item < items; item += step) {
-        const ll_piece of = piece_of(item, pieces);
+        const ll_piece of = piece_of(item, args.pieces);
         const int32_t rank = of.row / a.rows_most, row = of.row - rank * a.rows_most;
         const ll_results &results = args.peers[rank];
         eight<format> numbers;
@@ -188,13 +188,13 @@ __device__ __forceinline__ void sum_piece(const sum_kernel_args &args, ll_smem &
 // Workers: sums of the own tokens.
 template <int32_t format> __device__ __forceinline__ void sum_rows(const sum_kernel_args &args, ll_smem &smem, const standing &at)
 {
-    const int32_t pieces = (args.hidden + kPieceColumns - 1) / kPieceColumns, items = args.tokens * pieces, step = item_step();
+    const int32_t items = args.tokens * args.pieces, step = item_step();
     // The same in all lanes, which read it apart while another stream may change it: those that part would never meet again.
     const uint32_t active = __shfl_sync(~0u, at.failed != 0 ? 0 : static_cast<uint32_t>(at.active), 0);
 
 #pragma unroll 1
     for (int32_t item = first_item(); item < items; item += step) {
-        const ll_piece of = piece_of(item, pieces);
+        const ll_piece of = piece_of(item, args.pieces);
         const int32_t row = part_row(args, of.row, threadIdx.x % 32);
 
         sum_piece<format>(args, smem, at, of, __ballot_sync(~0u, row >= 0) & active, row);
@@ -309,6 +309,7 @@ extern "C" int32_t dispatch_ll_cuda(const struct dispatch_ll_args *from, void *s
     if (!can_push(dispatch) || dispatch.x_format == FORMAT_F32 || from->await.rows_most > ll_rows(dispatch.ranks, dispatch.hidden) || dispatch.tokens > from->await.rows_most)
         return cudaErrorInvalidValue;
     fill(dispatch, &to.push);
+    to.push.pieces = static_cast<int32_t>(ll_pieces(dispatch.hidden));
     to.await = await_of(from->await);
     to.in = from->in;
     to.words = static_cast<const unsigned char *>(from->words);
@@ -339,6 +340,7 @@ extern "C" int32_t sum_ll_cuda(const struct sum_ll_args *from, void *stream)
     to.rows_stride_bytes = from->rows_stride_bytes;
     to.y_stride_bytes = sum.y_stride_bytes;
     to.hidden = sum.hidden;
+    to.pieces = static_cast<int32_t>(ll_pieces(sum.hidden));
     to.tokens = sum.tokens;
     to.row_words = static_cast<int32_t>(ll_number_words(sum.hidden, sum.format));
     to.sends = from->sends;

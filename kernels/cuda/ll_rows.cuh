@@ -100,7 +100,7 @@ __device__ __forceinline__ void keep_routing(const push_args &a, const standing 
     const int32_t lane = threadIdx.x % 32;
 
 #pragma unroll 1
-    for (int32_t token = static_cast<int32_t>(threadIdx.x / 32) - 1; token < a.tokens; token += kWorkers) {
+    for (int32_t token = own_worker(); token < a.tokens; token += kWorkers) {
         const uint64_t routing = routing_of(a, valid, token);
 
         if (lane >= a.top_k) continue;
@@ -141,13 +141,13 @@ __device__ __forceinline__ void send_piece(const dispatch_kernel_args &args, con
 template <int32_t words> __device__ __forceinline__ void send_rows(const dispatch_kernel_args &args, const standing &at)
 {
     const push_args &a = args.push;
-    const int32_t pieces = (a.hidden + kPieceColumns - 1) / kPieceColumns, items = a.tokens * pieces, step = item_step();
+    const int32_t items = a.tokens * a.pieces, step = item_step();
     uint32_t ranks = 0;
     int64_t valid = 0;
 
 #pragma unroll 1
     for (int32_t item = first_item(); item < items; item += step) {
-        const ll_piece of = piece_of(item, pieces);
+        const ll_piece of = piece_of(item, a.pieces);
         uint4 held = {};
 
         if (of.column < a.hidden) held = *reinterpret_cast<const uint4 *>(a.x + of.row * a.x_stride_bytes + of.column * 2);
@@ -279,7 +279,7 @@ template <int32_t of_eight> __device__ __forceinline__ void take_rows(const disp
     };
 
 #pragma unroll 1
-    for (int32_t first = static_cast<int32_t>(threadIdx.x / 32) - 1; first < end; first += kBatch * kWorkers)
+    for (int32_t first = own_worker(); first < end; first += kBatch * kWorkers)
         take_parts<of_eight>(args, smem, at, {part_at(first), part_at(first + kWorkers)});
 }
 

@@ -64,7 +64,7 @@ __device__ __forceinline__ void tell_flags(const await_kernel_args &args, const 
     const int32_t rank = threadIdx.x;
 
     if (at.failed != 0) return;
-    if (rank == 0) (a.word == WORD_DISPATCH ? a.state->epochs : a.state->returned)[a.slot] = at.epoch;
+    if (rank == 0) keep_epoch(a, at.epoch);
     if (rank < a.ranks && is_peer(at.active, rank, a.rank))
         store_relaxed_system(line_of(args.peers.of[rank], a.word, a.rank, a.ranks), flag_of(at, true));
 }
@@ -86,10 +86,16 @@ __device__ __forceinline__ ll_count unpack_count(uint64_t value)
     return {rows, min(sent, rows), static_cast<int32_t>(value >> 32)};
 }
 
+// Of this block; -1: the first warp.
+__device__ __forceinline__ int32_t own_worker()
+{
+    return static_cast<int32_t>(threadIdx.x / 32) - 1;
+}
+
 // Pieces of rows, item by item over the workers of all blocks, neighbours in different ones.
 __device__ __forceinline__ int32_t first_item()
 {
-    return static_cast<int32_t>((threadIdx.x / 32 - 1) * gridDim.x + blockIdx.x);
+    return own_worker() * static_cast<int32_t>(gridDim.x) + static_cast<int32_t>(blockIdx.x);
 }
 
 __device__ __forceinline__ int32_t item_step()
@@ -153,13 +159,12 @@ __device__ void wait_flags(const await_kernel_args &args, ll_smem &smem, const w
     __syncwarp();
 }
 
-// A look that await takes between its looks at flags, of the first warp of a block, a lane a peer. `beat`: the peer's at half the time.
-__device__ void look_around(const await_kernel_args &args, ll_smem &smem, watch &w, uint64_t &beat, bool &noted)
+// A look that await takes between its looks at flags, of the first warp of a block, a lane a peer.
+__device__ void look_around(const await_kernel_args &args, ll_smem &smem, watch &w)
 {
     const await_args &a = args.a;
     const int32_t rank = threadIdx.x;
     const bool has_peer = rank < a.ranks && is_peer(w.active, rank, a.rank);
-    const uint64_t *beat_line = line_of(a.beats, WORD_BEAT, has_peer ? rank : 0, a.ranks);
     const uint64_t now_ns = __shfl_sync(~0u, global_timer_ns(), 0);
 
     if (has_peer) {
@@ -171,17 +176,9 @@ __device__ void look_around(const await_kernel_args &args, ll_smem &smem, watch 
         }
     }
     if (has_failed(a.state) || static_cast<const volatile flag_state *>(a.state)->generation != w.generation) end_wait(smem);
-    if (now_ns >= w.next_ns) {
-        if (rank == 0) tell_all(args, w, now_ns);
-        w.next_ns = now_ns + w.beat_ns;
-    }
-    if (!noted && now_ns >= w.middle_ns) {
-        if (has_peer) beat = load_acquire_system(beat_line);
-        noted = true;
-        w.deadline_ns = max(w.deadline_ns, now_ns + 2 * w.beat_ns);
-    }
+    keep_beat(args, w, now_ns, has_peer ? rank : -1, rank == 0);
     if (__shfl_sync(~0u, now_ns < w.deadline_ns || read_anew(smem.ended) != 0, 0)) return;
-    if (has_peer) smem.waits[rank] = load_acquire_system(beat_line) != beat;
+    if (has_peer) smem.waits[rank] = was_heard(a, w, rank);
     smem.late = 1;
     __syncwarp();
     end_wait(smem);
@@ -190,35 +187,34 @@ __device__ void look_around(const await_kernel_args &args, ll_smem &smem, watch 
 // The first warp of a block, until its workers have finished.
 __device__ void keep_watch(const await_kernel_args &args, ll_smem &smem, watch w)
 {
-    uint64_t beat = 0;
-    bool noted = false;
-
     w.next_ns = __shfl_sync(~0u, w.next_ns, 0);
     w.middle_ns = __shfl_sync(~0u, w.middle_ns, 0);
     w.deadline_ns = __shfl_sync(~0u, w.deadline_ns, 0);
 #pragma unroll 1
     for (int32_t look = 1; __shfl_sync(~0u, read_anew(smem.finished), 0) != kWorkers; look++) {
         spin_pause(kPauseNs);
-        if (look % kLooks == 0) look_around(args, smem, w, beat, noted);
+        if (look % kLooks == 0) look_around(args, smem, w);
     }
 }
 
 // When a block has waited: whether in vain. `has_counts`: of rows that have come in the first block.
 __device__ bool judge_words(const await_args &a, ll_smem &smem, const standing &at, bool has_counts)
 {
-    const watch w = {at, 0, 0, 0, 0}; // without the clock, which takes its time to read
+    const watch w = {at, 0, 0, 0, 0, 0}; // without the clock, which takes its time to read
     const int32_t rank = threadIdx.x;
 
     __syncthreads();
     griddepcontrol_launch_dependents(); // which no longer wait for a peer
     if (has_counts) {
-        if (rank < a.ranks && smem.missed == 0) {
+        const bool has_missed = smem.missed != 0; // before a lane of the first warp, which has all ranks, says so
+
+        __syncwarp();
+        if (rank < a.ranks && !has_missed) {
             const heard h = check_count(a, w, rank, smem.told[rank]);
 
-            if (h.what != ARRIVED) smem.all[rank] = h;
+            smem.all[rank] = h;
+            if (h.what != ARRIVED) smem.missed = 1;
         }
-        __syncthreads();
-        if (rank < a.ranks && smem.all[rank].what != ARRIVED) smem.missed = 1;
         __syncthreads();
     }
     if (smem.missed == 0) return false;

@@ -42,12 +42,6 @@ __device__ __forceinline__ int32_t physical_id(const push_args &a, int64_t valid
     return id_mapped(a.expert_map, a.map_count, token < valid ? id : -1, 0, a.expert_first[a.ranks]);
 }
 
-// Rows are pushed there.
-__device__ __forceinline__ bool is_destination(const push_args &a, int32_t rank)
-{
-    return rank != a.rank && a.to[rank].rows != nullptr;
-}
-
 // Rows that the count reports without an expert, up to this one.
 __device__ __forceinline__ int32_t padded(const push_args &a)
 {
