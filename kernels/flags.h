@@ -35,8 +35,7 @@ struct flag_state {
     uint64_t epochs[KERNEL_SLOTS_MAX];   // layers of this generation that the slot has sent,
     uint64_t returned[KERNEL_SLOTS_MAX]; // and of which it has sent the results
     uint64_t rows_sent[KERNEL_SLOTS_MAX], rows_received[KERNEL_SLOTS_MAX]; // before they are told
-    uint32_t done[KERNEL_SLOTS_MAX]; // blocks of a launch; 0 between launches
-    uint32_t failed;                 // 1: a wait has failed, and everything after it does nothing
+    uint32_t failed; // 1: a wait has failed, and everything after it does nothing
     uint32_t reserved;
 };
 

@@ -201,20 +201,12 @@ template <int32_t format> __device__ __forceinline__ void sum_rows(const sum_ker
     }
 }
 
-// The last block of all: no row is summed where a block has waited in vain.
-__device__ __forceinline__ bool is_last_and_failed(const await_args &a, ll_smem &smem, bool missed)
+// Until all blocks have stored their sums, so that one that has waited in vain may take them back.
+__device__ __forceinline__ void await_blocks()
 {
-    const uint32_t own = missed ? 0x10001u : 1u;
-
-    if (gridDim.x == 1) return missed;
-    if (threadIdx.x == 0) {
-        fence_device();
-        smem.done = atomicAdd(&a.state->done[a.slot], own) + own;
-        if ((smem.done & 0xffff) == gridDim.x) a.state->done[a.slot] = 0;
-        fence_device();
-    }
-    __syncthreads();
-    return (smem.done & 0xffff) == gridDim.x && smem.done > 0xffff;
+    if (gridDim.x == 1) return;
+    cluster_arrive();
+    cluster_wait();
 }
 
 template <int32_t format> __global__ void __launch_bounds__(kThreads, 1) sum_ll_kernel(const __grid_constant__ sum_kernel_args args)
@@ -222,6 +214,7 @@ template <int32_t format> __global__ void __launch_bounds__(kThreads, 1) sum_ll_
     const await_args &a = args.await.a;
     ll_smem &smem = *dynamic_smem<ll_smem>();
     standing at;
+    bool missed;
 
     griddepcontrol_wait();
     at = begin(a, smem, false);
@@ -238,7 +231,10 @@ template <int32_t format> __global__ void __launch_bounds__(kThreads, 1) sum_ll_
         if (args.waits && blockIdx.x == 0) wait_flags(args.await, smem, w);
         if (args.waits) keep_watch(args.await, smem, w);
     }
-    if (!args.waits || !is_last_and_failed(a, smem, judge_words(a, smem, at, false))) return;
+    if (!args.waits) return;
+    missed = judge_words(a, smem, at, false);
+    await_blocks();
+    if (!missed) return;
 #pragma unroll 1
     for (int32_t i = threadIdx.x; i < args.tokens * args.hidden; i += kThreads)
         number_store(args.y + i / args.hidden * args.y_stride_bytes, i % args.hidden, format, 0.0f);

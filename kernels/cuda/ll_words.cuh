@@ -14,6 +14,8 @@ namespace {
 
 constexpr int32_t kThreads = 512, kWorkers = kThreads / 32 - 1; // warps of a block that send and await words
 constexpr int32_t kPieceColumns = LL_PIECE_COLUMNS; // 8 a lane
+// At workers, between two looks around, which take longer: so few that words of ranks in step come before the first.
+constexpr int32_t kWatchLooks = 128;
 
 static_assert(LL_RANKS_MAX <= 32 && LL_TOKENS <= 32, "a lane each");
 
@@ -26,7 +28,6 @@ struct ll_smem {
     uint32_t ended;                // 1: nobody need wait any longer,
     uint32_t late;                 // since time is up
     uint32_t finished;             // workers that no longer wait
-    uint32_t done;                 // blocks, and of those that have waited in vain 2^16
 };
 
 __device__ __forceinline__ void store_word(unsigned char *row, int32_t index, uint64_t value, uint64_t tag)
@@ -193,7 +194,7 @@ __device__ void keep_watch(const await_kernel_args &args, ll_smem &smem, watch w
 #pragma unroll 1
     for (int32_t look = 1; __shfl_sync(~0u, read_anew(smem.finished), 0) != kWorkers; look++) {
         spin_pause(kPauseNs);
-        if (look % kLooks == 0) look_around(args, smem, w);
+        if (look % kWatchLooks == 0) look_around(args, smem, w);
     }
 }
 
