@@ -6,7 +6,7 @@ SGLang itself.
 
 import contextlib
 import enum
-import pkgutil
+import importlib
 import types
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -23,20 +23,6 @@ class MoeRunnerBackend(enum.Enum):
 
     def is_triton(self):
         return self == MoeRunnerBackend.TRITON
-
-
-class MoeA2ABackend(enum.Enum):
-    NONE, FLASHINFER = "none", "flashinfer"
-
-    def is_flashinfer(self):
-        return self == MoeA2ABackend.FLASHINFER
-
-
-FLAGS = types.SimpleNamespace(moe=types.SimpleNamespace(a2a_backend=MoeA2ABackend.NONE))
-
-
-def get_moe_a2a_backend():
-    return FLAGS.moe.a2a_backend
 
 
 @dataclass
@@ -107,20 +93,11 @@ def _others(dispatch_output, quant_info, runner_config):
     return "another runner's"
 
 
-class BaseDispatcher:
-    def __init__(self):
-        self.quant_config, self.runner_backend = {}, None
-
-
-def create_moe_dispatcher(moe_runner_config, quant_method):
-    return "SGLang's"
-
-
 class MoeRunner:
     def __init__(self, runner_backend, config, lora_enabled=False):
         self.runner_backend, self.config, self.lora_enabled = runner_backend, config, lora_enabled
         self.fused_func = None
-        if not lora_enabled and not get_moe_a2a_backend().is_flashinfer():
+        if not lora_enabled:
             self.fused_func = fused_experts_none_to_triton if runner_backend.is_triton() else _others
 
     def run(self, dispatch_output, quant_info, lora_info=None):
@@ -130,39 +107,37 @@ class MoeRunner:
 
 
 class HookType(enum.Enum):
-    AFTER, AROUND = "after", "around"
+    AFTER = "after"
 
 
 class HookRegistry:
-    """Of hooks on methods and functions."""
+    """Of hooks on methods, behind them."""
 
     hooks, patched = [], set()
 
     @classmethod
     def register(cls, target, hook, hook_type=HookType.AFTER):
-        cls.hooks.append((target, hook, hook_type))
+        cls.hooks.append((target, hook))
 
     @classmethod
     def apply_hooks(cls):
-        for target, hook, hook_type in cls.hooks:
+        for target, hook in cls.hooks:
             if target not in cls.patched:
                 cls.patched.add(target)
-                cls.apply(target, hook, hook_type)
+                cls.apply(target, hook)
 
     @staticmethod
-    def apply(target, hook, hook_type):
-        owner, name = target.rsplit(".", 1)
-        kind = pkgutil.resolve_name(owner)
-        original = getattr(kind, name)
+    def apply(target, hook):
+        module, name, method = target.rsplit(".", 2)
+        kind = getattr(importlib.import_module(module), name)
+        original = getattr(kind, method)
 
         def wrapper(*given, **named):
-            if hook_type == HookType.AROUND:
-                return hook(original, *given, **named)
             result = original(*given, **named)
             changed = hook(result, *given, **named)
             return result if changed is None else changed
 
-        setattr(kind, name, wrapper)
+        setattr(kind, method, wrapper)
 
 
 def use_symmetric_memory(group, disabled=False):
@@ -172,25 +147,18 @@ def use_symmetric_memory(group, disabled=False):
 def modules():
     """As stand_in.install takes them."""
     features = types.SimpleNamespace(enable_memory_saver=False)
-    context = {"get_flags": lambda: FLAGS,
-               "get_exec": lambda: types.SimpleNamespace(features=features),
+    context = {"get_exec": lambda: types.SimpleNamespace(features=features),
                "get_parallel": lambda: types.SimpleNamespace(attn_dp_size=1, tp_group=None),
                "get_schedule": lambda: types.SimpleNamespace(chunked_prefill_size=16,
-                                                             max_prefill_tokens=32),
-               "max_prefill_buffer_tokens": lambda: 16}
+                                                             max_prefill_tokens=32)}
     return {
         "sglang": {"__version__": "0.5.23 (a stand-in)"},
         "sglang.srt.distributed.device_communicators.pynccl_allocator": [use_symmetric_memory],
-        "sglang.srt.arg_groups.overrides":
-            {"flashinfer_a2a_max_dispatch_tokens_per_rank": lambda tokens: max(tokens, 4096)},
-        "sglang.srt.layers.dp_attention": {"is_allocation_symmetric": lambda: True,
-                                           "get_dp_global_num_tokens": lambda: None},
-        MOE + "fused_moe_triton.layer": [create_moe_dispatcher],
-        MOE + "utils": [MoeRunnerBackend, MoeA2ABackend, get_moe_a2a_backend],
+        "sglang.srt.layers.dp_attention": {"is_allocation_symmetric": lambda: True},
+        MOE + "utils": [MoeRunnerBackend],
         MOE + "moe_runner.base": [MoeRunnerConfig],
         MOE + "moe_runner.runner": [MoeRunner],
         MOE + "moe_runner.triton": [TritonMoeQuantInfo, fused_experts_none_to_triton],
-        MOE + "token_dispatcher.base": [BaseDispatcher],
         MOE + "token_dispatcher.standard": [StandardDispatchOutput, StandardCombineInput],
         MOE + "topk": [StandardTopKOutput],
         "sglang.srt.plugins.hook_registry": [HookRegistry, HookType],
@@ -201,5 +169,4 @@ def modules():
 def install():
     """As if SGLang was there."""
     MoeRunner.__module__ = MOE + "moe_runner.runner"
-    create_moe_dispatcher.__module__ = MOE + "fused_moe_triton.layer"
     stand_in.install(modules())

@@ -9,12 +9,6 @@ its Triton runner, as --moe-runner-backend auto and triton do, Moxie is asked fi
 compute stays with that runner, and a warning says why. The weights stay where SGLang has them;
 layers that are alike share one instance, and with it the memory between the two products, which is
 taken before SGLang shares out what is left.
-
-    python -m sglang.launch_server --model-path Qwen/Qwen3-30B-A3B --tp-size 2 --dp-size 2 \\
-        --enable-dp-attention --moe-a2a-backend flashinfer --moe-runner-backend triton
-
-With these two backends, which SGLang has nothing for without Moxie, Moxie's dispatcher also takes
-rows to the ranks of their experts and back, between the GPUs of one host; FlashInfer is not used.
 """
 
 import functools
@@ -23,24 +17,18 @@ import logging
 import sglang
 import torch
 
-from moxie import abi, ranks
+from moxie import abi
 from moxie.engine import LAYERS_MAX, Borrower, Engine, check_rows
 from moxie.modules import E4M3, NUMBERS, keys_of, marks_of, refusal
 
 try:
-    from sglang.srt.arg_groups.overrides import flashinfer_a2a_max_dispatch_tokens_per_rank
     from sglang.srt.distributed.device_communicators.pynccl_allocator import use_symmetric_memory
-    from sglang.srt.layers.dp_attention import get_dp_global_num_tokens, is_allocation_symmetric
-    from sglang.srt.layers.moe.fused_moe_triton.layer import create_moe_dispatcher
+    from sglang.srt.layers.dp_attention import is_allocation_symmetric
     from sglang.srt.layers.moe.moe_runner.runner import MoeRunner
     from sglang.srt.layers.moe.moe_runner.triton import fused_experts_none_to_triton
-    from sglang.srt.layers.moe.token_dispatcher.base import BaseDispatcher
-    from sglang.srt.layers.moe.token_dispatcher.standard import (
-        StandardCombineInput, StandardDispatchOutput)
-    from sglang.srt.layers.moe.utils import get_moe_a2a_backend
+    from sglang.srt.layers.moe.token_dispatcher.standard import StandardCombineInput
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-    from sglang.srt.runtime_context import (
-        get_exec, get_parallel, get_schedule, max_prefill_buffer_tokens)
+    from sglang.srt.runtime_context import get_exec, get_parallel, get_schedule
 except (ImportError, AttributeError) as error:
     raise ImportError(f"moxie.sglang fits SGLang 0.5.23, and this is {sglang.__version__}: "
                       f"{error}; leave MOXIE_PLUGIN unset, or take the Moxie that fits") from error
@@ -186,9 +174,9 @@ def _marks(quant, number, top_k):
 class FusedExperts(Borrower):
     """What SGLang's MoeRunner calls instead of its fused Triton experts, of one layer."""
 
-    engine, does = ENGINE, "Moxie computes the experts"
+    engine = ENGINE
 
-    def __init__(self, config, otherwise=None):
+    def __init__(self, config, otherwise):
         """config: the MoeRunnerConfig. otherwise: SGLang's function, for what Moxie leaves."""
         self.config, self.otherwise = config, otherwise
 
@@ -205,21 +193,9 @@ class FusedExperts(Borrower):
         except (abi.MoxieError, AttributeError, NotImplementedError) as error:
             logger.debug("no buffers yet: %s", error)  # weights may become others when loaded
 
-    def _describe(self, quant, number, top_k):
-        return describe(self.config, quant, number, top_k)
-
-    def _refused(self, error, marks):
-        """What a warning says once: the layer is SGLang's for good, until other weights come; in a
-        capture nobody has looked yet."""
-        _once(logger.warning, "Moxie leaves experts to SGLang: %s", str(error))
-        self.layer, self.marks = None, None if error.code == abi.E_CAPTURING else marks
-
-    def _tokens_of_ranks(self):
-        return None
-
     def _borrow(self, quant, number, top_k):
         weights, biases = (quant.w13_weight, quant.w2_weight), (quant.b13, quant.b2)
-        keys, orders, scales = self._describe(quant, number, top_k)
+        keys, orders, scales = describe(self.config, quant, number, top_k)
         self.borrow(_marks(quant, number, top_k), keys, weights, orders, biases, scales)
 
     def _ready(self, x, quant, top_k):
@@ -228,9 +204,11 @@ class FusedExperts(Borrower):
         if marks != self.marks:
             try:
                 self._borrow(quant, x.dtype, top_k)
-                _once(logger.info, self.does + ": %s", self.engine.library().path)
+                _once(logger.info, "Moxie computes the experts: %s", self.engine.library().path)
             except abi.MoxieError as error:
-                self._refused(error, marks)
+                _once(logger.warning, "Moxie leaves experts to SGLang: %s", str(error))
+                # For good, until others come; in a capture nobody has looked yet.
+                self.layer, self.marks = None, None if error.code == abi.E_CAPTURING else marks
         return self.layer is not None
 
     @torch.compiler.disable
@@ -242,68 +220,8 @@ class FusedExperts(Borrower):
             return self.otherwise(dispatch_output, quant_info, runner_config)
         y = _output(x)
         check_rows(y, x, quant_info.w13_weight, weights, ids)
-        self.shared.forward(self.layer, x, ids, weights, y, None, self._tokens_of_ranks())
+        self.shared.forward(self.layer, x, ids, weights, y)
         return StandardCombineInput(hidden_states=y)
-
-
-# ---- Over ranks --------------------------------------------------------------------------------
-
-
-def moves_rows(backend):
-    """Whether rows of layers of a MoeRunnerBackend (or None) go by Moxie's dispatcher: each rank
-    has its own tokens then, and its layers' results are whole. SGLang's own FlashInfer dispatcher
-    has no way into its Triton runner."""
-    return backend is not None and backend.is_triton() and get_moe_a2a_backend().is_flashinfer()
-
-
-class ExchangingExperts(FusedExperts):
-    """The same of rows that are this rank's own, and ids of the experts of all ranks."""
-
-    does = "Moxie computes the experts and moves their rows"
-
-    def __init__(self, config):
-        super().__init__(config)
-        self.all_gather = ranks.all_gather_of(get_parallel().tp_group.cpu_group)
-
-    def _describe(self, quant, number, top_k):
-        keys, orders, scales = super()._describe(quant, number, top_k)
-        parallel, here = get_parallel(), len(quant.w13_weight)
-        if here * parallel.moe_ep_size != self.config.num_experts:
-            raise _not_taken(f"{here} of {self.config.num_experts} experts on one of "
-                             f"{parallel.moe_ep_size} ranks; each has the same number")
-        # What SGLang has checked its limits against, of a DP rank; its attention ranks share it.
-        tokens = flashinfer_a2a_max_dispatch_tokens_per_rank(max_prefill_buffer_tokens())
-        is_fp8 = quant.use_fp8_w8a8 and quant.w13_weight.is_cuda
-        return {**keys, "num_experts": self.config.num_experts, **ranks.exchange_keys(
-            parallel.moe_ep_size, parallel.moe_ep_rank, -(-tokens // parallel.attn_tp_size),
-            is_fp8)}, orders, scales
-
-    def _refused(self, error, marks):
-        raise abi.MoxieError(error.code, error.rank, f"{error.text}; --moe-a2a-backend none leaves "
-                             "rows to SGLang", error.keys) from error
-
-    def _tokens_of_ranks(self):
-        """Of this forward, where SGLang knows those of each DP rank, which shares them out evenly
-        to its attention ranks."""
-        tokens, width = get_dp_global_num_tokens(), get_parallel().attn_tp_size
-        if tokens is None or len(tokens) * width != get_parallel().moe_ep_size:
-            return None
-        return [each // width + (rank < each % width) for each in tokens for rank in range(width)]
-
-
-class MoxieDispatcher(BaseDispatcher):
-    """What SGLang has around experts where rows go to other ranks: nothing, since ExchangingExperts
-    take them there, and bring the sums back."""
-
-    def __init__(self, backend):
-        super().__init__()
-        self.runner_backend = backend
-
-    def dispatch(self, hidden_states, topk_output):
-        return StandardDispatchOutput(hidden_states, None, topk_output)
-
-    def combine(self, combine_input):
-        return combine_input.hidden_states
 
 
 # ---- The entry point ---------------------------------------------------------------------------
@@ -313,25 +231,11 @@ def _made(_, runner, *given, **named):
     """Behind MoeRunner.__init__, whatever it was given."""
     if runner.fused_func is fused_experts_none_to_triton:
         runner.fused_func = FusedExperts(runner.config, runner.fused_func)
-    elif (runner.fused_func is None and not runner.lora_enabled
-          and moves_rows(runner.runner_backend)):
-        runner.fused_func = ExchangingExperts(runner.config)
-    else:
-        return
-    runner.fused_func.reserve()
-
-
-def _dispatcher(make, moe_runner_config, *given, **named):
-    """Around create_moe_dispatcher."""
-    if moves_rows(moe_runner_config.runner_backend):
-        return MoxieDispatcher(moe_runner_config.runner_backend)
-    return make(moe_runner_config, *given, **named)
+        runner.fused_func.reserve()
 
 
 def register():
     """Has Moxie compute what SGLang would with its Triton runner; MoxieError where there is no
-    library that serves. SGLang applies the hooks when all plugins have been called."""
+    library that serves. SGLang applies the hook when all plugins have been called."""
     ENGINE.library()
-    HookRegistry.register(f"{create_moe_dispatcher.__module__}.create_moe_dispatcher", _dispatcher,
-                          HookType.AROUND)
     HookRegistry.register(f"{MoeRunner.__module__}.MoeRunner.__init__", _made, HookType.AFTER)
