@@ -52,17 +52,13 @@ template <int32_t words> __global__ void __launch_bounds__(kThreads, 1) dispatch
         if (args.waits) take_rows<words>(args, smem, at);
         finish(smem);
     } else {
-        watch w;
-
         if (args.sends && blockIdx.x == 0) {
             const uint64_t sent = *static_cast<const volatile uint64_t *>(args.push.rows_sent);
 
             send_counts(args, at, ranks_of_token(args.push, at, tokens_valid(args.push)), sent);
             tell_flags(args.await, at);
         }
-        w = watch_start(a, at);
-        if (args.waits && blockIdx.x == 0) wait_flags(args.await, smem, w);
-        if (args.waits) keep_watch(args.await, smem, w);
+        if (args.waits) keep_watch(args.await, smem, at);
     }
     if (!args.waits) return;
     failed = judge_words(a, smem, at, blockIdx.x == 0);
@@ -224,12 +220,8 @@ template <int32_t format> __global__ void __launch_bounds__(kThreads, 1) sum_ll_
         if (args.waits) sum_rows<format>(args, smem, at);
         finish(smem);
     } else {
-        watch w;
-
         if (args.sends && blockIdx.x == 0) tell_flags(args.await, at);
-        w = watch_start(a, at);
-        if (args.waits && blockIdx.x == 0) wait_flags(args.await, smem, w);
-        if (args.waits) keep_watch(args.await, smem, w);
+        if (args.waits) keep_watch(args.await, smem, at);
     }
     if (!args.waits) return;
     missed = judge_words(a, smem, at, false);

@@ -185,9 +185,12 @@ __device__ void look_around(const await_kernel_args &args, ll_smem &smem, watch 
     end_wait(smem);
 }
 
-// The first warp of a block, until its workers have finished.
-__device__ void keep_watch(const await_kernel_args &args, ll_smem &smem, watch w)
+// The first warp of a block, until its workers have finished; the herald awaits flags before.
+__device__ void keep_watch(const await_kernel_args &args, ll_smem &smem, const standing &at)
 {
+    watch w = watch_start(args.a, at);
+
+    if (blockIdx.x == 0) wait_flags(args, smem, w);
     w.next_ns = __shfl_sync(~0u, w.next_ns, 0);
     w.middle_ns = __shfl_sync(~0u, w.middle_ns, 0);
     w.deadline_ns = __shfl_sync(~0u, w.deadline_ns, 0);
