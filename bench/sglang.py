@@ -12,8 +12,14 @@ compared with what SGLang says, as far as their tokens agree. Over several GPUs 
 tp_size, and ep_size where each has whole experts. Progress goes to stderr. Exit code 1: cannot
 measure here, or Moxie computed nothing, or a contestant had not ended after --timeout-s; 2: usage;
 3: the logarithms of probabilities differ by more than --tolerance.
+
+With data parallel attention, --engine '{"tp_size": 2, "dp_size": 2, "enable_dp_attention": true,
+"ep_size": 2}', prompts and sequences are those of each rank. Moxie's dispatcher moves the rows, and
+a third contestant is Moxie's experts with rows that SGLang gathers. A GPU that waits for the others
+is busy; of all ranks the one that was least is shown.
 """
 
+import argparse
 import json
 import pathlib
 import sys
@@ -60,11 +66,18 @@ def make_engine(options):
         "log_level": "info", **options.engine})
 
 
-def timed(engine, prompts, steps, asked):
-    """Seconds of each repeat, and those in which the GPU was busy. asked: answers of a word."""
+def ranks_of(options):
+    """How many there are with sequences of their own."""
+    return options.engine.get("dp_size", 1) if options.engine.get("enable_dp_attention") else 1
+
+
+def timed(engine, prompts, steps, asked, least):
+    """Seconds of each repeat, and those in which the GPU was busy. asked: answers of a word. least:
+    of the GPUs, the one that was so least, or most."""
     greedy = {"temperature": 0, "max_new_tokens": steps, "ignore_eos": True}
     return engines.timed(lambda: engine.generate(input_ids=prompts, sampling_params=greedy),
-                         lambda: asked("watch"), lambda: asked("busy"))
+                         lambda: asked("watch"),
+                         lambda: [min(asked("busy"))] if least else asked("busy"))
 
 
 def said(engine, options):
@@ -83,7 +96,7 @@ def said(engine, options):
 def run_contestant(options):
     """Everything of one engine, for JSON."""
     import sglang
-    start = time.perf_counter()
+    start, ranks = time.perf_counter(), ranks_of(options)
     engine = make_engine(options)
     with tempfile.TemporaryDirectory() as folder:
         def asked(what):
@@ -93,10 +106,11 @@ def run_contestant(options):
             asked("grow")
         found = {"version": sglang.__version__, "ready_s": round(time.perf_counter() - start, 1),
                  "said": said(engine, options),
-                 "prefill": timed(engine, [prompt_tokens(options.prompt, 0)], 1, asked),
+                 "prefill": timed(engine, [prompt_tokens(options.prompt, number)
+                                           for number in range(ranks)], 1, asked, ranks > 1),
                  "decode": {str(batch): timed(
-                     engine, [prompt_tokens(16, number) for number in range(batch)], options.steps,
-                     asked) for batch in options.batch},
+                     engine, [prompt_tokens(16, number) for number in range(ranks * batch)],
+                     options.steps, asked, ranks > 1) for batch in options.batch},
                  "moxie": engines.source_of(options.plugin, BENCH),
                  "moxie_layers": min(asked("layers"))}
     engine.shutdown()
@@ -116,19 +130,30 @@ def make_config(options, folder):
     return folder
 
 
+CONTESTANTS = {"moxie": {}, "sglang": {}}  # and what is in the engine's arguments of each
+RANKS_CONTESTANTS = {"moxie": {"moe_a2a_backend": "flashinfer", "moe_runner_backend": "triton"},
+                     "sglang": {}, "moxie-experts": {}}
+
+
+def contestants(options):
+    return RANKS_CONTESTANTS if ranks_of(options) > 1 else CONTESTANTS
+
+
 def start(name, options, arguments):
     say(f"{name}: an engine starts")
-    environment = engines.environment_of(name == "moxie", options, options.folder, ENTRY_POINTS)
-    return engines.start(BENCH, name, options, arguments, [environment])[0]
+    environment = engines.environment_of(name != "sglang", options, options.folder, ENTRY_POINTS)
+    own = argparse.Namespace(**{**vars(options),
+                                "engine": {**options.engine, **contestants(options)[name]}})
+    return engines.start(BENCH, name, own, arguments, [environment])[0]
 
 
 def measure(options, arguments):
     if options.model is None:
         options.model = make_config(options, str(pathlib.Path(options.folder) / "model"))
         options.engine = {"load_format": "dummy", **options.engine}
-    runs = engines.in_turns(("moxie", BENCH.key), options.rounds,
+    runs = engines.in_turns(contestants(options), options.rounds,
                             lambda name: start(name, options, arguments))
-    return engines.measured(BENCH, options, arguments, runs)
+    return engines.measured(BENCH, options, arguments, runs, ranks_of(options))
 
 
 def main(arguments):

@@ -4,6 +4,8 @@ Wants torch, as moxie.sglang does. No test reads a speed.
 """
 
 import importlib.util
+import json
+import statistics
 import sys
 import unittest
 
@@ -14,7 +16,7 @@ import torch  # noqa: E402
 from bench_engine import HERE, EngineProgram  # noqa: E402
 
 ENGINE = f"""
-import os, sys, time, types
+import dataclasses, os, sys, time, types
 from importlib.metadata import entry_points
 OURS = "MOXIE_PLUGIN" in os.environ
 __version__ = "0.5.23"
@@ -31,22 +33,41 @@ class Scheduler:
     pass
 
 
+@dataclasses.dataclass
+class PortArgs:
+    rpc_ipc_name: str
+
+
+class SchedulerIpcChannels:
+    @classmethod
+    def create(cls, *, port_args, is_rank_zero):
+        return port_args.rpc_ipc_name
+
+
 class Engine:
     def __init__(self, **given):
         assert given["skip_tokenizer_init"] and given["disable_radix_cache"]
         assert given["model_path"] == "somewhere" and "load_format" not in given
         assert given["disable_cuda_graph"] is True and given["context_length"] >= 1000 + 8
         assert given["chunked_prefill_size"] == 8192
-        stand_in.install({{"sglang.srt.managers.scheduler": [Scheduler],
+        moves = given.get("moe_a2a_backend"), given.get("moe_runner_backend")
+        assert moves in ((None, None), ("flashinfer", "triton"))
+        self.ranks = given.get("dp_size", 1)
+        assert moves[0] is None or OURS and self.ranks > 1
+        stand_in.install({{"sglang.srt.managers.scheduler": [Scheduler, SchedulerIpcChannels],
                           "sglang.srt.runtime_context": {{"get_parallel": lambda: PARALLEL}}}})
         found = entry_points(group="sglang.srt.plugins")
         assert sorted(each.name for each in found) == ["moxie", "moxie-bench"]
         for each in found:
             each.load()()
         self.schedulers = [Scheduler() for _ in range(given.get("tp_size", 1))]
+        for PARALLEL.tp_rank, _ in enumerate(self.schedulers):  # who takes what is asked
+            name = SchedulerIpcChannels.create(port_args=PortArgs("tcp://here"), is_rank_zero=True)
+            assert name == ("inproc://nobody" if PARALLEL.tp_rank else "tcp://here")
         if OURS:
             import moxie.sglang
-            moxie.sglang.layers_made = lambda: int(LAYERS or 4) + PARALLEL.tp_rank
+            moxie.sglang.layers_made = lambda: (
+                int(LAYERS or 4) + PARALLEL.tp_rank + 10 * (moves[0] is not None))
             print("INFO Moxie was seen")
         if FAULT and FAULT != "quiet" and not OURS:
             if FAULT == "hangs":
@@ -64,7 +85,8 @@ class Engine:
 
     def generate(self, input_ids, sampling_params, return_logprob=False, top_logprobs_num=0):
         assert sampling_params["temperature"] == 0 and sampling_params["ignore_eos"]
-        assert return_logprob == (top_logprobs_num > 0)
+        assert return_logprob == (top_logprobs_num > 0) and len(input_ids) % self.ranks == 0
+        assert len(set(map(tuple, input_ids))) == len(input_ids)
         return [self.answer(prompt, sampling_params["max_new_tokens"]) for prompt in input_ids]
 
     def answer(self, prompt, steps):
@@ -100,6 +122,22 @@ class Program(EngineProgram, unittest.TestCase):
         ran = self.run_main("--rounds", "1", "--engine", two, FAULT="quiet")
         self.assertEqual((ran.returncode, ran.stdout), (1, ""))
         self.assertIn("1 of 2 ranks have answered 'busy'", ran.stderr)
+
+    def test_data_parallel_ranks(self):
+        """A third contestant, and prompts for each rank."""
+        ran = self.run_main("--json", "--rounds", "1", "--engine", json.dumps(
+            {"disable_cuda_graph": True, "tp_size": 2, "dp_size": 2, "enable_dp_attention": True}))
+        self.assertEqual(ran.returncode, 0, ran.stderr)
+        found = json.loads(ran.stdout)
+        self.assertEqual([run["contestant"] for run in found["runs"]],
+                         ["moxie", "sglang", "moxie-experts"])
+        self.assertEqual(found["moxie_layers"], 14)  # as Moxie moves rows there
+        self.assertEqual(set(found["logprobs"]), {"moxie", "moxie-experts"})
+        self.assertNotIn("moe_a2a_backend", found["engine"])
+        for run in found["runs"]:
+            rates, seconds = found["results"][run["contestant"]], run["decode"]["2"]["seconds"]
+            self.assertAlmostEqual(rates["decode"]["2"]["tokens_per_second"],
+                                   2 * 2 * 3 / statistics.median(seconds), delta=0.1)
 
     def test_what_cannot_be_measured(self):
         for environment, texts in (

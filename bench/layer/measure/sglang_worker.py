@@ -1,6 +1,7 @@
 """What bench/sglang.py asks of SGLang's schedulers, where the model is: a plugin that SGLang calls
 in each of its processes."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -18,6 +19,16 @@ def register():
     module = sys.modules.get("sglang.srt.managers.scheduler")
     if module:
         module.Scheduler.bench_ask = ask
+        create = module.SchedulerIpcChannels.create
+        module.SchedulerIpcChannels.create = lambda **given: create(**of_first_rank(**given))
+
+
+def of_first_rank(port_args, **given):
+    """The same, but that no other rank takes what is asked. With data parallel attention each rank
+    would in turn, and only of the first one's words do the others hear."""
+    if rank() > 0:
+        port_args = dataclasses.replace(port_args, rpc_ipc_name="inproc://nobody")
+    return {"port_args": port_args, **given}
 
 
 def rank():

@@ -51,6 +51,12 @@ class Engine:
         return with_room(self.shared, (self.library().path, device, group, *sorted(keys.items())),
                          lambda: Shared(self.library(), keys, self.name, device, all_gather))
 
+    def check(self):
+        """Raises the failure of past forwards over ranks, if there is one: Experts.check."""
+        for each in list(self.shared.values()):
+            if each.experts.ranks > 1:
+                each.experts.check()
+
     def layers(self):
         """How many layers of this engine there are."""
         with self.lock:

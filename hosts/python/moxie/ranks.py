@@ -10,12 +10,24 @@ import torch
 import torch.distributed as dist
 
 TIMEOUT_S = 300  # what others may do before they come: read weights, compile
+ROUND_ROWS = 1 << 15  # that a rank may get at once; more go in rounds, or buffers grow with ranks
 
 
 def rank_keys(ranks, rank):
     """What a configuration says of ranks with tokens of their own each, as with data parallel
     attention."""
     return {"ep_size": ranks, "tp_size": ranks, "dp_size": ranks, "ep_rank": rank}
+
+
+def exchange_keys(ranks, rank, tokens_max, is_fp8):
+    """The same of ranks that an engine has started: what Moxie's dispatcher has to know.
+
+    tokens_max: of one rank in a forward. is_fp8: rows are multiplied as fp8, by a GPU; then they
+    are that on the way, too, which halves them and leaves the bits as they are.
+    """
+    return {**rank_keys(ranks, rank), "dispatch_format": "fp8_block128" if is_fp8 else "input",
+            "forward_tokens_max": tokens_max, "timeout_ms": 1000 * TIMEOUT_S,
+            "dispatch_rounds_max": -(-tokens_max * ranks // ROUND_ROWS)}
 
 
 def all_gather_of(group, timeout_s=TIMEOUT_S):

@@ -9,6 +9,12 @@ its Triton runner, as --moe-runner-backend auto and triton do, Moxie is asked fi
 compute stays with that runner, and a warning says why. The weights stay where SGLang has them;
 layers that are alike share one instance, and with it the memory between the two products, which is
 taken before SGLang shares out what is left.
+
+    python -m sglang.launch_server --model-path Qwen/Qwen3-30B-A3B --tp-size 2 --dp-size 2 \\
+        --enable-dp-attention --moe-a2a-backend flashinfer --moe-runner-backend triton
+
+With these two backends, which SGLang has nothing for without Moxie, Moxie's dispatcher also takes
+rows to the ranks of their experts and back, between the GPUs of one host; FlashInfer is not used.
 """
 
 import functools
@@ -17,18 +23,28 @@ import logging
 import sglang
 import torch
 
-from moxie import abi
+from moxie import abi, ranks
 from moxie.engine import LAYERS_MAX, Borrower, Engine, check_rows
 from moxie.modules import E4M3, NUMBERS, keys_of, marks_of, refusal
 
 try:
+    from sglang.srt.arg_groups.overrides import (
+        declare_resolution, flashinfer_a2a_max_dispatch_tokens_per_rank, model_config_of,
+        resolved_view)
+    from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
     from sglang.srt.distributed.device_communicators.pynccl_allocator import use_symmetric_memory
-    from sglang.srt.layers.dp_attention import is_allocation_symmetric
+    from sglang.srt.layers.dp_attention import get_dp_global_num_tokens, is_allocation_symmetric
+    from sglang.srt.layers.moe.fused_moe_triton.layer import create_moe_dispatcher
     from sglang.srt.layers.moe.moe_runner.runner import MoeRunner
     from sglang.srt.layers.moe.moe_runner.triton import fused_experts_none_to_triton
-    from sglang.srt.layers.moe.token_dispatcher.standard import StandardCombineInput
+    from sglang.srt.layers.moe.token_dispatcher.base import BaseDispatcher
+    from sglang.srt.layers.moe.token_dispatcher.standard import (
+        StandardCombineInput, StandardDispatchOutput)
+    from sglang.srt.layers.moe.utils import get_moe_a2a_backend, get_moe_runner_backend
+    from sglang.srt.model_executor.model_runner import ModelRunner
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-    from sglang.srt.runtime_context import get_exec, get_parallel, get_schedule
+    from sglang.srt.runtime_context import (
+        get_exec, get_parallel, get_schedule, max_prefill_buffer_tokens)
 except (ImportError, AttributeError) as error:
     raise ImportError(f"moxie.sglang fits SGLang 0.5.23, and this is {sglang.__version__}: "
                       f"{error}; leave MOXIE_PLUGIN unset, or take the Moxie that fits") from error
@@ -133,6 +149,9 @@ def describe(config, quant, number, top_k):
     w1, w2 = quant.w13_weight, quant.w2_weight
     if config.no_combine or config.no_combine_keep_router_weight:
         raise _not_taken("results that are not summed")
+    if get_exec().deterministic.enable_deterministic_inference:
+        raise _not_taken("--enable-deterministic-inference: the bits of a row depend on how many "
+                         "rows there are")
     activation, order = _activation(config, quant)
     weight_format, scales = _scales(quant, order)
     if number not in NUMBERS or (weight_format is None and not w1.dtype == w2.dtype == number):
@@ -174,9 +193,9 @@ def _marks(quant, number, top_k):
 class FusedExperts(Borrower):
     """What SGLang's MoeRunner calls instead of its fused Triton experts, of one layer."""
 
-    engine = ENGINE
+    engine, does = ENGINE, "Moxie computes the experts"
 
-    def __init__(self, config, otherwise):
+    def __init__(self, config, otherwise=None):
         """config: the MoeRunnerConfig. otherwise: SGLang's function, for what Moxie leaves."""
         self.config, self.otherwise = config, otherwise
 
@@ -190,12 +209,30 @@ class FusedExperts(Borrower):
             self._borrow(module.quant_method.get_triton_quant_info(module),
                          self.config.params_dtype, self.config.top_k)
             self.marks = self.layer = None
-        except (abi.MoxieError, AttributeError, NotImplementedError) as error:
-            logger.debug("no buffers yet: %s", error)  # weights may become others when loaded
+        except (AttributeError, NotImplementedError) as error:
+            logger.debug("no buffers yet: %s", error)
+        except abi.MoxieError as error:
+            self._unreserved(error)
+
+    def _unreserved(self, error):
+        """No harm: weights may become others when loaded."""
+        logger.debug("no buffers yet: %s", error)
+
+    def _describe(self, quant, number, top_k):
+        return describe(self.config, quant, number, top_k)
+
+    def _refused(self, error, marks):
+        """What a warning says once: the layer is SGLang's for good, until other weights come; in a
+        capture nobody has looked yet."""
+        _once(logger.warning, "Moxie leaves experts to SGLang: %s", str(error))
+        self.layer, self.marks = None, None if error.code == abi.E_CAPTURING else marks
+
+    def _tokens_of_ranks(self):
+        return None
 
     def _borrow(self, quant, number, top_k):
         weights, biases = (quant.w13_weight, quant.w2_weight), (quant.b13, quant.b2)
-        keys, orders, scales = describe(self.config, quant, number, top_k)
+        keys, orders, scales = self._describe(quant, number, top_k)
         self.borrow(_marks(quant, number, top_k), keys, weights, orders, biases, scales)
 
     def _ready(self, x, quant, top_k):
@@ -204,11 +241,9 @@ class FusedExperts(Borrower):
         if marks != self.marks:
             try:
                 self._borrow(quant, x.dtype, top_k)
-                _once(logger.info, "Moxie computes the experts: %s", self.engine.library().path)
+                _once(logger.info, self.does + ": %s", self.engine.library().path)
             except abi.MoxieError as error:
-                _once(logger.warning, "Moxie leaves experts to SGLang: %s", str(error))
-                # For good, until others come; in a capture nobody has looked yet.
-                self.layer, self.marks = None, None if error.code == abi.E_CAPTURING else marks
+                self._refused(error, marks)
         return self.layer is not None
 
     @torch.compiler.disable
@@ -220,8 +255,127 @@ class FusedExperts(Borrower):
             return self.otherwise(dispatch_output, quant_info, runner_config)
         y = _output(x)
         check_rows(y, x, quant_info.w13_weight, weights, ids)
-        self.shared.forward(self.layer, x, ids, weights, y)
+        self.shared.forward(self.layer, x, ids, weights, y, None, self._tokens_of_ranks())
         return StandardCombineInput(hidden_states=y)
+
+
+# ---- Over ranks --------------------------------------------------------------------------------
+
+# Whose blocks of experts leave sums alone that are whole already, call experts for no rows, too, and
+# compute their shared experts for the rows of the own rank.
+MODELS = ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM",
+          "Glm4MoeForCausalLM", "GlmMoeDsaForCausalLM", "MiniMaxM2ForCausalLM",
+          "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM", "Qwen3NextForCausalLM")
+# SGLang's arguments that do not go with it, or that nobody has run with it; and what some of them
+# may be that is not nothing.
+APART = ("cpu_offload_gb", "dwdp_size", "elastic_ep_backend", "enable_deterministic_inference",
+         "enable_dynamic_chunking", "enable_eplb", "enable_lora", "enable_pdmux",
+         "enable_single_batch_overlap", "enable_torch_compile", "enable_two_batch_overlap",
+         "enable_waterfill", "ep_num_redundant_experts", "flashinfer_a2a_dispatch_type",
+         "lora_paths", "model_impl", "moe_dp_size", "nnodes", "offload_group_size",
+         "speculative_algorithm")
+ALLOWED = {"dwdp_size": (1,), "model_impl": ("auto", "sglang"), "moe_dp_size": (1,),
+           "nnodes": (1,), "offload_group_size": (-1,)}
+NO_OTHER = "--moe-a2a-backend none leaves rows to SGLang"
+
+
+def _reasons(args):
+    """Why Moxie cannot move the rows of a server, by SGLang's view of its arguments."""
+    said = {name: getattr(args, name) for name in APART}
+    found = [f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
+             for name, value in said.items() if value and value not in ALLOWED.get(name, ())]
+    models = model_config_of(args).hf_config.architectures or []
+    if not any(each in MODELS for each in models):
+        found.append(f"a model of {', '.join(models)} (but with {', '.join(MODELS)})")
+    return found
+
+
+def _resolved(server_args, previous):
+    """Around handle_a2a_moe, the step in which SGLang, before it starts anything, resolves what
+    its all-to-alls want and refuses runners that they have no way into."""
+    args = resolved_view(server_args)
+    if args.moe_a2a_backend != "flashinfer" or args.moe_runner_backend != "triton":
+        previous(server_args)
+        return
+    reasons = _reasons(args)
+    if reasons:
+        raise refusal(abi.E_UNSUPPORTED, "moxie.sglang does not move rows between ranks with "
+                      f"{'; nor with '.join(reasons)}; {NO_OTHER}")
+    # A runner that SGLang has for FlashInfer, so that it looks at everything else.
+    declare_resolution(server_args, "moxie.sglang", moe_runner_backend="deep_gemm")
+    previous(server_args)
+    declare_resolution(server_args, "moxie.sglang", moe_runner_backend="triton")
+
+
+def moves_rows():
+    """Whether this server's rows go by Moxie's dispatcher: each rank has its own tokens then, and
+    its layers' results are whole. SGLang's own FlashInfer dispatcher has no way into its Triton
+    runner."""
+    return get_moe_a2a_backend().is_flashinfer() and get_moe_runner_backend().is_triton()
+
+
+class ExchangingExperts(FusedExperts):
+    """The same of rows that are this rank's own, and ids of the experts of all ranks."""
+
+    does = "Moxie computes the experts and moves their rows"
+
+    def __init__(self, config):
+        super().__init__(config)
+        if getattr(config.layer, "reduce_results", False):
+            raise _not_taken("experts of a model that adds up the results of all ranks, which have "
+                             f"different tokens; {NO_OTHER}")
+        parallel = get_parallel()
+        self.ranks, self.rank = parallel.moe_ep_size, parallel.moe_ep_rank
+        # What SGLang has checked its own limits against.
+        self.tokens_max = flashinfer_a2a_max_dispatch_tokens_per_rank(max_prefill_buffer_tokens())
+        self.all_gather = ranks.all_gather_of(parallel.tp_group.cpu_group)
+
+    def _describe(self, quant, number, top_k):
+        keys, orders, scales = super()._describe(quant, number, top_k)
+        here = len(quant.w13_weight)
+        if here * self.ranks != self.config.num_experts:
+            raise _not_taken(f"{here} of {self.config.num_experts} experts on one of {self.ranks} "
+                             "ranks; each has the same number")
+        is_fp8 = quant.use_fp8_w8a8 and quant.w13_weight.is_cuda
+        # Router weights come scaled: see _dispatcher.
+        return {**keys, "num_experts": self.config.num_experts, "routed_scaling_factor": 1.0,
+                **ranks.exchange_keys(self.ranks, self.rank, self.tokens_max, is_fp8)
+                }, orders, scales
+
+    def _refused(self, error, marks):
+        raise abi.MoxieError(error.code, error.rank, f"{error.text}; {NO_OTHER}",
+                             error.keys) from error
+
+    def _unreserved(self, error):
+        """E_UNSUPPORTED is all ranks' alike; after anything else they wait for each other."""
+        if error.code != abi.E_UNSUPPORTED:
+            self._refused(error, None)
+
+    def _tokens_of_ranks(self):
+        """Of this forward, where SGLang knows those of each rank."""
+        tokens = get_dp_global_num_tokens()
+        if tokens is None or len(tokens) != self.ranks:
+            return None
+        if max(tokens) > self.tokens_max:  # of whichever rank: so all raise this
+            raise refusal(abi.E_INVALID, f"a forward of {max(tokens)} tokens on one rank; there is "
+                          f"room for {self.tokens_max}: set "
+                          "SGLANG_FLASHINFER_NUM_MAX_DISPATCH_TOKENS_PER_RANK to as many")
+        return list(tokens)
+
+
+class MoxieDispatcher(BaseDispatcher):
+    """What SGLang has around experts where rows go to other ranks: nothing, since ExchangingExperts
+    take them there, and bring the sums back."""
+
+    def __init__(self, backend):
+        super().__init__()
+        self.runner_backend = backend
+
+    def dispatch(self, hidden_states, topk_output):
+        return StandardDispatchOutput(hidden_states, None, topk_output)
+
+    def combine(self, combine_input):
+        return combine_input.hidden_states
 
 
 # ---- The entry point ---------------------------------------------------------------------------
@@ -231,11 +385,39 @@ def _made(_, runner, *given, **named):
     """Behind MoeRunner.__init__, whatever it was given."""
     if runner.fused_func is fused_experts_none_to_triton:
         runner.fused_func = FusedExperts(runner.config, runner.fused_func)
-        runner.fused_func.reserve()
+    elif runner.fused_func is None and runner.runner_backend.is_triton() and moves_rows():
+        runner.fused_func = ExchangingExperts(runner.config)
+    else:
+        return
+    runner.fused_func.reserve()
+
+
+def _dispatcher(make, moe_runner_config, quant_method):
+    """Around create_moe_dispatcher, behind the layer's MoeRunner."""
+    if not moves_rows():
+        return make(moe_runner_config, quant_method)
+    backend = moe_runner_config.runner_backend
+    if backend is None or not backend.is_triton():
+        raise _not_taken(f"experts of {type(quant_method).__name__}, whose runner is {backend}; "
+                         f"{NO_OTHER}")
+    # Some models scale whole sums, in which shared experts are; the layer asks for this next, and
+    # its router then scales weights, whatever the model does.
+    quant_method.fuse_routed_scaling_factor_in_topk = True
+    return MoxieDispatcher(backend)
+
+
+def _forwarded(*given, **named):
+    """Behind ModelRunner.forward, which the GPU may not have ended: of what failed in earlier
+    replayed graphs nothing else says so."""
+    ENGINE.check()
 
 
 def register():
     """Has Moxie compute what SGLang would with its Triton runner; MoxieError where there is no
-    library that serves. SGLang applies the hook when all plugins have been called."""
+    library that serves. SGLang applies the hooks when all plugins have been called."""
     ENGINE.library()
+    register_resolution_hook("handle_a2a_moe")(_resolved)
+    HookRegistry.register(f"{create_moe_dispatcher.__module__}.create_moe_dispatcher", _dispatcher,
+                          HookType.AROUND)
     HookRegistry.register(f"{MoeRunner.__module__}.MoeRunner.__init__", _made, HookType.AFTER)
+    HookRegistry.register(f"{ModelRunner.__module__}.ModelRunner.forward", _forwarded, HookType.AFTER)

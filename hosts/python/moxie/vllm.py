@@ -83,21 +83,12 @@ def _keys(moe, weight_format, device, over_ranks):
         **(_rank_keys(moe, weight_format, device) if over_ranks else {})}
 
 
-# Rows that a rank may get at once; more go in rounds, or buffers would grow with the ranks.
-ROUND_ROWS = 1 << 15
-
-
 def _rank_keys(moe, weight_format, device):
-    """Where each rank has its own tokens: with sequence parallelism a part of its group's. Rows that
-    a GPU multiplies as fp8 are that on the way, which halves them and leaves the bits as they are.
-    """
+    """Where each rank has its own tokens: with sequence parallelism a part of its group's."""
     parallel = moe.moe_parallel_config
-    tokens = -(-moe.max_num_tokens // parallel.sp_size)
-    is_fp8 = weight_format is not None and device.type == "cuda"
-    return {**ranks.rank_keys(parallel.ep_size, parallel.ep_rank), "num_experts": moe.num_experts,
-            "dispatch_format": "fp8_block128" if is_fp8 else "input",
-            "forward_tokens_max": tokens, "timeout_ms": 1000 * ranks.TIMEOUT_S,
-            "dispatch_rounds_max": -(-tokens * parallel.ep_size // ROUND_ROWS)}
+    return {**ranks.exchange_keys(
+        parallel.ep_size, parallel.ep_rank, -(-moe.max_num_tokens // parallel.sp_size),
+        weight_format is not None and device.type == "cuda"), "num_experts": moe.num_experts}
 
 
 def exchange():
