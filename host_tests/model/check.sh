@@ -81,6 +81,10 @@ if [ "${1-}" = --long ]; then
     holds exchange -DR=3 -DSTEPS=1 -DIDLE=0 -DFAILURES=2
     holds exchange -DR=3 -DSTEPS=1
     holds exchange -DR=3 -DSTEPS=1 -DSLOTS=2 -DIDLE=0
+    holds exchange -DWORDS=1 -DR=2 -DSTEPS=4 -DFAILURES=2
+    holds exchange -DWORDS=1 -DR=2 -DSLOTS=2
+    holds exchange -DWORDS=1 -DR=3 -DSTEPS=3 -DIDLE=0
+    holds exchange -DWORDS=1 -DR=3 -DSTEPS=1
     exit $failed
 fi
 
@@ -97,6 +101,22 @@ done
 breaks exchange -DR=3 -DIDLE=1 -DSILENT_WHEN_IDLE
 breaks exchange -DR=2 -DIDLE=0 -DFAILURES=2 -DLEFT_OUT_LATER_ONLY
 breaks exchange -DR=2 -DSLOTS=2 -DIDLE=0 -DONE_WINDOW
+
+reaches_all exchange -DDEVICE=1 -DR=2
+reaches_all exchange -DDEVICE=1 -DR=3 -DIDLE=0
+
+reaches_all exchange -DWORDS=1 -DR=2
+holds exchange -DWORDS=1 -DR=2 -DSTEPS=3 -DIDLE=0 -DFAILURES=2
+holds exchange -DWORDS=1 -DR=2 -DSLOTS=2 -DIDLE=0
+holds exchange -DWORDS=1 -DR=3 -DFAILURES=0 -DWAKES=0
+reaches_all exchange -DWORDS=1 -DR=3 -DIDLE=0
+holds exchange -DWORDS=1 -DR=3 -DSTEPS=1 -DIDLE=0 -DFAILURES=2 -DWAKES=0
+for rule in FLAG_IS_ENOUGH COUNT_IS_ENOUGH ANY_GENERATION NO_CHECK_IN_WAIT GENERATION_BEFORE_ACTIVE ONE_SLAB KEEP_EPOCH TELL_PEERS_ONLY \
+    NAME_FIRST_SILENT; do
+    breaks exchange -DWORDS=1 -DR=3 -DIDLE=0 -D$rule
+done
+breaks exchange -DWORDS=1 -DR=2 -DNO_COMBINE_FLAG
+breaks exchange -DWORDS=1 -DR=2 -DSLOTS=2 -DIDLE=0 -DONE_WINDOW
 
 reaches_all bell
 for rule in TICKET_AFTER_LOOK COUNT_AFTER_SLEEPING LOOK_BEFORE_RINGING SLEEP_WITHOUT_COMPARING; do

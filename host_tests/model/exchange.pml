@@ -1,5 +1,6 @@
-// The dispatch and combine flags of plugin/exchange_flags.c between 2 or 3 ranks, for spin. check.sh runs
-// it; docs/protocol.md explains it, and says what it leaves out.
+// The dispatch and combine flags of plugin/exchange_flags.c between 2 or 3 ranks, or with WORDS the words
+// and flags of kernels/ll.h, for spin. check.sh runs it; docs/protocol.md explains it, and says what it
+// leaves out.
 //
 // A cell of memory holds the stamp (generation, epoch) of what is in it. A rank is its stores and
 // loads in order: each is a step of the search, and a rank may die or stop before any of them. That
@@ -27,11 +28,17 @@
 #ifndef WAKES
 #define WAKES 1 // ranks that may go on after they stopped
 #endif
+#ifndef WORDS
+#define WORDS 0 // 1: rows and results are words, and flags come before, between or behind them
+#endif
+#ifndef DEVICE
+#define DEVICE WORDS // 1: launches dispatch, which do not look for later generations before they wait
+#endif
 
 // NO_DISPATCH_WAIT NO_COMBINE_WAIT ANY_GENERATION NO_CHECK_AT_SEND NO_CHECK_IN_WAIT
 // GENERATION_BEFORE_ACTIVE FLAG_BEFORE_ROWS FLAG_BEFORE_RESULTS READ_MASKED SUM_MASKED ONE_SLAB
 // ONE_WINDOW KEEP_EPOCH SILENT_WHEN_IDLE TELL_PEERS_ONLY NAME_FIRST_SILENT
-// LEFT_OUT_LATER_ONLY
+// LEFT_OUT_LATER_ONLY, and with WORDS alone FLAG_IS_ENOUGH COUNT_IS_ENOUGH NO_COMBINE_FLAG
 
 #define ALL       ((1 << R) - 1)
 #define BIT(r)    (1 << (r))
@@ -96,7 +103,34 @@ byte failures, wakes;
 #else
 #define REACHED(p) (FLAG(p) >> 4 == generation && FLAG(p) >= STAMP)
 #endif
-#if defined(NO_DISPATCH_WAIT)
+#if WORDS
+// A tag is the whole stamp, whatever has come before or come since.
+#ifdef ANY_GENERATION
+#define IS_NOW(tag) (((tag) & 15) == epoch[slot])
+#else
+#define IS_NOW(tag) ((tag) == STAMP)
+#endif
+#define COUNT(p) counts[SLAB(me, p)]
+#ifdef COUNT_IS_ENOUGH
+#define ROWS_HERE(p) IS_NOW(COUNT(p) >> 1)
+#else
+#define ROWS_HERE(p) (IS_NOW(COUNT(p) >> 1) && ((COUNT(p) & 1) == 0 || IS_NOW(rows[SLAB(me, p)])))
+#endif
+#define RESULTS_HERE(p) (!HAS(tokens, slot) || IS_NOW(results[SLAB(me, p)]))
+#define WORDS_HERE(p) (awaited == WORD_DISPATCH -> ROWS_HERE(p) : RESULTS_HERE(p))
+// The property: what is taken is of the awaited stamp.
+#define ARE_RIGHT_ROWS(p) (COUNT(p) >> 1 == STAMP && ((COUNT(p) & 1) == 0 || rows[SLAB(me, p)] == STAMP))
+#define ARE_RIGHT_RESULTS(p) (!HAS(tokens, slot) || results[SLAB(me, p)] == STAMP)
+#define ARE_RIGHT(p) (!IS_PEER(p) || (awaited == WORD_DISPATCH -> ARE_RIGHT_ROWS(p) : ARE_RIGHT_RESULTS(p)))
+#define TAKEN(p) (slot * R + (p))
+#if defined(FLAG_IS_ENOUGH)
+#define SILENT(p) (IS_PEER(p) && !REACHED(p))
+#elif defined(NO_COMBINE_FLAG)
+#define SILENT(p) (IS_PEER(p) && ((awaited == WORD_DISPATCH && !REACHED(p)) || !WORDS_HERE(p)))
+#else
+#define SILENT(p) (IS_PEER(p) && (!REACHED(p) || !WORDS_HERE(p)))
+#endif
+#elif defined(NO_DISPATCH_WAIT)
 #define SILENT(p) (IS_PEER(p) && awaited != WORD_DISPATCH && !REACHED(p))
 #elif defined(NO_COMBINE_WAIT)
 #define SILENT(p) (IS_PEER(p) && awaited != WORD_COMBINE && !REACHED(p))
@@ -160,6 +194,27 @@ inline push(p)
     }
 }
 
+// The same in words: a word says how many there are, and the words of rows, each when it will.
+inline push_count(p)
+{
+    d_step {
+        if
+        :: IS_PEER(p) -> counts[SLAB(p, me)] = STAMP << 1 | HAS(tokens, slot)
+        :: else -> skip
+        fi
+    }
+}
+
+inline push_rows(p)
+{
+    d_step {
+        if
+        :: IS_PEER(p) && HAS(tokens, slot) -> rows[SLAB(p, me)] = STAMP
+        :: else -> skip
+        fi
+    }
+}
+
 // exchange_signal(WORD_DISPATCH)
 inline flag_rows(p)
 {
@@ -180,7 +235,9 @@ inline flag_rows(p)
 inline dispatch_send(which)
 {
     d_step { slot = which; tokens = tokens & ~BIT(slot) };
+#if !DEVICE
     check_peers();
+#endif
     atomic {
         epoch[slot]++;
         if
@@ -190,7 +247,14 @@ inline dispatch_send(which)
 #endif
         fi
     };
-#ifdef FLAG_BEFORE_ROWS
+#if WORDS
+    // So that a rank may die behind any of them.
+    if
+    :: EACH_PEER(flag_rows); EACH_PEER(push_count); EACH_PEER(push_rows)
+    :: EACH_PEER(push_rows); EACH_PEER(flag_rows); EACH_PEER(push_count)
+    :: EACH_PEER(push_count); EACH_PEER(push_rows); EACH_PEER(flag_rows)
+    fi;
+#elif defined(FLAG_BEFORE_ROWS)
     EACH_PEER(flag_rows);
     EACH_PEER(push);
 #else
@@ -206,7 +270,14 @@ inline wait_peer(p)
 {
     atomic {
         if
-        :: !SILENT(p) -> skip
+        :: !SILENT(p) ->
+#if WORDS
+            // Words are taken as they are seen: the moment after they may be others.
+            assert(ARE_RIGHT(p));
+            taken = (awaited == WORD_DISPATCH && IS_PEER(p) -> taken | (COUNT(p) & 1) << TAKEN(p) : taken)
+#else
+            skip
+#endif
 #ifndef NO_CHECK_IN_WAIT
         :: SILENT(p) && SOME_PEER(MOVED_ON) -> waits = waits & ~BIT(me); goto moved_on
 #endif
@@ -268,6 +339,17 @@ inline experts(p)
     fi
 }
 
+// The same of words that have been taken.
+inline return_words(p)
+{
+    d_step {
+        if
+        :: HAS(taken, TAKEN(p)) -> results[SLAB(p, me)] = STAMP; taken = taken & ~BIT(TAKEN(p))
+        :: else -> skip
+        fi
+    }
+}
+
 // ---- combine -----------------------------------------------------------------------------------
 
 // exchange_signal(WORD_COMBINE)
@@ -281,10 +363,18 @@ inline flag_results(p)
     }
 }
 
-// exchange_combine_send
-inline combine_send()
+// exchange_combine_send, behind the experts; sum_ll begins behind them, too
+inline experts_and_combine_send()
 {
+#if WORDS
+    if
+    :: EACH_PEER(flag_results); EACH_PEER(return_words)
+    :: EACH_PEER(return_words); EACH_PEER(flag_results)
+    fi
+#else
+    EACH_PEER(experts);
     EACH_PEER(flag_results)
+#endif
 }
 
 // The sum kernel over one peer's results.
@@ -308,7 +398,9 @@ inline combine_recv(which)
 {
     slot = which;
     exchange_wait(WORD_COMBINE);
+#if !WORDS
     EACH_PEER(sum)
+#endif
 }
 
 // ---- failure -----------------------------------------------------------------------------------
@@ -345,6 +437,9 @@ proctype rank(byte me) provided (!HAS(gone, _pid - 1))
     byte epoch[SLOTS];                  // struct exchange
     byte tokens;                        // bit s: this rank has tokens in slot s
     byte slot, steps, awaited, seen, named, told; // working variables
+#if WORDS
+    byte taken;                         // bit TAKEN(p): p has rows here
+#endif
 
 layer:
     if
@@ -358,18 +453,15 @@ layer:
     dispatch_send(0);
     dispatch_send(1);
     dispatch_recv(0);
-    EACH_PEER(experts);
-    combine_send();
+    experts_and_combine_send();
     dispatch_recv(1);
-    EACH_PEER(experts);
-    combine_send();
+    experts_and_combine_send();
     combine_recv(0);
     combine_recv(1);
 #else
     dispatch_send(0);
     dispatch_recv(0);
-    EACH_PEER(experts);
-    combine_send();
+    experts_and_combine_send();
     combine_recv(0);
 #endif
     goto layer;
@@ -414,6 +506,9 @@ regroup:
         awaited = 0;
         steps = 0;
         tokens = 0;
+#if WORDS
+        taken = 0;
+#endif
 #ifndef KEEP_EPOCH
         epoch[0] = 0;
 #if SLOTS == 2
