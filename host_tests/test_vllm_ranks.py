@@ -5,6 +5,7 @@ Wants torch, or exits with 77; with MOXIE_TEST_DEVICE=cuda a GPU for each rank. 
 vllm_stand_in.py has of it, only the group of ranks is the tests' own.
 """
 
+import functools
 import os
 import pathlib
 import sys
@@ -21,7 +22,7 @@ import torch.distributed
 import rank_processes
 import torch_python
 from experts_case import DEVICE, OFF_BY_MAX, ON_CPU, off_by
-from moxie import MoxieError, abi
+from moxie import Experts, MoxieError, abi
 
 RANKS, SECONDS = 2, 100
 if not ON_CPU and torch.cuda.device_count() < RANKS:
@@ -172,6 +173,24 @@ def check_no_way(rank):
         raise AssertionError("ranks without a way to each other are taken")
 
 
+def check_failures(rank):
+    """Those of graphs, which nobody calls, are seen behind each step."""
+    part = Part(Case(tokens=16), rank, (8, 8))
+    part.run(part.kernel())
+    worker = mock.Mock(spec_set=["_apply_mm_cache", "worker"])  # of a WorkerWrapperBase
+    run = functools.partial(adapter.WorkerWrapperBase.execute_model, worker, "a step")
+    run()
+    failure = MoxieError(abi.E_PEER, 1, "rank 1 is gone")
+    with mock.patch.object(Experts, "check", mock.Mock(side_effect=failure)) as check:
+        try:
+            run()
+        except MoxieError as error:
+            assert error is failure
+        else:
+            raise AssertionError("nobody has asked")
+        check.assert_called_once_with()
+
+
 def check_what_is_left(rank):
     """To vLLM: experts of which ranks have unequal numbers, ranks without tokens of their own, ranks
     that will be others."""
@@ -196,7 +215,7 @@ def run_rank(folder, rank):
         torch.cuda.set_device(DEVICE)
     adapter.register()
     Group().enter()
-    for check in (check_no_way, check_dispatched, check_wire, check_gathered,
+    for check in (check_no_way, check_dispatched, check_wire, check_gathered, check_failures,
                   check_what_is_left):
         check(rank)
     torch.distributed.destroy_process_group()

@@ -257,6 +257,11 @@ class Logger(logging.LoggerAdapter):
         self.warning(*given)
 
 
+class WorkerWrapperBase:
+    def execute_model(self, scheduler_output):
+        return scheduler_output
+
+
 def modules():
     """As stand_in.install takes them."""
     keys = {name: QuantKey(name) for name in (
@@ -287,6 +292,7 @@ def modules():
         # As the modules of vLLM's methods do, which import the selections by their names.
         MOE + "unquantized_fused_moe_method": [select_unquantized_moe_backend],
         "vllm.model_executor.layers.quantization.fp8": [select_fp8_moe_backend],
+        "vllm.v1.worker.worker_base": [WorkerWrapperBase],
     }
     return found
 

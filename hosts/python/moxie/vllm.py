@@ -12,6 +12,7 @@ expert parallelism between ranks that have tokens of their own (--data-parallel-
 between the GPUs of one host; MOXIE_EXCHANGE=vllm leaves that to vLLM.
 """
 
+import functools
 import inspect
 import os
 import sys
@@ -36,6 +37,7 @@ try:
     from vllm.model_executor.layers.fused_moe.topk_weight_and_reduce import TopKWeightAndReduceNoOP
     from vllm.model_executor.layers.quantization.utils import quant_utils
     from vllm.platforms import current_platform
+    from vllm.v1.worker.worker_base import WorkerWrapperBase
 
     Base = modular_kernel.FusedMoEExpertsModular
     STANDARD = modular_kernel.FusedMoEActivationFormat.Standard
@@ -50,6 +52,7 @@ try:
         (unquantized.select_unquantized_moe_backend, unquantized.UnquantizedMoeBackend.TRITON),
         (fp8.select_fp8_moe_backend, fp8.Fp8MoeBackend.TRITON),
     )
+    STEP = WorkerWrapperBase.execute_model
     # Keys of the configuration, and how the rows of gate and up lie.
     ACTIVATIONS = {
         MoEActivation.SILU: ({"activation": "silu"}, abi.ORDER_GATE_UP),
@@ -308,6 +311,15 @@ def _dispatching_by_moxie(make):
     return made
 
 
+@functools.wraps(STEP)
+def _step(*given, **named):
+    """A step of one of vLLM's workers, which the GPU may not have ended: of what failed in earlier
+    replayed graphs nothing else says so."""
+    found = STEP(*given, **named)
+    ENGINE.check()
+    return found
+
+
 def _replace(function, ours):
     """In all of vLLM's modules that have it by its name."""
     for name, module in list(sys.modules.items()):
@@ -323,3 +335,4 @@ def register():
     for select, backend in SELECTIONS:
         _replace(select, _preferring_moxie(select, backend))
     _replace(maybe_make_prepare_finalize, _dispatching_by_moxie(maybe_make_prepare_finalize))
+    WorkerWrapperBase.execute_model = _step
