@@ -84,7 +84,8 @@ if [ "${1-}" = --long ]; then
     holds exchange -DWORDS=1 -DR=2 -DSTEPS=4 -DFAILURES=2
     holds exchange -DWORDS=1 -DR=2 -DSLOTS=2
     holds exchange -DWORDS=1 -DR=3 -DSTEPS=3 -DIDLE=0
-    holds exchange -DWORDS=1 -DR=3 -DSTEPS=1
+    holds exchange -DWORDS=1 -DR=3 -DSTEPS=1 -DWAKES=0
+    holds exchange -DWORDS=1 -DR=3 -DSTEPS=1 -DIDLE=0 -DFAILURES=2
     exit $failed
 fi
 
