@@ -327,6 +327,7 @@ class Module(unittest.TestCase):
         for name, parameter in module.named_parameters():
             parameter.data.copy_(given[name])
         module.quant_method.process_weights_after_loading(module)
+        gc.collect()  # what SGLang's runners of earlier modules had, which hold themselves
         method, layers = type(module.quant_method), adapter.layers_made()
         if ON_CPU and hasattr(method, "forward_cuda"):  # there SGLang has another way
             method = mock.patch.object(method, "apply", method.forward_cuda)

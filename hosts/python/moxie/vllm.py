@@ -52,6 +52,7 @@ try:
         (unquantized.select_unquantized_moe_backend, unquantized.UnquantizedMoeBackend.TRITON),
         (fp8.select_fp8_moe_backend, fp8.Fp8MoeBackend.TRITON),
     )
+    # A step of a worker.
     STEP = WorkerWrapperBase.execute_model
     # Keys of the configuration, and how the rows of gate and up lie.
     ACTIVATIONS = {
