@@ -81,6 +81,7 @@ if [ "${1-}" = --long ]; then
     holds exchange -DR=3 -DSTEPS=1 -DIDLE=0 -DFAILURES=2
     holds exchange -DR=3 -DSTEPS=1
     holds exchange -DR=3 -DSTEPS=1 -DSLOTS=2 -DIDLE=0
+    holds exchange -DDEVICE=1 -DR=3 -DIDLE=0
     holds exchange -DWORDS=1 -DR=2 -DSTEPS=4 -DFAILURES=2
     holds exchange -DWORDS=1 -DR=2 -DSLOTS=2
     holds exchange -DWORDS=1 -DR=3 -DSTEPS=3 -DIDLE=0
@@ -104,7 +105,6 @@ breaks exchange -DR=2 -DIDLE=0 -DFAILURES=2 -DLEFT_OUT_LATER_ONLY
 breaks exchange -DR=2 -DSLOTS=2 -DIDLE=0 -DONE_WINDOW
 
 reaches_all exchange -DDEVICE=1 -DR=2
-reaches_all exchange -DDEVICE=1 -DR=3 -DIDLE=0
 
 reaches_all exchange -DWORDS=1 -DR=2
 holds exchange -DWORDS=1 -DR=2 -DSTEPS=3 -DIDLE=0 -DFAILURES=2
