@@ -84,6 +84,7 @@ if [ "${1-}" = --long ]; then
     holds exchange -DDEVICE=1 -DR=3 -DIDLE=0
     holds exchange -DWORDS=1 -DR=2 -DSTEPS=4 -DFAILURES=2
     holds exchange -DWORDS=1 -DR=2 -DSLOTS=2
+    holds exchange -DWORDS=1 -DR=3 -DIDLE=0
     holds exchange -DWORDS=1 -DR=3 -DSTEPS=3 -DIDLE=0
     holds exchange -DWORDS=1 -DR=3 -DSTEPS=1 -DWAKES=0
     holds exchange -DWORDS=1 -DR=3 -DSTEPS=1 -DIDLE=0 -DFAILURES=2
@@ -110,7 +111,8 @@ reaches_all exchange -DWORDS=1 -DR=2
 holds exchange -DWORDS=1 -DR=2 -DSTEPS=3 -DIDLE=0 -DFAILURES=2
 holds exchange -DWORDS=1 -DR=2 -DSLOTS=2 -DIDLE=0
 holds exchange -DWORDS=1 -DR=3 -DFAILURES=0 -DWAKES=0
-reaches_all exchange -DWORDS=1 -DR=3 -DIDLE=0
+reaches_all exchange -DWORDS=1 -DR=3 -DSTEPS=1 -DIDLE=0
+holds exchange -DWORDS=1 -DR=3 -DIDLE=0 -DWAKES=0
 holds exchange -DWORDS=1 -DR=3 -DSTEPS=1 -DIDLE=0 -DFAILURES=2 -DWAKES=0
 for rule in FLAG_IS_ENOUGH COUNT_IS_ENOUGH ANY_GENERATION NO_CHECK_IN_WAIT GENERATION_BEFORE_ACTIVE ONE_SLAB KEEP_EPOCH TELL_PEERS_ONLY \
     NAME_FIRST_SILENT; do
