@@ -6,7 +6,6 @@ has of it. With MOXIE_TEST_DEVICE=cuda it runs on a GPU, and wants vLLM.
 """
 
 import contextlib
-import dataclasses
 import gc
 import itertools
 import os
@@ -51,7 +50,7 @@ class Layers(unittest.TestCase):
 
     def test_fp8_in_other_blocks(self):
         case = Case(scheme="block", inner=256)
-        quant = dataclasses.replace(case.quant(), block_shape=[64, 64])
+        quant = case.quant(block_shape=(64, 64))
         with mock.patch.object(case, "quant", lambda: quant):
             with self.assertRaisesRegex(MoxieError, r"blocks of \[64, 64\].*MOXIE_PLUGIN"):
                 case.off_by()

@@ -79,14 +79,14 @@ class Case(experts_case.Case):
             max_num_tokens=16, has_bias=self.biases[0] is not None)
         return vllm_config.FusedMoEConfig(**{**given, **more})
 
-    def quant(self):
+    def quant(self, block_shape=(128, 128)):
         named = {f"w{number}_{what}": each for what, both in (
             ("scale", self.scales), ("bias", self.biases)) for number, each in enumerate(both, 1)}
         if self.scheme is None:
             return vllm_config.FusedMoEQuantConfig.make(**named)
         block = self.scheme == "block"
         return vllm_config.fp8_w8a8_moe_quant_config(
-            **named, block_shape=[128, 128] if block else None, per_act_token_quant=not block,
+            **named, block_shape=list(block_shape) if block else None, per_act_token_quant=not block,
             per_out_ch_quant=not block)
 
     def made(self):
