@@ -3,8 +3,8 @@
 
     bench/sglang.py --plugin build/release/lib/libmoxie.so --layers 8 --json
 
-Each contestant is an engine in a process of its own, by turns A B B A. Without --model it is
-Qwen3-30B-A3B with random weights that SGLang makes, which needs no disk. A prompt of --prompt
+Each contestant is an engine in a process of its own, by turns A B B A. Without --model it has the
+sizes of --shape and random weights that SGLang makes, which needs no disk. A prompt of --prompt
 tokens is timed, and --steps greedy tokens of each of --batch short ones, three times each. A fourth
 time a profiler in SGLang's scheduler says how long the GPU was busy, which no other tenant of the
 host moves: engines of few layers wait for the host. What Moxie's engine says of the same prompts is
@@ -122,7 +122,7 @@ def run_contestant(options):
 
 def make_config(options, folder):
     """A model without weights, in the format that was asked for."""
-    engines.dummy_model(options.layers, folder)
+    engines.dummy_model(options, folder)
     if options.quantization:
         path = pathlib.Path(folder) / "config.json"
         path.write_text(json.dumps({**json.loads(path.read_text()),
@@ -148,7 +148,7 @@ def start(name, options, arguments):
 
 
 def measure(options, arguments):
-    if options.model is None:
+    if not options.model:
         options.model = make_config(options, str(pathlib.Path(options.folder) / "model"))
         options.engine = {"load_format": "dummy", **options.engine}
     runs = engines.in_turns(contestants(options), options.rounds,

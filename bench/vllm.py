@@ -3,8 +3,8 @@
 
     bench/vllm.py --plugin build/release/lib/libmoxie.so --layers 8 --json
 
-Each contestant is an engine in a process of its own, by turns A B B A. Without --model it is
-Qwen3-30B-A3B with random weights, made by transformers, or by vLLM, which needs no disk for all 48
+Each contestant is an engine in a process of its own, by turns A B B A. Without --model it has the
+sizes of --shape and random weights, made by transformers, or by vLLM, which needs no disk for all
 layers, with --engine '{"load_format": "dummy"}'. A prompt of --prompt tokens is timed, and
 --steps greedy tokens of each of --batch short ones, three times each. A fourth time a profiler in
 vLLM's workers says how long the GPU was busy, which no other tenant of the host moves: engines of
@@ -135,9 +135,9 @@ def run_contestant(options):
 def make_model(options, folder):
     """A checkpoint with random weights, where nobody gave one; without any if vLLM makes them."""
     if options.engine.get("load_format") == "dummy":
-        return engines.dummy_model(options.layers, folder)
-    say(f"making {options.layers} layers of Qwen3-30B-A3B")
-    random_model(config_of("qwen3-30b-a3b", options.layers), "cuda").save_pretrained(folder)
+        return engines.dummy_model(options, folder)
+    say(f"making {options.layers} layers of {options.shape}")
+    random_model(config_of(options.shape, options.layers), "cuda").save_pretrained(folder)
     return folder
 
 
@@ -185,7 +185,7 @@ def joined(found):
 
 
 def measure(options, arguments):
-    if options.model is None:
+    if not options.model:
         options.model = make_model(options, str(pathlib.Path(options.folder) / "model"))
     runs = engines.in_turns(contestants(options), options.rounds,
                             lambda name: start(name, options, arguments))

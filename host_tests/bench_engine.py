@@ -51,3 +51,14 @@ class EngineProgram:
         self.assertEqual([line.split(":")[0] for line in ran.stderr.splitlines()],
                          ["moxie", self.engine, self.engine, "moxie"])
         return found
+
+    def expect_shapes(self):
+        """What is refused of the random model's sizes."""
+        for more, text in ((("--shape", "mixtral-8x7b"), "--model has its own"),
+                           (("--model", "", "--shape", "tiny"), "invalid choice"),
+                           (("--model", "", "--layers", "49"), "qwen3-30b-a3b has 48"),
+                           (("--model", "", "--shape", "deepseek-v3", "--layers", "62"),
+                            "deepseek-v3 has 61")):
+            ran = self.run_main(*more)
+            self.assertEqual(ran.returncode, 2)
+            self.assertIn(text, ran.stderr)

@@ -5,9 +5,13 @@ Wants torch, as moxie.sglang does. No test reads a speed.
 
 import importlib.util
 import json
+import pathlib
+import runpy
 import statistics
 import sys
+import tempfile
 import unittest
+from unittest import mock
 
 import torch_python
 
@@ -111,7 +115,7 @@ class Program(EngineProgram, unittest.TestCase):
     def test_another_answer(self):
         ran = self.run_main("--rounds", "1", SHIFT="0.5")
         self.assertEqual(ran.returncode, 3, ran.stderr)
-        for text in ("SGLang 0.5.23, not quantised\n", "prefill of 600", "decode, 1 ",
+        for text in ("SGLang 0.5.23\n", "prefill of 600", "decode, 1 ",
                      "decode, 2 ", "at most 0.5, 27 of 32 tokens"):
             self.assertIn(text, ran.stdout)
 
@@ -154,6 +158,7 @@ class Program(EngineProgram, unittest.TestCase):
         self.assertIn("/nowhere/libmoxie.so", ran.stderr)
 
     def test_usage(self):
+        self.expect_shapes()
         for more, text in ((("--engine", "[1]"), "is an object"), (("--engine", "{"), "--engine"),
                            (("--batch", "0"), "at least 1"), (("--plugin", ""), "empty path"),
                            (("--quantization", "fp8_per_block"), "--model has its own"),
@@ -166,28 +171,86 @@ class Program(EngineProgram, unittest.TestCase):
         self.assertIn("--plugin, or MOXIE_PLUGIN", ran.stderr)
 
 
+class Model(unittest.TestCase):
+    @unittest.skipUnless(importlib.util.find_spec("transformers"), "transformers is not installed")
+    def test_of_a_shape(self):
+        """What SGLang reads of DeepSeek-V3's configuration, with and without a format."""
+        with mock.patch.object(sys, "path", [*sys.path]), tempfile.TemporaryDirectory() as folder:
+            program = runpy.run_path(str(Program.bench()))
+            for more, blocks in (((), None), (("--quantization", "fp8_per_block"), [128, 128])):
+                program["make_config"](program["parse"](
+                    ["--plugin", "here", "--shape", "deepseek-v3", "--layers", "4", *more]), folder)
+                found = json.loads((pathlib.Path(folder) / "config.json").read_text())
+                self.assertEqual(found["architectures"], ["DeepseekV3ForCausalLM"])
+                self.assertEqual([found[key] for key in (
+                    "dtype", "num_hidden_layers", "first_k_dense_replace", "hidden_size",
+                    "topk_method", "scoring_func", "moe_layer_freq")],
+                    ["bfloat16", 4, 1, 7168, "noaux_tc", "sigmoid", 1])
+                self.assertEqual(found.get("quantization_config", {}).get("weight_block_size"),
+                                 blocks)
+                self.assertEqual(program["engines"].quantization_of(folder), blocks and "fp8")
+
+
+class Experts(torch.nn.Module):
+    """As SGLang has those of one rank, with shared ones in slots behind them."""
+
+    def __init__(self, routed, shared, rank, dtype=torch.float32):
+        super().__init__()
+        self.num_fused_shared_experts, self.moe_ep_rank, self.moe_tp_rank = shared, rank, 0
+        for name, size in (("w13_weight", (8, 4)), ("w2_weight", (4, 4))):
+            setattr(self, name, torch.nn.Parameter(
+                torch.zeros(routed + shared, *size).to(dtype), requires_grad=False))
+
+
 class Worker(unittest.TestCase):
+    def setUp(self):
+        with mock.patch.object(sys, "path", [str(Program.bench().parent / "layer"), *sys.path]):
+            from measure.sglang_worker import grow_dummies
+        self.grow = grow_dummies
+
     def test_dummies_grow(self):
-        sys.path.insert(0, str(Program.bench().parent / "layer"))
-        from measure.sglang_worker import grow_dummies
         model = torch.nn.ModuleDict({name: torch.nn.Linear(2, 2, bias=False)
-                                     for name in ("gate", "w_scale_inv", "codes", "lm_head",
-                                                  "experts", "experts_scale_inv")})
+                                     for name in ("gate", "w_scale_inv", "codes", "lm_head")})
         model["norm"] = torch.nn.LayerNorm(2, bias=False)
         for weight in model.parameters():
             weight.data.fill_(0.001)
         model["lm_head"].weight.data[:, 1] = 0
-        codes = torch.zeros(4, 64, 64).to(torch.float8_e4m3fn)
+        codes = torch.zeros(64, 64).to(torch.float8_e4m3fn)
         model["codes"].weight = torch.nn.Parameter(codes, requires_grad=False)
-        grow_dummies(model, 2)
+        self.grow(model, 2)
         self.assertEqual(model["lm_head"].weight[0, 0].item(), 0)
         self.assertAlmostEqual(model["lm_head"].weight[0, 1].item(), 0.035 * 1.25, places=6)
-        for name, value in (("gate", 0.035), ("w_scale_inv", 0.035 / 448), ("norm", 1),
-                            ("experts", 0.035 * 1.25), ("experts_scale_inv", 0.035 * 1.25 / 448)):
+        for name, value in (("gate", 0.035), ("w_scale_inv", 0.035 / 448), ("norm", 1)):
             self.assertAlmostEqual(model[name].weight.flatten()[0].item(), value, places=6)
         codes = model["codes"].weight.float()
         self.assertTrue(400 < codes.abs().max() <= 448 and codes.mean().abs() < 20)
-        self.assertFalse(torch.equal(codes[0], codes[1]))
+
+    def layer(self, rank, ranks, fused, dtype=torch.float32):
+        """Of four experts and a shared one, as a contestant has it."""
+        block = {"experts": Experts(4 // ranks, int(fused), rank, dtype)}
+        if not fused:
+            block["shared_experts"] = torch.nn.ModuleDict({
+                "gate_up_proj": torch.nn.Linear(4, 8, bias=False),
+                "down_proj": torch.nn.Linear(4, 4, bias=False)})
+        model = torch.nn.ModuleDict({"layers": torch.nn.ModuleList(
+            torch.nn.ModuleDict({"mlp": torch.nn.ModuleDict(each)}) for each in (block,))})
+        self.grow(model, rank)
+        return model["layers"][0]["mlp"]
+
+    def test_experts_are_the_same_wherever_they_are(self):
+        whole = self.layer(0, 1, fused=True)["experts"]
+        parts = [self.layer(rank, 2, fused=False) for rank in range(2)]
+        for number, name in enumerate(("w13_weight", "w2_weight")):
+            there = getattr(whole, name)
+            here = torch.cat([getattr(each["experts"], name) for each in parts])
+            self.assertTrue(torch.equal(here, there[:4]))
+            self.assertEqual(len({each.sum().item() for each in there}), 5)
+            self.assertTrue(0.03 < there.abs().max() <= 0.035)
+            for each in parts:
+                shared = each["shared_experts"][("gate_up_proj", "down_proj")[number]].weight
+                self.assertTrue(torch.equal(shared, there[4]))
+        coded = self.layer(1, 2, fused=True, dtype=torch.float8_e4m3fn)["experts"].w13_weight
+        self.assertTrue(400 < coded.float().abs().max() <= 448)
 
 
 if __name__ == "__main__":

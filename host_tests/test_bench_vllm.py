@@ -157,6 +157,7 @@ class Program(EngineProgram, unittest.TestCase):
         self.assertIn("/nowhere/libmoxie.so", ran.stderr)
 
     def test_usage(self):
+        self.expect_shapes()
         for more, text in ((("--engine", "[1]"), "is an object"), (("--engine", "{"), "--engine"),
                            (("--batch", "0"), "at least 1"), (("--plugin", ""), "empty path")):
             ran = self.run_main(*more)

@@ -14,9 +14,11 @@ import time
 from typing import NamedTuple
 
 from measure.command import ROOT, CannotRun, at_least, counts, named_path, say, show
-from measure.models import config_of
+from measure.models import SHAPES, config_of, save_config
 
 REPEATS = 3
+SHAPE = "qwen3-30b-a3b"
+RANDOM = [each for each in SHAPES if each != "tiny"]  # whose vocabulary is less than prompt_tokens'
 COMPARED_TOKENS = 8
 COMPARED_PROMPTS = (1000, 500, 37, 5)  # tokens, cut to --prompt
 
@@ -42,7 +44,9 @@ def parser_of(doc, bench, arguments_of):
     parser.add_argument("--plugin", type=named_path, default=os.environ.get("MOXIE_PLUGIN") or None,
                         help="libmoxie.so; default: MOXIE_PLUGIN of the environment")
     parser.add_argument("--model", help="a model's folder; default: one with random weights")
-    parser.add_argument("--layers", type=at_least(1, most=48), default=8,
+    parser.add_argument("--shape", choices=RANDOM,
+                        help=f"of the random model; default: {SHAPE}")
+    parser.add_argument("--layers", type=at_least(1), default=8,
                         help="of the random model; default: %(default)s")
     parser.add_argument("--prompt", type=at_least(1), default=8000,
                         help="tokens of the prompt that is timed; default: %(default)s")
@@ -71,17 +75,24 @@ def check(parser, options):
         parser.error("--plugin, or MOXIE_PLUGIN of the environment, says which libmoxie.so")
     if not isinstance(options.engine, dict):
         parser.error("--engine is an object, such as '{\"trust_remote_code\": true}'")
+    if options.contestant:  # has the model that was made
+        return options
+    if options.model and options.shape:
+        parser.error("--shape is of the random model; --model has its own")
+    if not options.model:
+        options.shape = options.shape or SHAPE
+        most = SHAPES[options.shape][1]["num_hidden_layers"]
+        if options.layers > most:
+            parser.error(f"--layers {options.layers}: {options.shape} has {most}")
     return options
 
 
 # ---- One contestant ----------------------------------------------------------------------------
 
 
-def dummy_model(layers, folder):
-    """The folder of Qwen3-30B-A3B without weights: all that an engine wants to make some."""
-    config = config_of("qwen3-30b-a3b", layers)
-    config.update({"architectures": ["Qwen3MoeForCausalLM"], "dtype": "bfloat16"})
-    config.save_pretrained(folder)
+def dummy_model(options, folder):
+    """The folder of the random model without weights."""
+    save_config(config_of(options.shape, options.layers), folder)
     return folder
 
 
@@ -272,18 +283,26 @@ def rates(runs, options, ranks):
 
 def measured(bench, options, arguments, runs, ranks=1):
     """The JSON of it all."""
-    kept = [key for key in ("layers", "quantization", "ranks", "prompt", "batch", "steps", "rounds",
+    kept = [key for key in ("shape", "layers", "ranks", "prompt", "batch", "steps", "rounds",
                             "engine") if key in options]
     first = {name: each[0] for name, each in runs.items()}
     return {"command": " ".join([bench.name, *arguments]), "machine": machine(),
             bench.key: first[bench.key]["version"], "moxie": first["moxie"]["moxie"],
             "moxie_layers": first["moxie"]["moxie_layers"],
             **{key: getattr(options, key) for key in kept},
+            "quantization": options.quantization or quantization_of(options.model),
             "logprobs": {name: apart(each["said"], first[bench.key]["said"])
                          for name, each in first.items() if name != bench.key},
             "results": {name: rates(each, options, ranks) for name, each in runs.items()},
             "runs": [{"contestant": name, "ready_s": run["ready_s"], "prefill": run["prefill"],
                       "decode": run["decode"]} for name, each in runs.items() for run in each]}
+
+
+def quantization_of(folder):
+    """What the model of a folder says of its weights; None where it says nothing."""
+    path = pathlib.Path(folder) / "config.json"
+    config = json.loads(path.read_text()) if path.is_file() else {}
+    return config.get("quantization_config", {}).get("quant_method")
 
 
 def machine():
@@ -292,9 +311,11 @@ def machine():
 
 
 def report(bench, found):
+    model = "".join(f", {each}" for each in (
+        found["shape"], found["quantization"] or found["shape"] and "not quantised") if each)
     ranks = f", ranks: {found['ranks']}" if "ranks" in found else ""
-    print(f"{found['machine']}, Moxie {found['moxie']}, {bench.title} {found[bench.key]}, "
-          f"{found['quantization'] or 'not quantised'}{ranks}")
+    print(f"{found['machine']}, Moxie {found['moxie']}, {bench.title} {found[bench.key]}"
+          f"{model}{ranks}")
     results = found["results"]
     rows = [(f"prefill of {found['prompt']}", [each["prefill"] for each in results.values()])]
     rows += [(f"decode, {batch}", [each["decode"][str(batch)] for each in results.values()])

@@ -24,7 +24,10 @@ SHAPES = {
         "moe_intermediate_size": 2048, "num_hidden_layers": 61, "num_attention_heads": 128,
         "num_key_value_heads": 128, "n_routed_experts": 256, "num_experts_per_tok": 8,
         "n_group": 8, "topk_group": 4, "q_lora_rank": 1536, "kv_lora_rank": 512,
-        "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}),
+        "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128,
+        "max_position_embeddings": 163840,
+        # Of engines' own code, that transformers has none of.
+        "topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1}),
 }
 
 
@@ -37,6 +40,14 @@ def config_of(shape, layers=None):
     if layers and kind == "deepseek_v3":
         cut["first_k_dense_replace"] = 1  # of 3 dense layers before the first with experts
     return AutoConfig.for_model(kind, **{**keys, **cut})
+
+
+def save_config(config, folder, dtype="bfloat16"):
+    """A model without weights: all that an engine wants to make some."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    config.update({"architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]],
+                   "dtype": dtype})
+    config.save_pretrained(folder)
 
 
 def random_model(config, device, dtype="bfloat16"):

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 import sys
 
 from measure.command import CannotRun
@@ -12,6 +13,7 @@ from measure.engines import gpu_busy_s, watch_gpu
 
 LARGEST = 0.035  # of a weight, about as in trained ones
 E4M3_MAX = 448.0
+EXPERTS_MAX, RANKS_MAX = 4096, 64  # for seeds that differ
 
 
 def register():
@@ -63,28 +65,31 @@ def layers_here(scheduler):
 
 
 def grow(scheduler):
-    grow_dummies(scheduler.tp_worker.model_runner.model, rank())
+    model = scheduler.tp_worker.model_runner.model
+    grow_dummies(model, rank())
+    derived = getattr(model, "post_load_weights", None)
+    if derived:  # latent attention multiplies by parts of a weight that are kept apart
+        derived()
 
 
 def grow_dummies(model, rank_here):
     """SGLang's dummy weights, of 0.001 at most, to the size of trained ones, on one of its ranks.
 
-    Else experts add nothing that a result could show, and those of all ranks are the same, as are
-    their parts of the head. Those in fp8 are nearly all zero with a scale of one, so that they get
-    others. As what is of one size is also alike, the head would say every token again.
+    Else experts add nothing that a result could show, and ranks' parts of the head are the same.
+    Those in fp8 are nearly all zero with a scale of one, so that they get others. As what is of one
+    size is also alike, the head would say every token again.
     """
-    import torch
+    parts = parts_of(model)
     for name, weight in model.named_parameters():
         weight = weight.data
-        is_apart = "experts" in name or "lm_head" in name
-        largest = LARGEST * (1 + rank_here / 8 if is_apart else 1)
-        if weight.ndim == 1 and "norm" in name:
+        largest = LARGEST * (1 + rank_here / 8 if "lm_head" in name else 1)
+        if name in parts:
+            for part, seed in parts[name]:
+                draw(part, seed)
+        elif weight.ndim == 1 and "norm" in name:
             weight.fill_(1)
         elif weight.element_size() == 1:
-            seeded = torch.Generator(weight.device).manual_seed(weight.numel())
-            for part in weight if weight.ndim > 2 else [weight]:  # an expert's
-                part.copy_(torch.empty(part.shape, device=weight.device).uniform_(
-                    -E4M3_MAX, E4M3_MAX, generator=seeded))
+            draw(weight, weight.numel())
         elif weight.ndim > 1:
             if "scale" in name:
                 weight.fill_(largest / E4M3_MAX)
@@ -92,6 +97,39 @@ def grow_dummies(model, rank_here):
                 weight.mul_(largest / 0.001)
             if "lm_head" in name:
                 weight.copy_(weight.flip(1))
+
+
+def parts_of(model):
+    """{a parameter: [(the part of one expert, its seed)]}. An expert's numbers are the same on
+    whichever rank and in whichever slot it is, as contestants place them otherwise, and those of a
+    shared one if it is a slot behind the others or a module of its own."""
+    found = {}
+    for name, module in model.named_modules():
+        if hasattr(module, "w13_weight"):
+            routed = len(module.w13_weight) - module.num_fused_shared_experts
+            experts = [module.moe_ep_rank * routed + slot + 1 if slot < routed else 0
+                       for slot in range(len(module.w13_weight))]
+            weights, shard = ("w13_weight", "w2_weight"), module.moe_tp_rank
+        elif name.endswith(("shared_expert", "shared_experts")):
+            experts, weights, shard = [0], ("gate_up_proj.weight", "down_proj.weight"), 0
+        else:
+            continue
+        layer = int(re.search(r"\d+", name)[0])
+        for number, each in enumerate(weights):
+            weight = module.get_parameter(each).data
+            found[f"{name}.{each}"] = [
+                (part, ((layer * EXPERTS_MAX + expert) * 2 + number) * RANKS_MAX + shard)
+                for expert, part in zip(experts, weight if weight.ndim > 2 else [weight])]
+    return found
+
+
+def draw(weight, seed):
+    """Numbers of this seed, as large as trained ones or, in fp8, as its codes can be."""
+    import torch
+    most = E4M3_MAX if weight.element_size() == 1 else LARGEST
+    seeded = torch.Generator(weight.device).manual_seed(seed)
+    weight.copy_(torch.empty(weight.shape, device=weight.device).uniform_(
+        -most, most, generator=seeded))
 
 
 ASKED = {"grow": grow, "watch": watch_gpu, "busy": gpu_busy_s, "layers": layers_here}
