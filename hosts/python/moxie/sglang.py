@@ -400,8 +400,7 @@ def _dispatcher(make, moe_runner_config, quant_method):
     if backend is None or not backend.is_triton():
         raise _not_taken(f"experts of {type(quant_method).__name__}, whose runner is {backend}; "
                          f"{NO_OTHER}")
-    # Some models scale whole sums, in which shared experts are; the layer asks for this next, and
-    # its router then scales weights, whatever the model does.
+    # The layer asks for this next: its router then scales weights, else the model would the sums.
     quant_method.fuse_routed_scaling_factor_in_topk = True
     return MoxieDispatcher(backend)
 
