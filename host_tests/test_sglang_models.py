@@ -39,17 +39,19 @@ GROUPS = {"n_routed_experts": EXPERTS, "n_shared_experts": 1, "n_group": 4, "top
 QWEN = {"num_experts": EXPERTS, "shared_expert_intermediate_size": INNER, "decoder_sparse_step": 1}
 # Of each model: SGLang's block, transformers' and what more its configuration has.
 BLOCKS = {
-    "deepseek_v2": ("deepseek_v2.DeepseekV2MoE", "DeepseekV2Moe", {
+    "deepseek_v2": ("deepseek_v2.DeepseekV2MoE", "deepseek_v2.DeepseekV2Moe", {
         **GROUPS, **SIGMOID, "topk_method": "group_limited_greedy", "scoring_func": "softmax",
         "norm_topk_prob": False}),
-    "deepseek_v3": ("deepseek_v2.DeepseekV2MoE", "DeepseekV3MoE", {**GROUPS, **SIGMOID}),
-    "glm4_moe": ("glm4_moe.Glm4MoeSparseMoeBlock", "Glm4MoeMoE", GROUPS),
-    "minimax_m2": ("minimax_m2.MiniMaxM2MoE", "MiniMaxM2SparseMoeBlock", {
+    "deepseek_v3": ("deepseek_v2.DeepseekV2MoE", "deepseek_v3.DeepseekV3MoE", {**GROUPS, **SIGMOID}),
+    "glm4_moe": ("glm4_moe.Glm4MoeSparseMoeBlock", "glm4_moe.Glm4MoeMoE", GROUPS),
+    "minimax_m2": ("minimax_m2.MiniMaxM2MoE", "minimax_m2.MiniMaxM2SparseMoeBlock", {
         "num_local_experts": EXPERTS, "intermediate_size": INNER, "use_routing_bias": True,
         "scoring_func": "sigmoid"}),
-    "qwen2_moe": ("qwen2_moe.Qwen2MoeSparseMoeBlock", "Qwen2MoeSparseMoeBlock", QWEN),
-    "qwen3_moe": ("qwen3_moe.Qwen3MoeSparseMoeBlock", "Qwen3MoeSparseMoeBlock", QWEN),
-    "qwen3_next": ("qwen2_moe.Qwen2MoeSparseMoeBlock", "Qwen3NextSparseMoeBlock", QWEN),
+    "qwen2_moe": ("qwen2_moe.Qwen2MoeSparseMoeBlock", "qwen2_moe.Qwen2MoeSparseMoeBlock", QWEN),
+    "qwen3_moe": ("qwen3_moe.Qwen3MoeSparseMoeBlock", "qwen3_moe.Qwen3MoeSparseMoeBlock", QWEN),
+    "qwen3_5_moe_text": ("qwen2_moe.Qwen2MoeSparseMoeBlock", "qwen3_5_moe.Qwen3_5MoeSparseMoeBlock",
+                         {**QWEN, "norm_topk_prob": True}),
+    "qwen3_next": ("qwen2_moe.Qwen2MoeSparseMoeBlock", "qwen3_next.Qwen3NextSparseMoeBlock", QWEN),
 }
 
 
@@ -62,8 +64,9 @@ def config_of(kind):
 
 def reference(kind, config):
     """transformers' block in float, with weights that bf16 has."""
-    models = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
-    block = getattr(models, BLOCKS[kind][1])(config).float().eval()
+    model, name = BLOCKS[kind][1].split(".")
+    models = importlib.import_module(f"transformers.models.{model}.modeling_{model}")
+    block = getattr(models, name)(config).float().eval()
     for name, weight in block.state_dict().items():
         seeded = torch.Generator().manual_seed(len(name) + weight.numel())
         drawn = torch.randn(weight.shape, generator=seeded) / weight.shape[-1] ** 0.5

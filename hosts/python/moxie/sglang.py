@@ -264,8 +264,10 @@ class FusedExperts(Borrower):
 # Whose blocks of experts leave sums alone that are whole already, call experts for no rows, too, and
 # compute their shared experts for the rows of the own rank.
 MODELS = ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM",
-          "Glm4MoeForCausalLM", "GlmMoeDsaForCausalLM", "MiniMaxM2ForCausalLM",
-          "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM", "Qwen3NextForCausalLM")
+          "Glm4MoeForCausalLM", "Glm4vMoeForConditionalGeneration", "GlmMoeDsaForCausalLM",
+          "MiniMaxM2ForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM",
+          "Qwen3NextForCausalLM", "Qwen3VLMoeForConditionalGeneration", "Qwen3_5MoeForCausalLM",
+          "Qwen3_5MoeForConditionalGeneration")
 # SGLang's arguments that do not go with it, or that nobody has run with it; and what some of them
 # may be that is not nothing.
 APART = ("cpu_offload_gb", "dwdp_size", "elastic_ep_backend", "enable_deterministic_inference",
