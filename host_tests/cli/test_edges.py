@@ -393,6 +393,10 @@ class Documents(Case):
         self.assertIn("1000 repetitions", " ".join(self.moxie("bench", "--help")[0].split()))
         refused = self.document("run", *MIXTRAL, "--ranks", "2", "--dispatcher", "local", "--dispatch-sms", "3", code=2)
         self.assertIn("dispatch_sms", [warning["key"] for warning in refused["warnings"]])
+        for command in (["run", *MIXTRAL], bench):
+            self.assertEqual(self.document(*command)["warnings"], [])
+            warning, = self.document(*command, "--dispatch-sms", "3")["warnings"]
+            self.assertEqual(warning["key"], "dispatch_sms")
         found = self.document(*bench)
         self.assertEqual((found["row_format"], found.get("dispatch_format")), ("f16", None))
         over_ranks = [*bench, "--ranks", "2", "--skew", "1.5", "--dispatch-format", "fp8_block128"]

@@ -355,6 +355,14 @@ static int check_ranks(const struct bench_run *run, struct fault *fault)
     return EXIT_OK;
 }
 
+static json_t *document_of(const struct bench_run *run, const struct instance *instance)
+{
+    json_t *document = bench_document(run);
+
+    (void)json_object_set_new(document, "warnings", instance_warnings(instance));
+    return document;
+}
+
 int command_bench(int argc, char **argv, struct fault *fault)
 {
     const struct argp argp = {table_of_options, parse, NULL, doc, children, NULL, NULL};
@@ -388,7 +396,7 @@ int command_bench(int argc, char **argv, struct fault *fault)
     TRY(find_anchors(&run, fault));
     TRY(run_ranks(&run, &plugin, config, fault));
     if (options.rank.common.json)
-        st = json_print(bench_document(&run), fault);
+        st = json_print(document_of(&run, &instance), fault);
     else
         bench_print(&run);
 out:

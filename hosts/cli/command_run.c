@@ -222,22 +222,26 @@ static double median_ms(const json_t *result)
     return numbers_quantile(values, count, 0.5) / 1000;
 }
 
-static int report(const struct run_options *options, const struct outcome *outcome,
-                  const struct distance *distance, struct fault *fault)
+// warnings: of the instance that was opened first; an array, released.
+static int report_json(const struct outcome *outcome, const struct distance *distance,
+                       json_t *warnings, struct fault *fault)
+{
+    return json_print(json_pack("{s:I, s:i, s:O, s:O, s:s, s:o, s:o, s:o, s:o}", "tokens",
+                                (json_int_t)outcome->source->inputs.tokens, "ranks", outcome->ranks,
+                                "runner", json_object_get(outcome->result, "runner"), "dispatcher",
+                                json_object_get(outcome->result, "dispatcher"), "weights",
+                                format_word(outcome->source->layout.w1.format), "relative_error",
+                                json_number(distance->relative), "max_abs_error",
+                                json_number(distance->max_abs), "time_ms",
+                                json_number(median_ms(outcome->result)), "warnings", warnings),
+                      fault);
+}
+
+static void report(const struct outcome *outcome, const struct distance *distance)
 {
     const char *runner = json_string_value(json_object_get(outcome->result, "runner"));
     const char *dispatcher = json_string_value(json_object_get(outcome->result, "dispatcher"));
-    double time_ms = median_ms(outcome->result);
 
-    if (options->rank.common.json)
-        return json_print(json_pack("{s:I, s:i, s:s, s:s, s:s, s:o, s:o, s:o}", "tokens",
-                                    (json_int_t)outcome->source->inputs.tokens, "ranks",
-                                    outcome->ranks, "runner", runner, "dispatcher", dispatcher,
-                                    "weights", format_word(outcome->source->layout.w1.format),
-                                    "relative_error", json_number(distance->relative),
-                                    "max_abs_error", json_number(distance->max_abs), "time_ms",
-                                    json_number(time_ms)),
-                          fault);
     (void)printf("tokens          %lld\n", (long long)outcome->source->inputs.tokens);
     (void)printf("ranks           %d\n", outcome->ranks);
     (void)printf("runner          %s\n", runner);
@@ -249,12 +253,11 @@ static int report(const struct run_options *options, const struct outcome *outco
         (void)printf("relative error  %.3e\n", distance->relative);
         (void)printf("max abs error   %.3e\n", distance->max_abs);
     }
-    (void)printf("time            %.3f ms\n", time_ms);
-    return EXIT_OK;
+    (void)printf("time            %.3f ms\n", median_ms(outcome->result));
 }
 
 static int finish(const struct run_options *options, const struct outcome *outcome,
-                  struct fault *fault)
+                  const struct instance *instance, struct fault *fault)
 {
     const struct tensor_out tensor = {
         .name = "output",
@@ -268,7 +271,10 @@ static int finish(const struct run_options *options, const struct outcome *outco
 
     TRY(compare(outcome, &distance, fault));
     // What was measured is said also when it cannot be written.
-    TRY(report(options, outcome, &distance, fault));
+    if (options->rank.common.json)
+        TRY(report_json(outcome, &distance, instance_warnings(instance), fault));
+    else
+        report(outcome, &distance);
     if (options->output != NULL) TRY(safetensors_write(options->output, &tensor, fault));
     if (options->tolerance >= 0 && !(distance.relative <= options->tolerance))
         st = fault_set(fault, EXIT_TOLERANCE, "relative error %.3e exceeds the tolerance %.3e",
@@ -347,7 +353,7 @@ int command_run(int argc, char **argv, struct fault *fault)
     if (preflight_device(&instance)->direct) TRY(check_memory(&options, &source, &instance, fault));
     TRY(allocate_output(&outcome, fault));
     TRY(run_ranks(&options, &plugin, config, &outcome, fault));
-    TRY(finish(&options, &outcome, fault));
+    TRY(finish(&options, &outcome, &instance, fault));
 out:
     st = json_refusal(options.rank.common.json, st, instance_warnings(&instance), fault);
     st = instance_finish(&instance, st, fault);
