@@ -1,6 +1,6 @@
-"""Blocks of experts of SGLang's own models over two ranks, with Moxie's experts and exchange in
-them, against transformers' blocks of the same weights, which know of no ranks: router, scaling of
-its weights, shared experts, ranks of unequal rows and without any.
+"""Blocks of experts of SGLang's own models over two and four ranks, with Moxie's experts and
+exchange in them, against transformers' blocks of the same weights, which know of no ranks: router,
+scaling of its weights, shared experts, ranks of unequal rows and without any.
 
 Wants torch, SGLang and transformers, or exits with 77; with MOXIE_TEST_DEVICE=cuda a GPU for each
 rank. sglang_case.py says what else.
@@ -122,7 +122,7 @@ def check_block(kind, rank):
     load(ours, theirs.state_dict(), rank)
     runner = ours.experts.runner
     assert isinstance(runner.fused_func, adapter.ExchangingExperts), runner
-    for number, shares in enumerate(((9, 4), (0, 7))):
+    for number, shares in enumerate(((9, 4, 1, 0), (0, 7, 3, 5))):
         seeded = torch.Generator().manual_seed(10 * number + rank)
         x = torch.randn(shares[rank], HIDDEN, generator=seeded).bfloat16()
         with torch.no_grad(), on_this_device(ours):
@@ -143,10 +143,17 @@ def run_rank(folder, rank):
 
 
 class Ranks(unittest.TestCase):
-    def test_all(self):
+    def check(self, ranks):
         with tempfile.TemporaryDirectory() as folder:
-            rank_processes.run(self, __file__, folder, RANKS, SECONDS, lambda rank: {
-                "MOXIE_TEST_INDEX": "0" if ON_CPU else str(rank)})
+            rank_processes.run(self, __file__, folder, ranks, SECONDS, lambda rank: {
+                "MOXIE_TEST_RANKS": str(ranks), "MOXIE_TEST_INDEX": "0" if ON_CPU else str(rank)})
+
+    def test_two(self):
+        self.check(2)
+
+    @unittest.skipUnless(ON_CPU or torch.cuda.device_count() >= 4, "torch sees fewer than 4 GPUs")
+    def test_four(self):
+        self.check(4)
 
 
 if __name__ == "__main__":

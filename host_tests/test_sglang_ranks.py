@@ -10,6 +10,7 @@ what else.
 import contextlib
 import functools
 import json
+import os
 import pathlib
 import sys
 import tempfile
@@ -34,7 +35,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry
 from sglang.srt.runtime_context import get_flags
 from sglang.srt.server_args import ServerArgs
 
-RANKS, SECONDS, TOKENS_MAX = 2, 100, 16
+RANKS, SECONDS, TOKENS_MAX = int(os.environ.get("MOXIE_TEST_RANKS", "2")), 100, 16
 MODEL = {"model_type": "qwen3_moe", "hidden_size": 64, "intermediate_size": 128,
          "moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 2,
          "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
