@@ -10,6 +10,7 @@ import gc
 import itertools
 import os
 import sys
+import types
 import unittest
 from unittest import mock
 
@@ -190,6 +191,13 @@ class Selection(unittest.TestCase):
             self.assertIn(text, reason or "")
         ours = parallel(2, 0, dp_size=2, all2all_backend="deepep_high_throughput")
         self.assertIn("parallel config", self.why_not(moe_parallel_config=ours))
+        ours = parallel(2, 0, dp_size=2)
+        self.assertIn("1 experts on 2 ranks", self.why_not(
+            moe_parallel_config=ours, num_experts=1, num_local_experts=1, experts_per_token=1))
+        config = types.SimpleNamespace(offload_config=types.SimpleNamespace(
+            uva=types.SimpleNamespace(cpu_offload_gb=1)))
+        with mock.patch.object(adapter, "get_current_vllm_config_or_none", lambda: config):
+            self.assertIn("--cpu-offload-gb", self.why_not())
         with mock.patch.object(type(ours), "use_batched_activation_format", True):
             self.assertIn("batched", self.why_not())
 

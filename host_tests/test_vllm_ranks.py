@@ -199,9 +199,19 @@ def check_what_is_left(rank):
         moe = Part(Case(experts=experts), rank, (8, 8), **more).moe
         assert not adapter.dispatches(moe), more
 
+    moe = Part(Case(), rank, (8, 8)).moe
+    plain = {"enable_elastic_ep": False, "pipeline_parallel_size": 1, "use_ray": False}
+    for more, ray_v2, is_taken in (
+            ({}, False, True), ({"enable_elastic_ep": True}, True, False),
+            ({"pipeline_parallel_size": 2}, True, False), ({"use_ray": True}, True, True),
+            ({"use_ray": True}, False, False)):
+        config = types.SimpleNamespace(parallel_config=types.SimpleNamespace(**{**plain, **more}))
+        with mock.patch.object(adapter, "get_current_vllm_config_or_none", lambda: config), \
+                mock.patch.object(adapter.envs, "VLLM_USE_RAY_V2_EXECUTOR_BACKEND", ray_v2):
+            assert adapter.dispatches(moe) is is_taken, (more, ray_v2)
+
     def make(moe, quant_config, eep_stage=False):
         return "vLLM's"
-    moe = Part(Case(), rank, (8, 8)).moe
     moe.moxie_dispatches = True
     made = adapter._dispatching_by_moxie(make)
     assert isinstance(made(moe, None), adapter.MoxieDispatch)

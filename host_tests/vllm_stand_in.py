@@ -168,6 +168,10 @@ class MoEPrepareAndFinalizeNoDPEPModular:
         weight_and_reduce.apply(output, fused_out, *given)
 
 
+def get_current_vllm_config_or_none():
+    return None
+
+
 def get_ep_group():
     raise AssertionError("expert parallel group is not initialized")
 
@@ -272,7 +276,9 @@ def modules():
     oracle = MOE + "oracle."
     found = {
         "vllm": {"__version__": "0.26.0 (a stand-in)"},
+        "vllm.config": [get_current_vllm_config_or_none],
         "vllm.distributed": [get_ep_group],
+        "vllm.envs": {"VLLM_USE_RAY_V2_EXECUTOR_BACKEND": True},
         "vllm.forward_context": [get_forward_context, is_forward_context_available],
         "vllm.logger": {"init_logger": lambda name: Logger(logging.getLogger(name), {})},
         "vllm.platforms": {"current_platform": platform},

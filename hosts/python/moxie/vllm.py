@@ -19,6 +19,7 @@ import sys
 
 import torch
 import vllm
+from vllm import envs
 from vllm.logger import init_logger
 
 from moxie import abi, ranks
@@ -26,6 +27,7 @@ from moxie.engine import LAYERS_MAX, Borrower, Engine, check_rows
 from moxie.modules import NUMBERS, keys_of, marks_of, refusal
 
 try:
+    from vllm.config import get_current_vllm_config_or_none
     from vllm.distributed import get_ep_group
     from vllm.forward_context import get_forward_context, is_forward_context_available
     from vllm.model_executor.layers.fused_moe import modular_kernel
@@ -107,11 +109,37 @@ def dispatches(moe):
     """Whether Moxie moves the rows of a layer, where vLLM would gather those of all ranks: each
     rank has its own tokens and the same number of experts, and all are on one host."""
     parallel = moe.moe_parallel_config
-    return (exchange() == "moxie"
-            and parallel.use_ag_rs_all2all_kernels
-            and parallel.ep_size == parallel.dp_size * parallel.sp_size
-            and moe.num_experts == moe.num_local_experts * parallel.ep_size
-            and not get_ep_group().device_communicator.all2all_manager.internode)
+    if (exchange() != "moxie"
+            or not parallel.use_ag_rs_all2all_kernels
+            or parallel.ep_size != parallel.dp_size * parallel.sp_size
+            or moe.num_experts != moe.num_local_experts * parallel.ep_size
+            or get_ep_group().device_communicator.all2all_manager.internode):
+        return False
+    apart = _apart()
+    if apart:
+        logger.warning_once("Moxie leaves rows between ranks to vLLM: %s", apart)
+    return apart is None
+
+
+def _apart():
+    """What of vLLM's configuration does not go with Moxie's exchange, or None."""
+    config = get_current_vllm_config_or_none()
+    if config is None:
+        return None
+    parallel = config.parallel_config
+    if parallel.enable_elastic_ep:
+        return "--enable-elastic-ep: ranks that join have other kernels than those that were there"
+    if parallel.pipeline_parallel_size > 1:
+        return ("--pipeline-parallel-size: vLLM hears no failure of a stage but the last, which "
+                "goes on with zeros")
+    if parallel.use_ray and not envs.VLLM_USE_RAY_V2_EXECUTOR_BACKEND:
+        return "VLLM_USE_RAY_V2_EXECUTOR_BACKEND=0: nothing sees failures in replayed graphs there"
+    return None
+
+
+def _offloads():
+    config = get_current_vllm_config_or_none()
+    return config is not None and config.offload_config.uva.cpu_offload_gb > 0
 
 
 def _device_here():
@@ -125,12 +153,17 @@ def why_not(moe, weight_key, activation_key):
 
     moe: vLLM's FusedMoEConfig. The keys are vLLM's, of how weights and rows are quantised.
     """
-    batched = moe.moe_parallel_config.use_batched_activation_format
+    parallel = moe.moe_parallel_config
+    batched = parallel.use_batched_activation_format
     taken, reason = MoxieExperts.is_supported_config(
         MoxieExperts, moe, weight_key, activation_key,
         modular_kernel.FusedMoEActivationFormat.BatchedExperts if batched else STANDARD)
     if not taken:
         return reason
+    if parallel.use_ep and moe.num_experts < parallel.ep_size:  # all say so, not those without one
+        return f"{moe.num_experts} experts on {parallel.ep_size} ranks leave some without any"
+    if _offloads():
+        return "kernel does not read weights that --cpu-offload-gb has left in the host's memory"
     gates = [name for name in ("swiglu_limit", "swiglu_alpha", "swiglu_beta")
              if getattr(moe, name, None) is not None]
     if gates:
@@ -285,6 +318,7 @@ def _preferring_moxie(select, backend):
     def selected(*given, **named):
         asked = inspect.signature(select).bind(*given, **named).arguments
         moe = asked.get("moe_config", asked.get("config"))
+        moe.moxie_dispatches = False  # or as was found earlier, for experts that are vLLM's now
         if moe.moe_backend != "auto":
             return select(*given, **named)  # somebody has chosen another
         reason = why_not(moe, asked.get("weight_key"), asked.get("activation_key"))
