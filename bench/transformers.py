@@ -73,6 +73,9 @@ def parse(arguments):
         options.model_config = make_config(options)
     except (OSError, ValueError) as error:  # what transformers has for files and for their text
         parser.error(f"--config {options.config}: {error}")
+    if type(options.model_config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        parser.error(f"--config {options.config}: transformers has no causal language model of "
+                     f"{type(options.model_config).__name__}; its text_config may be one")
     return options
 
 
@@ -257,7 +260,7 @@ def check_that_moxie_ran(contestant):
     """A model that lets nobody choose runs the same code under every name."""
     contestant.choose()
     ran = adapter.describe(contestant.model)
-    layers = contestant.model.config.num_hidden_layers
+    layers = contestant.model.config.get_text_config().num_hidden_layers
     if not ran or adapter.NOT_PREPARED in ran.values():
         raise CannotRun(f"Moxie ran none or not all of this {contestant.model.config.model_type} "
                         f"of {layers} layers, so nothing was measured: its experts are "
@@ -273,8 +276,8 @@ def measure(options):
         model = random_model(options.model_config, options.device, options.dtype).eval()
         names = ["moxie", *options.against]
         contestants = [Contestant(name, model, options) for name in names]
-        prompt = torch.randint(0, model.config.vocab_size, (options.batch, options.prompt),
-                               device=options.device)
+        prompt = torch.randint(0, model.config.get_text_config().vocab_size,
+                               (options.batch, options.prompt), device=options.device)
         found = describe(options)
         found["logits"] = compare(contestants, prompt)
         check_that_moxie_ran(contestants[0])

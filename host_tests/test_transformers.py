@@ -181,11 +181,16 @@ class Benchmark(Case):
         self.addCleanup(config.close)
         config.write('{"model_type": "no_such_model"}')
         config.flush()
+        pictures = tempfile.NamedTemporaryFile(suffix=".json", mode="w")
+        self.addCleanup(pictures.close)
+        pictures.write('{"model_type": "qwen3_vl_moe"}')
+        pictures.flush()
         for arguments, words in ((["--against", "egaer"], "egaer is none of "),
                                  (["--against", "moxie"], "moxie is none of "),
                                  (["--against", ","], "nothing is none of "),
                                  (["--config", "/nowhere/config.json"], "/nowhere/config.json"),
                                  (["--config", config.name], "no_such_model"),
+                                 (["--config", pictures.name], "causal language model of Qwen3VL"),
                                  (["--shape", "tinny"], "tinny"),
                                  (["--layers", "-1"], "-1 is not 0 or more"),
                                  (["--batch", "0"], "0 is not 1 or more"),

@@ -15,6 +15,7 @@ from transformers_case import (
     model_of, prompt, relative, toy, toy_input)
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
 from moxie import MoxieError, abi, gates, modules
@@ -37,7 +38,7 @@ class Forms(Case):
         for act, name in named.items():
             with self.subTest(act):
                 module = toy(Options(act, gated=act != "relu2"))
-                self.assertEqual(gates.recognise(module, DEVICE)[1]["activation"], name)
+                self.assertEqual(gates.recognise(module, DEVICE, "toy")[1]["activation"], name)
                 self.compare(module, toy_input())
 
     def test_gates_of_the_module_itself(self):
@@ -239,19 +240,41 @@ class Refusals(Case):
                              "silu, gelu")
         self.refused(toy(Options(), clamped_to(-20.0, none, none)), toy_input(),
                      abi.E_UNSUPPORTED, "silu, gelu")
-        self.assertEqual(gates.recognise(toy(Options(), clamped_to(-none, none, none)), DEVICE)[1],
-                         {"activation": "silu"})
+        self.assertEqual(gates.recognise(toy(Options(), clamped_to(-none, none, none)), DEVICE,
+                                         "toy")[1], {"activation": "silu"})
 
     def test_norm_after_each_expert(self):
         module = toy(Options())
         module.has_post_expert_norm = True
         self.refused(module, toy_input(), abi.E_UNSUPPORTED, "normalises")
 
+    def test_experts_that_give_their_rows_back(self):
+        """LongCat's, of which an id names one that has no weights."""
+        module = toy(Options())
+        module.config.zero_expert_num = 0
+        module(*toy_input())
+        module = toy(Options())
+        module.config.zero_expert_num = 4
+        self.refused(module, toy_input(), abi.E_UNSUPPORTED, "4 experts more.*bfloat16")
+
+    def test_fake_tensors(self):
+        module = toy(Options())
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            given = [mode.from_tensor(each) for each in toy_input()]
+            self.refused(module, given, abi.E_UNSUPPORTED, "a fake tensor would not hold.*eager")
+
+    def test_names_in_refusals(self):
+        """Those of the model, whatever is refused."""
+        sine = toy(Options(), lambda self, merged: merged.chunk(2, dim=-1)[0].sin())
+        model = torch.nn.ModuleDict({"mlp": sine})
+        with self.assertRaisesRegex(MoxieError, r"^mlp \(Toy\): act_fn SiLU.*gated: an activation"):
+            adapter.prepare(model, top_k=2)
+
     def test_types(self):
         self.refused(toy(Options(), dtype=torch.float64), toy_input(dtype=torch.float64),
                      abi.E_UNSUPPORTED, "float64.*bfloat16")
         self.refused(toy(Options()), toy_input(dtype=torch.float64), abi.E_UNSUPPORTED,
-                     "hidden_states is torch.float64")
+                     "hidden_states is torch.float64.*load the model with")
         x, ids, weights = toy_input()
         self.refused(toy(Options()), (x, ids.to(torch.int16), weights), abi.E_UNSUPPORTED,
                      "top_k_index is torch.int16")

@@ -22,7 +22,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from moxie import abi, gates, modules
+from moxie import MoxieError, abi, gates, modules
 
 
 def configurations(folder):
@@ -226,6 +226,12 @@ class Layers(Case):
     def test_top_k_by_every_name(self):
         for name in adapter._TOP_K_NAMES:
             self.assertEqual(adapter._top_k_of(types.SimpleNamespace(**{name: 5})), 5)
+
+    def test_top_k_of_each_layer(self):
+        """As HunYuan's configuration may have it."""
+        self.assertEqual(adapter._top_k_of(types.SimpleNamespace(moe_topk=[3, 3])), 3)
+        with self.assertRaisesRegex(MoxieError, r"moe_topk is \[1, 2\].*run the model once"):
+            adapter._top_k_of(types.SimpleNamespace(moe_topk=[1, 2]))
 
     def test_top_k_of_every_model_there_is(self):
         """Of this transformers; defaults may be None, but their name has to be known."""

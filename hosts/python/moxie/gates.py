@@ -80,14 +80,15 @@ def _same(seen, wanted):
     return seen.shape == wanted.shape and torch.allclose(seen.float(), wanted, rtol=1e-4, atol=1e-5)
 
 
-def _name(module):
+def _described(module):
     act = getattr(module, "act_fn", None)
     act = f"act_fn {type(act).__name__}, " if act is not None else ""
-    return f"{type(module).__name__}: {act}{'gated' if module.has_gate else 'not gated'}"
+    return f"{act}{'gated' if module.has_gate else 'not gated'}"
 
 
-def recognise(module, device):
-    """(order of w1's rows, configuration keys) of an experts module; MoxieError when it is none."""
+def recognise(module, device, name):
+    """(order of w1's rows, configuration keys) of an experts module; MoxieError when it is none,
+    which calls the module by this name."""
     gate, up = _samples(device, _constants(module, LIMITS, []))
     cause = None
     try:
@@ -106,6 +107,6 @@ def recognise(module, device):
     except Exception as error:  # code of a model, which may want more than numbers
         cause = error
     raised = f" (it raised {type(cause).__name__}: {cause})" if cause is not None else ""
-    raise MoxieError(E_UNSUPPORTED, -1, f"{_name(module)}: an activation that Moxie does not have"
-                     f"{raised}; supported are {SUPPORTED}. Keep "
+    raise MoxieError(E_UNSUPPORTED, -1, f"{name}: {_described(module)}: an activation that Moxie "
+                     f"does not have{raised}; supported are {SUPPORTED}. Keep "
                      "experts_implementation='grouped_mm' for this model") from cause

@@ -229,14 +229,23 @@ def _check_place(name, parts):
                       "the module one in the device_map")
 
 
+def named(module, path=""):
+    """A module in refusals. path: its dotted name in the model, where it is known."""
+    return f"{path} ({type(module).__name__})" if path else type(module).__name__
+
+
 def check_module(module, parts, path=""):
-    """Refuses, by a MoxieError, what a description of the weights cannot say. path: the module's
-    dotted name in the model, where it is known."""
-    name = f"{path} ({type(module).__name__})" if path else type(module).__name__
+    """Refuses, by a MoxieError, what a description of the weights cannot say. path: as of named."""
+    name = named(module, path)
     _check_place(name, parts)
     if getattr(module, "has_post_expert_norm", False):  # younger than the interface
         raise refusal(abi.E_UNSUPPORTED, f"{name}: normalises the output of each expert, which "
                       "Moxie does not; keep experts_implementation='grouped_mm' for this model")
+    more = getattr(getattr(module, "config", None), "zero_expert_num", 0)
+    if more:  # FP8Experts takes the place of modules that have them, and knows nothing of them
+        raise refusal(abi.E_UNSUPPORTED, f"{name}: the model has {more} experts more, that give "
+                      "their rows back (zero_expert_num); fp8 experts of transformers leave them "
+                      "out: load the model in bfloat16")
     for what, each in zip(("gate and up", "down"), parts[:2]):
         if each.dim() != 3:  # of experts that are one by one, or gathered for each forward
             raise refusal(abi.E_UNSUPPORTED, f"{name}: the weights of {what} are "

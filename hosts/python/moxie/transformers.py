@@ -34,7 +34,7 @@ except ImportError:  # it is younger than ExpertsInterface
 from moxie import abi, gates
 from moxie.host import Libraries, default_path
 from moxie.modules import (
-    FLOATS, INTEGERS, NUMBERS, Shared, check_module, keys_of, kind_of, layers_of, marks_of,
+    FLOATS, INTEGERS, NUMBERS, Shared, check_module, keys_of, kind_of, layers_of, marks_of, named,
     parts_of, readable_scales, refusal, shaped_scales, sizes_of, tensors_of, weight_format_of,
     with_room)
 
@@ -213,7 +213,7 @@ def _prepare(module, parts, model, path, number, device, top_k):
         raise refusal(abi.E_CAPTURING, f"{type(module).__name__}: this layer is not prepared, and "
                       "cannot be while a graph is captured: call moxie.transformers.prepare(model)"
                       ", or the model once, before the capture")
-    order, activation = gates.recognise(module, device)
+    order, activation = gates.recognise(module, device, named(module, path))
     weight_format, scales = weight_format_of(module, parts), readable_scales(parts)
     config = {**keys_of(device, weight_format, number), "num_layers": layers_of(module.config),
               **_settings, **sizes_of(module, parts), **activation, "top_k": top_k}
@@ -264,6 +264,12 @@ def _top_k_of(config):
         value = getattr(config, name, None)
         if isinstance(value, int):
             return value
+        if isinstance(value, (list, tuple)) and value:  # one for each layer
+            if value.count(value[0]) == len(value):
+                return value[0]
+            raise refusal(abi.E_INVALID, f"{type(config).__name__}.{name} is {list(value)}, and a "
+                          "module does not say which layer it is: run the model once instead of "
+                          "prepare(model)")
     raise refusal(abi.E_INVALID, f"{type(config).__name__} does not say how many experts a token "
                   "has: give prepare(model, top_k=...)")
 
@@ -366,7 +372,8 @@ def _check_input(module, x, ids, weights, w1):
         if each.dtype not in dtypes or each.dim() != 2:
             raise refusal(abi.E_UNSUPPORTED, f"{name}: {what} is {each.dtype} of shape "
                           f"{list(each.shape)}; Moxie takes two dimensions of float32, bfloat16 or "
-                          "float16, and for top_k_index of int32 or int64")
+                          "float16, and for top_k_index of int32 or int64: load the model with one "
+                          "of the first three as dtype")
     if ids.shape != weights.shape or ids.shape[0] != x.shape[0]:
         raise refusal(abi.E_INVALID, f"{name}: hidden_states is {list(x.shape)}, top_k_index "
                       f"{list(ids.shape)} and top_k_weights {list(weights.shape)}; Moxie takes "
@@ -391,6 +398,13 @@ def _is_recorded():
     recorder = sys.modules.get("torch.fx.experimental.proxy_tensor")
     return recorder is not None and recorder.get_proxy_mode() is not None
 
+
+def _is_fake(tensor):
+    """Whether it has a shape and no numbers: of a module that torch has imported then."""
+    module = sys.modules.get("torch._subclasses.fake_tensor")
+    return module is not None and isinstance(tensor, module.FakeTensor)
+
+
 # Of torch.func, whose tensors are nowhere: those of grad, vmap and the like.
 _is_wrapped = getattr(getattr(torch._C, "_functorch", None), "is_functorch_wrapped_tensor",
                       lambda each: False)
@@ -411,6 +425,8 @@ def _forward(module, x, ids, weights):
         raise _unrecorded(module, "a trace", "trace")
     if _is_recorded():
         raise _unrecorded(module, "a graph of make_fx", "trace")
+    if _is_fake(x):
+        raise _unrecorded(module, "a fake tensor", "run")
     parts = parts_of(module)
     _check_transforms(module, (x, ids, weights, *tensors_of(parts)))
     graded = torch.is_grad_enabled() and any(
