@@ -19,7 +19,6 @@ import sys
 
 import torch
 import vllm
-from vllm import envs
 from vllm.logger import init_logger
 
 from moxie import abi, ranks
@@ -27,6 +26,7 @@ from moxie.engine import LAYERS_MAX, Borrower, Engine, check_rows
 from moxie.modules import NUMBERS, keys_of, marks_of, refusal
 
 try:
+    from vllm import envs
     from vllm.config import get_current_vllm_config_or_none
     from vllm.distributed import get_ep_group
     from vllm.forward_context import get_forward_context, is_forward_context_available
