@@ -41,7 +41,9 @@ from sglang.srt.layers.moe.utils import MoeRunnerBackend  # noqa: E402
 # What a server has resolved, and nobody has started one.
 FEATURES = types.SimpleNamespace(enable_memory_saver=False)
 DETERMINISTIC = types.SimpleNamespace(enable_deterministic_inference=False)
-STATE = {"get_exec": types.SimpleNamespace(features=FEATURES, deterministic=DETERMINISTIC),
+DISAGG = types.SimpleNamespace(enable_pdmux=False)
+STATE = {"get_disagg": DISAGG,
+         "get_exec": types.SimpleNamespace(features=FEATURES, deterministic=DETERMINISTIC),
          "get_parallel": types.SimpleNamespace(attn_dp_size=1, tp_group=None),
          "get_schedule": types.SimpleNamespace(chunked_prefill_size=16, max_prefill_tokens=32)}
 for getter, answer in STATE.items():

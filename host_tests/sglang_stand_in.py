@@ -256,6 +256,7 @@ def modules():
     """As stand_in.install takes them."""
     features = types.SimpleNamespace(enable_memory_saver=False)
     context = {"get_flags": lambda: FLAGS,
+               "get_disagg": lambda: types.SimpleNamespace(enable_pdmux=False),
                "get_exec": lambda: types.SimpleNamespace(features=features),
                "get_parallel": lambda: types.SimpleNamespace(attn_dp_size=1, tp_group=None),
                "get_schedule": lambda: types.SimpleNamespace(chunked_prefill_size=16,

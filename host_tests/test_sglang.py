@@ -13,7 +13,8 @@ import types
 import unittest
 from unittest import mock
 
-from sglang_case import DETERMINISTIC, FEATURES, FORMS, OUTPUT, REAL, Case, adapter, hooked
+from sglang_case import (
+    DETERMINISTIC, DISAGG, FEATURES, FORMS, OUTPUT, REAL, Case, adapter, hooked)
 
 import torch
 
@@ -43,6 +44,19 @@ class Layers(unittest.TestCase):
 
     def test_biases(self):
         self.check(Case("gpt-oss", bias=True))
+
+    def test_experts_that_change_places(self):
+        """As EPLB has them do: weights and scales are copied to where others were."""
+        for scheme in (None, "block", "channel", "tensor"):
+            with self.subTest(scheme=scheme):
+                case = Case(scheme=scheme)
+                runner = case.made()
+                before = case.run(runner)
+                for each in (*case.weights, *(case.scales if scheme else ())):
+                    moved = each.clone()
+                    each[0], each[3] = moved[3], moved[0]
+                case.ids = torch.where(case.ids == 0, 3, torch.where(case.ids == 3, 0, case.ids))
+                self.assertLess(off_by(case.run(runner), before.float()), 1e-3)
 
     def test_fp8(self):
         for scheme, form in itertools.product(("block", "channel", "tensor"), FORMS):
@@ -245,6 +259,11 @@ class Selection(unittest.TestCase):
         with mock.patch.object(DETERMINISTIC, "enable_deterministic_inference", True):
             self.assertIn("--enable-deterministic-inference",
                           self.run_with(case, case.config(), case.quant()))
+
+    def test_two_streams_at_once(self):
+        case = Case()
+        with mock.patch.object(DISAGG, "enable_pdmux", True):
+            self.assertIn("--enable-pdmux", self.run_with(case, case.config(), case.quant()))
 
     def test_a_library_that_is_not_there(self):
         with mock.patch.dict(os.environ, MOXIE_PLUGIN="/nowhere/libmoxie.so"):

@@ -39,7 +39,8 @@ static double uniform() // 0..1
 struct layer_case {
     // skew: 0 none, 1 all pairs are of the first top_k experts, 2 ids without an expert and a map, 3 half of the pairs are of the first
     // rows_in: weights are [E, K, N]
-    int tokens, hidden, intermediate, experts, top_k, order, activation, skew, bias, weight_on_input, rows_in, format;
+    // one_scale: of fp8 by tensor, gate and up have one together
+    int tokens, hidden, intermediate, experts, top_k, order, activation, skew, bias, weight_on_input, rows_in, format, one_scale;
 };
 
 static bool is_fp8(const layer_case &c)
@@ -151,6 +152,7 @@ static weight_view view_of(const layer_case &c, bool is_down, const void *values
     int order = is_down ? ORDER_PLAIN : c.order, bytes = is_fp8(c) ? 1 : 2;
     int64_t halves = order == ORDER_PLAIN ? 1 : 2, n = is_down ? c.hidden : halves * c.intermediate;
     int64_t k = is_down ? c.intermediate : c.hidden, block_rows = halves * ((n / halves + 127) / 128), columns = (k + 127) / 128;
+    int64_t scales_each = c.one_scale ? 1 : halves;
     v.values = values;
     v.bias = bias;
     v.n = n;
@@ -167,9 +169,9 @@ static weight_view view_of(const layer_case &c, bool is_down, const void *values
     v.scale_row_stride_bytes = c.format == FORMAT_FP8_BLOCK128 ? columns * 4 : 4;
     v.scale_expert_stride_bytes = (c.format == FORMAT_FP8_BLOCK128  ? block_rows * columns
                                    : c.format == FORMAT_FP8_CHANNEL ? n
-                                                                    : halves) *
+                                                                    : scales_each) *
                                   4;
-    v.global_stride = c.format == FORMAT_FP8_TENSOR ? (int32_t)halves : 0;
+    v.global_stride = c.format == FORMAT_FP8_TENSOR ? (int32_t)scales_each : 0;
     return v;
 }
 

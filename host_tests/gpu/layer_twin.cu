@@ -353,6 +353,7 @@ static layer_case random_case()
     c.bias = below(2);
     c.weight_on_input = below(4) == 0;
     c.rows_in = is_fp8(c) ? 0 : below(2);
+    c.one_scale = c.format == FORMAT_FP8_TENSOR ? below(2) : 0;
     return c;
 }
 
@@ -418,6 +419,8 @@ static const layer_case cases[] = {
     {2, 1040, 272, 3, 2, ORDER_INTERLEAVED, ACTIVATION_SWIGLUOAI, 0, 1, 0, 0, FORMAT_FP8_BLOCK128},
     {2, 400, 1168, 3, 2, ORDER_INTERLEAVED, ACTIVATION_SWIGLUOAI, 0, 1, 0, 0, FORMAT_FP8_BLOCK128},
     {5, 256, 160, 4, 2, ORDER_UP_GATE, ACTIVATION_SILU, 2, 1, 1, 0, FORMAT_FP8_TENSOR},
+    {5, 256, 160, 4, 2, ORDER_UP_GATE, ACTIVATION_SILU, 2, 1, 0, 0, FORMAT_FP8_TENSOR, 1},
+    {50, 256, 160, 8, 2, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_FP8_TENSOR, 1},
     {3, 384, 144, 2, 4, ORDER_PLAIN, ACTIVATION_RELU2, 0, 1, 0, 0, FORMAT_FP8_CHANNEL},
     {5, 136, 72, 200, 8, ORDER_GATE_UP, ACTIVATION_SILU, 0, 1, 0, 0, FORMAT_BF16}, // more choices than a warp has lanes, parts of down than sums
     {8, 136, 528, 1, 4, ORDER_UP_GATE, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_BF16}, // fewer stages than warps

@@ -44,7 +44,7 @@ try:
     from sglang.srt.model_executor.model_runner import ModelRunner
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
     from sglang.srt.runtime_context import (
-        get_exec, get_parallel, get_schedule, max_prefill_buffer_tokens)
+        get_disagg, get_exec, get_parallel, get_schedule, max_prefill_buffer_tokens)
 except (ImportError, AttributeError) as error:
     raise ImportError(f"moxie.sglang fits SGLang 0.5.23, and this is {sglang.__version__}: "
                       f"{error}; leave MOXIE_PLUGIN unset, or take the Moxie that fits") from error
@@ -122,12 +122,9 @@ def _scales(quant, order):
         return "fp8_block128", scales
     if quant.per_channel_quant:  # they end in a dimension of one
         return "fp8_channel", tuple(each.flatten(1) for each in scales)
-    if order == abi.ORDER_PLAIN:
-        return "fp8_tensor", tuple(each.flatten() for each in scales)
-    # One of gate and up together, before weights are loaded one of each; each has its own for Moxie,
-    # so that one of both is a copy.
+    # One of gate and up together, before weights are loaded one of each. No copy: EPLB moves them.
     w1 = scales[0].reshape(len(quant.w13_weight), -1)
-    return "fp8_tensor", (w1 if w1.shape[1] == 2 else w1.repeat(1, 2), scales[1].flatten())
+    return "fp8_tensor", (w1 if w1.shape[1] == 2 else w1.flatten(), scales[1].flatten())
 
 
 def _tokens_max():
@@ -152,6 +149,9 @@ def describe(config, quant, number, top_k):
     if get_exec().deterministic.enable_deterministic_inference:
         raise _not_taken("--enable-deterministic-inference: the bits of a row depend on how many "
                          "rows there are")
+    if get_disagg().enable_pdmux:
+        raise _not_taken("--enable-pdmux: prefill and replayed decode are on two streams at once, "
+                         "and layers share their buffers")
     activation, order = _activation(config, quant)
     weight_format, scales = _scales(quant, order)
     if number not in NUMBERS or (weight_format is None and not w1.dtype == w2.dtype == number):
