@@ -233,7 +233,7 @@ class Worker(unittest.TestCase):
                 "gate_up_proj": torch.nn.Linear(4, 8, bias=False),
                 "down_proj": torch.nn.Linear(4, 4, bias=False)})
         model = torch.nn.ModuleDict({"layers": torch.nn.ModuleList(
-            torch.nn.ModuleDict({"mlp": torch.nn.ModuleDict(each)}) for each in (block,))})
+            [torch.nn.ModuleDict({"mlp": torch.nn.ModuleDict(block)})])})
         self.grow(model, rank)
         return model["layers"][0]["mlp"]
 

@@ -14,7 +14,7 @@ import time
 from typing import NamedTuple
 
 from measure.command import ROOT, CannotRun, at_least, counts, named_path, say, show
-from measure.models import SHAPES, config_of, save_config
+from measure.models import SHAPES, config_of
 
 REPEATS = 3
 SHAPE = "qwen3-30b-a3b"
@@ -44,8 +44,7 @@ def parser_of(doc, bench, arguments_of):
     parser.add_argument("--plugin", type=named_path, default=os.environ.get("MOXIE_PLUGIN") or None,
                         help="libmoxie.so; default: MOXIE_PLUGIN of the environment")
     parser.add_argument("--model", help="a model's folder; default: one with random weights")
-    parser.add_argument("--shape", choices=RANDOM,
-                        help=f"of the random model; default: {SHAPE}")
+    parser.add_argument("--shape", choices=RANDOM, help=f"of the random model; default: {SHAPE}")
     parser.add_argument("--layers", type=at_least(1), default=8,
                         help="of the random model; default: %(default)s")
     parser.add_argument("--prompt", type=at_least(1), default=8000,
@@ -91,8 +90,12 @@ def check(parser, options):
 
 
 def dummy_model(options, folder):
-    """The folder of the random model without weights."""
-    save_config(config_of(options.shape, options.layers), folder)
+    """The folder of the random model without weights: all that an engine wants to make some."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    config = config_of(options.shape, options.layers)
+    config.update({"architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]],
+                   "dtype": "bfloat16"})
+    config.save_pretrained(folder)
     return folder
 
 

@@ -42,14 +42,6 @@ def config_of(shape, layers=None):
     return AutoConfig.for_model(kind, **{**keys, **cut})
 
 
-def save_config(config, folder, dtype="bfloat16"):
-    """A model without weights: all that an engine wants to make some."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    config.update({"architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]],
-                   "dtype": dtype})
-    config.save_pretrained(folder)
-
-
 def random_model(config, device, dtype="bfloat16"):
     """The model with random weights, made where it will run."""
     import torch

@@ -402,7 +402,7 @@ def _dispatcher(make, moe_runner_config, quant_method):
     if backend is None or not backend.is_triton():
         raise _not_taken(f"experts of {type(quant_method).__name__}, whose runner is {backend}; "
                          f"{NO_OTHER}")
-    # The layer asks for this next: its router then scales weights, else the model would the sums.
+    # The layer asks for this next: its router then scales weights, and the model no sums.
     quant_method.fuse_routed_scaling_factor_in_topk = True
     return MoxieDispatcher(backend)
 
