@@ -10,6 +10,7 @@ import runpy
 import statistics
 import sys
 import tempfile
+import types
 import unittest
 from unittest import mock
 
@@ -194,12 +195,14 @@ class Model(unittest.TestCase):
 class Experts(torch.nn.Module):
     """As SGLang has those of one rank, with shared ones in slots behind them."""
 
-    def __init__(self, routed, shared, rank, dtype=torch.float32):
+    def __init__(self, slots, shared, rank, units, dtype):
         super().__init__()
-        self.num_fused_shared_experts, self.moe_ep_rank, self.moe_tp_rank = shared, rank, 0
-        for name, size in (("w13_weight", (8, 4)), ("w2_weight", (4, 4))):
+        self.num_fused_shared_experts = shared
+        self.moe_tp_rank, self.moe_tp_size = rank if units < 4 else 0, 4 // units
+        self.moe_ep_rank = rank if units == 4 else 0
+        for name, size in (("w13_weight", (2 * units, 4)), ("w2_weight", (4, units))):
             setattr(self, name, torch.nn.Parameter(
-                torch.zeros(routed + shared, *size).to(dtype), requires_grad=False))
+                torch.zeros(slots, *size).to(dtype), requires_grad=False))
 
 
 class Worker(unittest.TestCase):
@@ -225,32 +228,51 @@ class Worker(unittest.TestCase):
         codes = model["codes"].weight.float()
         self.assertTrue(400 < codes.abs().max() <= 448 and codes.mean().abs() < 20)
 
-    def layer(self, rank, ranks, fused, dtype=torch.float32):
-        """Of four experts and a shared one, as a contestant has it."""
-        block = {"experts": Experts(4 // ranks, int(fused), rank, dtype)}
+    def layer(self, rank, ranks, shares, shared, dtype=torch.float32):
+        """Of four experts of four units and a shared one, which ranks share by their units or which
+        each has whole, in a slot or as a module, as contestants have it. Its weights of all experts,
+        the shared one last: ([5, 8, 4], [5, 4, 4]), of whom this rank has only some."""
+        fused, units = shared == "slot", 4 // (ranks if shares else 1)
+        block = {"experts": Experts(4 // (1 if shares else ranks) + fused, int(fused), rank, units,
+                                    dtype)}
         if not fused:
+            units = 4 // (ranks if shared == "parts" else 1)
             block["shared_experts"] = torch.nn.ModuleDict({
-                "gate_up_proj": torch.nn.Linear(4, 8, bias=False),
-                "down_proj": torch.nn.Linear(4, 4, bias=False)})
+                "gate_up_proj": torch.nn.Linear(4, 2 * units, bias=False),
+                "down_proj": torch.nn.Linear(units, 4, bias=False)})
+            block["shared_experts"]["down_proj"].tp_group = None if units == 4 else (
+                types.SimpleNamespace(rank_in_group=rank, world_size=ranks))
         model = torch.nn.ModuleDict({"layers": torch.nn.ModuleList(
             [torch.nn.ModuleDict({"mlp": torch.nn.ModuleDict(block)})])})
         self.grow(model, rank)
-        return model["layers"][0]["mlp"]
+        found = model["layers"][0]["mlp"]
+        routed = [found["experts"].w13_weight, found["experts"].w2_weight]
+        return routed, None if fused else [
+            found["shared_experts"][name].weight for name in ("gate_up_proj", "down_proj")]
 
     def test_experts_are_the_same_wherever_they_are(self):
-        whole = self.layer(0, 1, fused=True)["experts"]
-        parts = [self.layer(rank, 2, fused=False) for rank in range(2)]
-        for number, name in enumerate(("w13_weight", "w2_weight")):
-            there = getattr(whole, name)
-            here = torch.cat([getattr(each["experts"], name) for each in parts])
-            self.assertTrue(torch.equal(here, there[:4]))
-            self.assertEqual(len({each.sum().item() for each in there}), 5)
-            self.assertTrue(0.03 < there.abs().max() <= 0.035)
-            for each in parts:
-                shared = each["shared_experts"][("gate_up_proj", "down_proj")[number]].weight
-                self.assertTrue(torch.equal(shared, there[4]))
-        coded = self.layer(1, 2, fused=True, dtype=torch.float8_e4m3fn)["experts"].w13_weight
-        self.assertTrue(400 < coded.float().abs().max() <= 448)
+        whole, _ = self.layer(0, 1, False, "slot")
+        for each in whole:
+            self.assertEqual(len({part.sum().item() for part in each}), 5)
+            self.assertTrue(0.03 < each.abs().max() <= 0.035)
+        def of_rank(weights, rank):
+            """Half of each one's units."""
+            units = slice(2 * rank, 2 * rank + 2)
+            return weights[0].unflatten(-2, (2, 4))[..., units, :].flatten(-3, -2), (
+                weights[1][..., units])
+        for rank in range(2):
+            routed, shared = self.layer(rank, 2, False, "module")
+            for number in range(2):
+                self.assertTrue(torch.equal(routed[number], whole[number][2 * rank:2 * rank + 2]))
+                self.assertTrue(torch.equal(shared[number], whole[number][4]))
+            routed, shared = self.layer(rank, 2, True, "parts")
+            slots, _ = self.layer(rank, 2, True, "slot")
+            for number, there in enumerate(of_rank(whole, rank)):
+                self.assertTrue(torch.equal(slots[number], there))
+                self.assertTrue(torch.equal(routed[number], there[:4]))
+                self.assertTrue(torch.equal(shared[number], there[4]))
+        coded, _ = self.layer(1, 2, False, "slot", dtype=torch.float8_e4m3fn)
+        self.assertTrue(400 < coded[0].float().abs().max() <= 448)
 
 
 if __name__ == "__main__":

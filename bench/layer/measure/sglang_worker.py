@@ -13,7 +13,7 @@ from measure.engines import gpu_busy_s, watch_gpu
 
 LARGEST = 0.035  # of a weight, about as in trained ones
 E4M3_MAX = 448.0
-EXPERTS_MAX, RANKS_MAX = 4096, 64  # for seeds that differ
+EXPERTS_MAX = 4096  # for seeds that differ
 
 
 def register():
@@ -84,8 +84,8 @@ def grow_dummies(model, rank_here):
         weight = weight.data
         largest = LARGEST * (1 + rank_here / 8 if "lm_head" in name else 1)
         if name in parts:
-            for part, seed in parts[name]:
-                draw(part, seed)
+            for part in parts[name]:
+                draw(*part)
         elif weight.ndim == 1 and "norm" in name:
             weight.fill_(1)
         elif weight.element_size() == 1:
@@ -100,36 +100,42 @@ def grow_dummies(model, rank_here):
 
 
 def parts_of(model):
-    """{a parameter: [(the part of one expert, its seed)]}. An expert's numbers are the same on
-    whichever rank and in whichever slot it is, as contestants place them otherwise, and those of a
-    shared one if it is a slot behind the others or a module of its own."""
+    """{a parameter: [what draw() takes, of one expert each]}. An expert's numbers are the same on
+    whichever rank and in whichever slot it is, and however many ranks share it, as contestants
+    place them otherwise, and those of a shared one if it is a slot behind the others or a module of
+    its own."""
     found = {}
     for name, module in model.named_modules():
         if hasattr(module, "w13_weight"):
             routed = len(module.w13_weight) - module.num_fused_shared_experts
             experts = [module.moe_ep_rank * routed + slot + 1 if slot < routed else 0
                        for slot in range(len(module.w13_weight))]
-            weights, shard = ("w13_weight", "w2_weight"), module.moe_tp_rank
+            weights = ("w13_weight", "w2_weight")
+            shard = module.moe_tp_rank, module.moe_tp_size
         elif name.endswith(("shared_expert", "shared_experts")):
-            experts, weights, shard = [0], ("gate_up_proj.weight", "down_proj.weight"), 0
+            experts, weights = [0], ("gate_up_proj.weight", "down_proj.weight")
+            group = module.get_submodule("down_proj").tp_group  # None where every rank has all
+            shard = (group.rank_in_group, group.world_size) if group else (0, 1)
         else:
             continue
         layer = int(re.search(r"\d+", name)[0])
         for number, each in enumerate(weights):
             weight = module.get_parameter(each).data
             found[f"{name}.{each}"] = [
-                (part, ((layer * EXPERTS_MAX + expert) * 2 + number) * RANKS_MAX + shard)
+                (part, (layer * EXPERTS_MAX + expert) * 2 + number, len(part) if number else 2,
+                 *shard)
                 for expert, part in zip(experts, weight if weight.ndim > 2 else [weight])]
     return found
 
 
-def draw(weight, seed):
-    """Numbers of this seed, as large as trained ones or, in fp8, as its codes can be."""
+def draw(weight, seed, rows=1, shard=0, shards=1):
+    """Numbers of this seed, as large as trained ones or, in fp8, as its codes can be: those of one
+    shard of all, where a weight is so many rows of which each shard has as much."""
     import torch
     most = E4M3_MAX if weight.element_size() == 1 else LARGEST
     seeded = torch.Generator(weight.device).manual_seed(seed)
-    weight.copy_(torch.empty(weight.shape, device=weight.device).uniform_(
-        -most, most, generator=seeded))
+    whole = torch.empty(rows, shards, weight.numel() // rows, device=weight.device)
+    weight.copy_(whole.uniform_(-most, most, generator=seeded)[:, shard].reshape(weight.shape))
 
 
 ASKED = {"grow": grow, "watch": watch_gpu, "busy": gpu_busy_s, "layers": layers_here}
