@@ -20,8 +20,8 @@
 // refuse each other; appends keep N. Versions: 0.1 first published, 0.1.1 appended to it.
 //
 // The comment of every slot closes with its tags, [thread, order, graph; owner; since]:
-//   any         any thread, at any time   init    may allocate; take turns, never beside serial
-//   serial      one call at a time per instance    stream  enqueued on the given stream
+//   any         any thread, at any time   stream  enqueued on the given stream
+//   serial      one call at a time per instance   init  may allocate; never beside a serial call
 //   collective  every active rank makes the same call in the same order
 //   capturable, eager   may, may not be captured into a CUDA graph
 //   owner: who frees what the call hands out, and how; since: the version that added the slot
@@ -75,7 +75,7 @@ typedef struct moxie_error {
 // Exactly DLPack's DLDevice, DLDataType and DLTensor, frozen for ever: a DLPack pointer passes as
 // it is. shape and strides are [ndim], in elements; strides NULL means compact row-major. data NULL
 // means "no tensor" wherever one is optional ("or none" below). Packed 4-bit values are uint8 with
-// half the columns, the even element in the low nibble; e8m0 scales are uint8.
+// half the columns, the even element in the low nibble; e8m0 is uint8, and e4m3 may be.
 #define MOXIE_DEVICE_CPU 1
 #define MOXIE_DEVICE_CUDA 2
 #define MOXIE_DTYPE_INT 0
@@ -154,7 +154,7 @@ typedef struct moxie_host {
     void *ctx;             // passed to every callback
     const char *name;      // "my-engine 1.2"; copied
 
-    // Configuration: `key` is one of the documented keys. Return MOXIE_CONFIG_*; on FOUND write
+    // Configuration: `key` is one of docs/configuration.md. Return MOXIE_CONFIG_*; on FOUND write
     // *value. A key of another type is WRONG_TYPE, never converted. [init, eager; host; 0.1]
     int32_t (*get_i64)(void *ctx, const char *key, int64_t *value);
     // As get_i64; an integer value counts as found. [init, eager; host; 0.1]
@@ -189,7 +189,7 @@ typedef struct moxie_host {
     // NULL: the plugin computes on cpu_threads threads. [serial, eager; plugin; 0.1]
     void (*parallel_for)(void *ctx, uint64_t tasks, void (*task)(void *arg, uint64_t i), void *arg);
     // Non-zero if the calling thread may enter a slot with this tag (MOXIE_THREAD_*). On zero the
-    // call returns MOXIE_E_INVALID, and HOST_MISBEHAVING is logged. [any, eager; host; 0.1]
+    // call only returns MOXIE_E_INVALID and logs HOST_MISBEHAVING. [any, eager; host; 0.1]
     int32_t (*thread_check)(void *ctx, int32_t tag);
     // An extension of the host's ("vendor.name/1"), or NULL. [any, eager; host; 0.1]
     const void *(*get_extension)(void *ctx, const char *name);
@@ -223,7 +223,7 @@ typedef struct moxie_traits {
     // MOXIE_BY_*: who multiplies by the router weights, and who by the key routed_scaling_factor.
     int32_t weights_applied_by, scaling_applied_by;
     int32_t output_is_reduced;    // 1: y is complete on its rank; 0: the host sums over the group
-    int32_t reduction_group;      // ranks that were, or are to be, summed over; 0: all EP ranks
+    int32_t reduction_group;      // ranks that were, or are to be, summed over; 0: all tp_size
     uint32_t formats;             // set of 1u << MOXIE_FORMAT_*, of the rows
     int32_t graph;                // MOXIE_GRAPH_*
     uint32_t row_align_bytes, reserved0;  // alignment of every row
@@ -319,15 +319,15 @@ typedef struct moxie_matrix {
     uint32_t reserved0;
 } moxie_matrix;
 
-// Borrowed, with every tensor inside, until the runner is destroyed; the numbers stay the host's.
+// Their data is borrowed until the runner is destroyed; structs and shapes are copied.
 typedef struct moxie_weights {
     uint32_t struct_size, reserved0;
     const moxie_matrix *w1, *w2;  // gate and up; down
 } moxie_weights;
 
 // ---- A step ------------------------------------------------------------------------------------
-#define MOXIE_PADDING_NONE 0
-#define MOXIE_PADDING_MAX_LEN 1  // every rank moves as many rows as the fullest
+#define MOXIE_PADDING_NONE 0     // as SUM_LEN
+#define MOXIE_PADDING_MAX_LEN 1  // allgather: every rank moves as many rows as the fullest
 #define MOXIE_PADDING_SUM_LEN 2  // every rank moves its own rows
 #define MOXIE_PHASE_MIXED 0
 #define MOXIE_PHASE_PREFILL 1
@@ -339,8 +339,8 @@ typedef struct moxie_step {
     uint32_t struct_size;
     int32_t slot;                // 0..forwards_in_flight_max-1; the host keeps its calls in order
     int64_t tokens;              // local: this rank's tokens, 0 is a normal call
-    const int64_t *rank_tokens;  // [ep_size] every rank's tokens; NULL: launches of the plan's size
-    int32_t padding, phase;      // MOXIE_PADDING_*, MOXIE_PHASE_*
+    const int64_t *rank_tokens;  // [ep_size], unread by local; NULL: launches of the plan's size
+    int32_t padding, phase;      // MOXIE_PADDING_*, MOXIE_PHASE_* (a hint, without effect so far)
     // Local, device memory: rows from *tokens_valid on are "no expert"; NULL: all are valid.
     // Re-read by every launch and every graph replay.
     const int32_t *tokens_valid;
@@ -348,10 +348,10 @@ typedef struct moxie_step {
     int64_t capture_row;  // each other. Dispatcher local: among all rows that captured() hands out
 } moxie_step;
 
-// One layer's input and output of this rank. T = the step's tokens. All tensors on `device`.
+// One layer of this rank. T: the step's tokens (0: data may be NULL). On `device`, rows compact.
 typedef struct moxie_batch {
     uint32_t struct_size;
-    int32_t slot, layer;      // layer: 0..num_layers-1, where captured ids go
+    int32_t slot, layer;      // layer: 0..num_layers-1, where captured ids go, whoever runs
     int32_t id_space;         // MOXIE_IDS_*, required: of ids, or of what expert_map makes of them
     moxie_tensor x;           // [T, H] input_format
     moxie_tensor ids;         // [T, k] int32 or int64
@@ -397,13 +397,13 @@ typedef struct moxie_dispatcher moxie_dispatcher;
 // experts in STANDARD and RANK_MAJOR, the weighted result of the row's expert in EXPERT_ layouts.
 typedef struct moxie_runner_api {
     uint32_t struct_size, reserved0;
-    // Checks shapes, formats, scales; borrows the weights. [init, eager; caller, destroy; 0.1]
+    // Checks and borrows the weights; load counts as `layer`'s. [init, eager; caller, destroy; 0.1]
     int32_t (*create)(moxie_instance *, int32_t layer, const moxie_weights *, moxie_runner **out,
                       moxie_error *);
-    // Computes `in` into `out`. [serial, stream, capturable; caller; 0.1]
+    // Computes `in` into `out`, which may lie over it. [serial, stream, capturable; caller; 0.1]
     int32_t (*run)(moxie_runner *, const moxie_call *, const moxie_rows *in, const moxie_rows *out,
                    moxie_error *);
-    // The host rewrote these local experts in place (NULL: all). [serial, eager; caller; 0.1]
+    // The host rewrote these local experts in place (NULL, 0: all). [serial, eager; caller; 0.1]
     int32_t (*weights_updated)(moxie_runner *, const int32_t *ids, uint64_t count, moxie_error *);
     // NULL is a no-op. [init, eager; plugin; 0.1]
     void (*destroy)(moxie_runner *);
@@ -411,15 +411,15 @@ typedef struct moxie_runner_api {
 
 struct moxie_runner_info {
     uint32_t struct_size, reserved0;
-    const char *name, *device;  // "moxie_cpu" on "cpu", "sm_90"
+    const char *name, *device;  // "moxie_cpu" on "cpu", "sm_90"; the keys say which to create
     const moxie_traits *traits;
     const moxie_runner_api *api;
 };
 
 // ---- Dispatcher --------------------------------------------------------------------------------
-// Moves rows to the ranks that own their experts, and back. Per slot the order is begin, then for
-// each layer dispatch, run, combine; anything else is MOXIE_E_INVALID. After MOXIE_E_PEER, TIMEOUT
-// or COLLECTIVE_MISMATCH y is zero, and every call returns the same until set_active_ranks.
+// Moves rows to the ranks that own their experts, and back. Per slot: begin, then for each layer
+// dispatch, run (of any runner: y is undefined without), combine of the same batch; else INVALID.
+// After PEER, TIMEOUT, COLLECTIVE_MISMATCH y is zero, and calls fail so until set_active_ranks.
 typedef struct moxie_dispatcher_api {
     uint32_t struct_size, reserved0;
     // Maps windows; build and keys must agree. [init, collective, eager; caller, destroy; 0.1]
@@ -490,7 +490,7 @@ typedef struct moxie_stats {
 // Device memory: ids live as long as the dispatcher, load (hosts, create may zero it) as runners.
 typedef struct moxie_captured {
     uint32_t struct_size;
-    int32_t dp_rank;   // in: whose ids
+    int32_t dp_rank;   // in: whose ids; unless local, none where other ranks have the tokens
     moxie_tensor ids;  // out: int32 [rows >= forward_tokens, num_layers, k], -1: no expert; or none
     moxie_tensor load;  // out: int64 [num_layers, experts_local] rows run, or none [since 0.1.1]
 } moxie_captured;
@@ -514,7 +514,7 @@ typedef struct moxie_api {
     int32_t (*open)(const moxie_host *, moxie_instance **out, moxie_error *);
     // Entry `index` of the snapshot, valid until close; INVALID past it. [any, eager; plugin; 0.1]
     int32_t (*config)(const moxie_instance *, uint64_t index, moxie_config_entry *);
-    // Every reason against the configuration; no device, no weights. [any, eager; plugin; 0.1]
+    // Every reason that no refused key hides; no device, no weights. [any, eager; plugin; 0.1]
     int32_t (*validate)(const moxie_instance *, const moxie_report **, moxie_error *);
     // Every buffer; no device. If refused, E_CONFIG and bounds only. [any, eager; plugin; 0.1]
     int32_t (*plan)(const moxie_instance *, const moxie_plan **, moxie_error *);

@@ -96,10 +96,11 @@ START_TEST(slices_follow_each_other)
 END_TEST
 
 // A slice has room for the rows that its ranks pad with, between those of their tokens: hosts see
-// all.
+// all, of the DP rank whose tokens are recorded here, and nothing of others.
 START_TEST(a_slice_shows_padded_rows)
 {
     static const struct registry none;
+    struct moxie_captured other = {.struct_size = sizeof other};
     struct sample s;
 
     memset(&s, 0, sizeof s);
@@ -108,6 +109,7 @@ START_TEST(a_slice_shows_padded_rows)
     mock_set_i64(&s.mock, "dp_size", 2);
     mock_set_i64(&s.mock, "tp_size", 4);
     mock_set_i64(&s.mock, "ep_size", 4);
+    mock_set_i64(&s.mock, "ep_rank", 2);
     mock_set_i64(&s.mock, "forward_tokens_max", SLICE - 1);
     mock_set_i64(&s.mock, "num_layers", LAYERS);
     mock_set_i64(&s.mock, "top_k", TOP_K);
@@ -115,7 +117,10 @@ START_TEST(a_slice_shows_padded_rows)
     ck_assert_int_eq(instance_open(&s.mock.host, &none, &s.instance, &s.mock.error), MOXIE_OK);
     ACCEPTED(&s.said, instance_accepted(s.instance, &s.said.error));
     ACCEPTED(&s.said, instance_take(s.instance, 1u << BUFFER_CAPTURE, &s.said.error));
-    ck_assert_ptr_eq(view(&s, 1), view(&s, 0) + SLICE * ROW);
+    ck_assert_ptr_eq(view(&s, 1),
+                     (int32_t *)memory_slot(&s.instance->memory, BUFFER_CAPTURE, 0) + SLICE * ROW);
+    SAID(&s.said, MOXIE_E_UNAVAILABLE, instance_captured(s.instance, &other, &s.said.error),
+         "captured: dp_rank 0", "tokens of 1 alone");
     sample_fini(&s);
 }
 END_TEST

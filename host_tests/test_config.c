@@ -164,10 +164,16 @@ START_TEST(reasons_say_what_to_set)
                   "activation is 'silux': set it to one of silu, gelu, gelu_tanh, swigluoai, "
                   "relu2, or leave it out for silu");
     mock_unset(&mock, "activation");
-    mock_set_code(&mock, "ep_size", 77);
+    mock_set_code(&mock, "ep_size", MOXIE_CONFIG_WRONG_TYPE);
     assert_reason(
         &mock, "ep_size",
         "ep_size has the wrong type: set it to an integer in 1..64, or leave it out for 1");
+    ck_assert(!mock_logged(&mock, "HOST_MISBEHAVING"));
+    mock_set_code(&mock, "ep_size", 77);
+    assert_reason(&mock, "ep_size",
+                  "ep_size has no value: its getter answered 77, no MOXIE_CONFIG_*: set it to an "
+                  "integer in 1..64, or leave it out for 1");
+    ck_assert(mock_logged(&mock, "HOST_MISBEHAVING config: ep_size has no value"));
     mock_host_fini(&mock);
 }
 END_TEST

@@ -387,7 +387,7 @@ static void silent_scenario(struct crew_member *member)
     crew_expect(member, dispatcher_poll_error(dispatcher, error), MOXIE_E_PEER, "rank 2");
     active[member->index] = 0;
     crew_expect(member, dispatcher_set_active_ranks(dispatcher, active, error), MOXIE_E_INVALID,
-                "itself");
+                "of this rank is 0");
     active[member->index] = 1;
     active[SILENT_RANK] = 0;
     crew_expect(member, dispatcher_set_active_ranks(dispatcher, active, error), MOXIE_OK, NULL);

@@ -162,8 +162,19 @@ END_TEST
 // A host whose allocator is off by eight bytes, or forgets to say where.
 struct careless {
     unsigned char memory[8192];
-    int32_t nowhere, released;
+    int32_t nowhere, released, blamed;
 };
+
+static void careless_log(void *ctx, int32_t severity, const char *component, const char *text,
+                         uint64_t length)
+{
+    struct careless *careless = ctx;
+
+    (void)component;
+    (void)text;
+    (void)length;
+    careless->blamed += severity == MOXIE_LOG_HOST_MISBEHAVING;
+}
 
 static int32_t careless_allocate(void *ctx, const moxie_allocation *request, void **memory)
 {
@@ -193,13 +204,16 @@ START_TEST(careless_allocators_are_refused)
     s.mock.host.ctx = &careless;
     s.mock.host.allocate = careless_allocate;
     s.mock.host.release = careless_release;
+    s.mock.host.log = careless_log;
     SAID(&s.said, MOXIE_E_MEMORY, take(&s, BIT(BUFFER_MID)), s.names[BUFFER_MID], "alignment 128");
     ck_assert_int_eq(careless.released, 1);
+    ck_assert_int_eq(careless.blamed, 1);
     ck_assert_uint_eq(s.memory.bytes_held, 0);
     careless.nowhere = 1;
     SAID(&s.said, MOXIE_E_MEMORY, take(&s, BIT(BUFFER_MID)), s.names[BUFFER_MID],
-         s.sizes[BUFFER_MID], "answer 0");
+         s.sizes[BUFFER_MID], "answer 0, and no memory");
     ck_assert_int_eq(careless.released, 1);
+    ck_assert_int_eq(careless.blamed, 2);
     mock_host_fini(&s.mock);
 }
 END_TEST
@@ -225,6 +239,7 @@ START_TEST(what_is_counted_begins_at_zero)
     s.mock.host.ctx = &careless;
     s.mock.host.allocate = careless_allocate;
     s.mock.host.release = careless_release;
+    s.mock.host.log = careless_log;
     s.memory.device = &device;
     s.plan.buffers[id].align = 8;
     for (int32_t i = 0; i < 2; i++) {

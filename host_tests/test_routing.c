@@ -300,14 +300,14 @@ START_TEST(factors_are_numbers)
     sample_init(&s);
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
         s.routing.scaling_factor = numbers[i];
-        SAID(&s.said, MOXIE_E_INVALID, refused(&s), "scaling_factor");
+        SAID(&s.said, MOXIE_E_INVALID, refused(&s), "scaling_factor: ");
         s.routing.scaling_factor = 1;
         s.routing.renormalize_epsilon = numbers[i];
-        SAID(&s.said, MOXIE_E_INVALID, refused(&s), "renormalize_epsilon");
+        SAID(&s.said, MOXIE_E_INVALID, refused(&s), "renormalize_epsilon: ");
         s.routing.renormalize_epsilon = 0;
     }
     s.routing.renormalize_epsilon = -1e-9;
-    SAID(&s.said, MOXIE_E_INVALID, refused(&s), "renormalize_epsilon");
+    SAID(&s.said, MOXIE_E_INVALID, refused(&s), "renormalize_epsilon: ");
 }
 END_TEST
 

@@ -87,7 +87,12 @@ static moxie_tensor kept(const moxie_instance *instance, void *data, int32_t ndi
     return tensor;
 }
 
-// None where no dispatcher keeps them.
+static int is_recorded_here(const struct limits *limits, int32_t dp_rank)
+{
+    return limits->dispatcher == DISPATCHER_LOCAL || dp_rank == limits->rank / limits->attn_tp;
+}
+
+// None where no dispatcher keeps them, nor of a DP rank whose tokens are other ranks'.
 static int32_t view_ids(const moxie_instance *instance, int32_t dp_rank, moxie_tensor *ids,
                         moxie_error *error)
 {
@@ -98,7 +103,7 @@ static int32_t view_ids(const moxie_instance *instance, int32_t dp_rank, moxie_t
     if (dp_rank < 0 || dp_rank >= limits->dp_size)
         return fail_with(error, MOXIE_E_INVALID, "captured: dp_rank %d; want 0..%d", dp_rank,
                          limits->dp_size - 1);
-    if (base != NULL)
+    if (base != NULL && is_recorded_here(limits, dp_rank))
         *ids = kept(instance, base + dp_rank * limits->capture_tokens * row_ints, 3,
                     instance->captured_shape, instance->captured_strides, TENSOR_INT32);
     return MOXIE_OK;
@@ -120,6 +125,11 @@ int32_t capture_view(const moxie_instance *instance, moxie_captured *captured, m
     if (limits->capture) TRY(view_ids(instance, captured->dp_rank, &ids, error));
     if (instance->memory.buffers[BUFFER_EXPERT_LOAD].users > 0 && limits->expert_load)
         load = kept(instance, base, 2, instance->load_shape, instance->load_strides, TENSOR_INT64);
+    if (ids.ndim == 0 && load.ndim == 0 && capture_base(instance) != NULL)
+        TRY(fail_with(error, MOXIE_E_UNAVAILABLE,
+                      "captured: dp_rank %d; this rank records tokens of %d alone, and each other "
+                      "its own",
+                      captured->dp_rank, limits->rank / limits->attn_tp));
     if (ids.ndim == 0 && load.ndim == 0)
         TRY(fail_with(error, MOXIE_E_UNAVAILABLE, "captured: no %s has been created yet",
                       !limits->expert_load ? "dispatcher"

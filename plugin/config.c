@@ -4,6 +4,7 @@
 #include "plugin/config.h"
 
 #include "kernels/types.h"
+#include "plugin/log.h"
 
 #include <float.h>
 #include <inttypes.h>
@@ -364,6 +365,7 @@ static void read_key(struct config_value *value, enum config_key key, const moxi
                      struct report *report)
 {
     const struct key_row *row = &keys[key];
+    char why[96];
     int32_t code;
 
     value_default(value, row);
@@ -375,8 +377,13 @@ static void read_key(struct config_value *value, enum config_key key, const moxi
         code = read_str(value, key, host, report);
     if (code == MOXIE_CONFIG_ABSENT && (row->flags & REQUIRED) != 0)
         refuse(value, key, "is missing", report);
-    if (code != MOXIE_CONFIG_FOUND && code != MOXIE_CONFIG_ABSENT)
-        refuse(value, key, "has the wrong type", report);
+    if (code == MOXIE_CONFIG_WRONG_TYPE) refuse(value, key, "has the wrong type", report);
+    if (code < MOXIE_CONFIG_FOUND || code > MOXIE_CONFIG_WRONG_TYPE) {
+        (void)snprintf(why, sizeof why, "has no value: its getter answered %d, no MOXIE_CONFIG_*",
+                       code);
+        refuse(value, key, why, report);
+        log_line(host, MOXIE_LOG_HOST_MISBEHAVING, "config", "%s %s", row->name, why);
+    }
     value->found = code != MOXIE_CONFIG_ABSENT;
 }
 

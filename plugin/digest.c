@@ -144,8 +144,8 @@ static int32_t blame_failed(const struct head *heads, int32_t ranks, moxie_error
 
         if (status != MOXIE_OK)
             return fail_rank(error, MOXIE_E_UNAVAILABLE, rank,
-                             "create: rank %d failed with %s; see its log", rank,
-                             status_name(status));
+                             "create: rank %d failed with %s; what its create returned says why",
+                             rank, status_name(status));
     }
     return MOXIE_OK;
 }

@@ -338,7 +338,7 @@ int32_t dispatcher_set_active_ranks(moxie_dispatcher *dispatcher, const uint8_t 
     for (int32_t rank = 0; rank < limits->ranks; rank++)
         mask |= (uint64_t)(active[rank] != 0) << rank;
     if ((mask >> limits->rank & 1) == 0)
-        return fail_with(error, MOXIE_E_INVALID, "set_active_ranks: leaves out rank %d itself",
+        return fail_with(error, MOXIE_E_INVALID, "set_active_ranks: active[%d] of this rank is 0",
                          limits->rank);
     if ((mask & ~group->active) != 0)
         return fail_with(error, MOXIE_E_INVALID,

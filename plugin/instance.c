@@ -150,12 +150,15 @@ static void log_verdict(const moxie_instance *instance)
 
 static int32_t check_thread(const moxie_host *host, int32_t tag, moxie_error *error)
 {
+    const char *tagged = tag == MOXIE_THREAD_INIT ? "[init]" : "[serial]";
+
     if (host->thread_check == NULL || host->thread_check(host->ctx, tag) != 0) return MOXIE_OK;
     log_line(host, MOXIE_LOG_HOST_MISBEHAVING, "thread",
-             "the host's thread_check refused its own thread for a slot tagged %s",
-             tag == MOXIE_THREAD_INIT ? "[init]" : "[serial]");
+             "the host's thread_check refused its own thread for a slot tagged %s", tagged);
     return fail_with(error, MOXIE_E_INVALID,
-                     "called on a thread that the host's thread_check refuses");
+                     "a slot tagged %s, called on a thread that the host's thread_check refuses; "
+                     "call it on one that it accepts",
+                     tagged);
 }
 
 // One that says so to whoever holds it already.
@@ -282,16 +285,35 @@ int32_t instance_plan(const moxie_instance *instance, const moxie_plan **plan, m
     return instance_accepted(instance, error);
 }
 
+// As many reasons as there is room for, each whole, and how many more there are.
+static void say_reasons(const struct report *report, char *text, size_t capacity)
+{
+    size_t used = 0;
+
+    text[0] = 0;
+    for (uint64_t i = 0; i < report->reasons_count; i++) {
+        const char *key = report->reasons[i].key, *message = report->reasons[i].message;
+        char more[64];
+        size_t tail = (size_t)snprintf(more, sizeof more, "%s%" PRIu64 " more, see validate()",
+                                       i > 0 ? "; " : "", report->reasons_count - i);
+        size_t length = strlen(key) + strlen(message) + sizeof ";  : ";
+
+        if (used + length + (i + 1 < report->reasons_count ? sizeof more : 0) > capacity) {
+            if (used + tail < capacity) memcpy(text + used, more, tail + 1);
+            return;
+        }
+        used += (size_t)snprintf(text + used, capacity - used, "%s%s: %s", i > 0 ? "; " : "", key,
+                                 message);
+    }
+}
+
 int32_t instance_accepted(const moxie_instance *instance, moxie_error *error)
 {
     const struct report *report = &instance->report;
-    char text[512];
-    size_t used = 0;
+    char text[1024];
 
     if (report->reasons_count == 0) return MOXIE_OK;
-    for (uint64_t i = 0; i < report->reasons_count && used < sizeof text; i++)
-        used += (size_t)snprintf(text + used, sizeof text - used, "%s%s: %s", i > 0 ? "; " : "",
-                                 report->reasons[i].key, report->reasons[i].message);
+    say_reasons(report, text, sizeof text);
     return fail_with(error, MOXIE_E_CONFIG, "configuration refused for %" PRIu64 " reason%s: %s",
                      report->reasons_count, report->reasons_count == 1 ? "" : "s", text);
 }

@@ -2,6 +2,8 @@
 
 #include "plugin/memory.h"
 
+#include "plugin/log.h"
+
 #include <inttypes.h>
 #include <string.h>
 
@@ -22,16 +24,25 @@ static moxie_allocation request_of(const moxie_buffer *buffer)
                               .name = buffer->name};
 }
 
+static void say_misbehaving(const struct memory *memory, const moxie_buffer *buffer)
+{
+    log_line(memory->host, MOXIE_LOG_HOST_MISBEHAVING, "memory",
+             "%s: the host's allocator answered 0, and gave no memory of this alignment",
+             buffer->name);
+}
+
 // What was given, and zeros in it where the plan says so.
 static int32_t check_made(const struct memory *memory, enum buffer_id id,
                           const moxie_buffer *buffer, void *base, moxie_error *error)
 {
     int32_t answer;
 
-    if (((uintptr_t)base & (buffer->align - 1)) != 0)
+    if (((uintptr_t)base & (buffer->align - 1)) != 0) {
+        say_misbehaving(memory, buffer);
         return fail_with(error, MOXIE_E_MEMORY,
                          "%s: the host's allocator gave %p; want alignment %" PRIu64, buffer->name,
                          base, buffer->align);
+    }
     if ((BUFFERS_ZERO & 1u << id) == 0) return MOXIE_OK;
     answer = memory->device->fill(base, 0, (int64_t)buffer->bytes);
     if (answer == 0) return MOXIE_OK;
@@ -58,12 +69,14 @@ int32_t memory_make(struct memory *memory, enum buffer_id id, void **base, moxie
                          "%s: no memory can be taken while a graph is captured; create runners "
                          "and dispatchers before",
                          buffer->name);
+    if (answer == 0 && *base == NULL && memory->host->allocate != NULL)
+        say_misbehaving(memory, buffer);
     if (answer != 0 || *base == NULL) {
         *base = NULL;
         return fail_with(error, MOXIE_E_MEMORY,
-                         "%s: the %s could not give %" PRIu64 " bytes (answer %d)", buffer->name,
+                         "%s: the %s could not give %" PRIu64 " bytes (answer %d%s)", buffer->name,
                          memory->host->allocate != NULL ? "host's allocator" : "device",
-                         buffer->bytes, answer);
+                         buffer->bytes, answer, answer == 0 ? ", and no memory" : "");
     }
     memory->bytes_held += buffer->bytes_mapped;
     st = check_made(memory, id, buffer, *base, error);

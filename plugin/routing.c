@@ -41,11 +41,17 @@ static int32_t check_routing(const moxie_routing *routing, int64_t experts, int6
             routing->groups_top, routing->groups, (long long)(experts / groups), (long long)top_k);
     if (groups > 1 && routing->scoring == MOXIE_SCORING_TOP_K_SOFTMAX)
         return fail_with(error, MOXIE_E_UNSUPPORTED,
-                         "routing.groups: not with the softmax over the top k");
-    if (!isfinite((float)routing->scaling_factor) ||
-        !isfinite((float)routing->renormalize_epsilon) || routing->renormalize_epsilon < 0)
+                         "routing.groups: %d with MOXIE_SCORING_TOP_K_SOFTMAX; want 0 or 1, or "
+                         "another scoring",
+                         routing->groups);
+    if (!isfinite((float)routing->scaling_factor))
         return fail_with(error, MOXIE_E_INVALID,
-                         "routing: scaling_factor or renormalize_epsilon is no usable number");
+                         "routing.scaling_factor: %g; want a number that 32 bits have",
+                         routing->scaling_factor);
+    if (!isfinite((float)routing->renormalize_epsilon) || routing->renormalize_epsilon < 0)
+        return fail_with(error, MOXIE_E_INVALID,
+                         "routing.renormalize_epsilon: %g; want 0 or more, that 32 bits have",
+                         routing->renormalize_epsilon);
     return MOXIE_OK;
 }
 
