@@ -154,6 +154,33 @@ START_TEST(one_row_an_expert)
 }
 END_TEST
 
+// Of no rows the tensors have no data, and the strides of whatever they are views of.
+START_TEST(no_rows)
+{
+    struct sample s;
+
+    for (int32_t at = 0; at < 8; at++) {
+        int32_t layout = at / 2 + 1, nvfp4 = at % 2;
+
+        sample_init(&s, layout);
+        s.row_dims[s.masked] = s.scale_dims[s.masked] = s.weight_dims[s.masked] = s.id_dims[0] = 0;
+        memcpy(s.scale_strides, (int64_t[]){0, 7, 0}, sizeof s.scale_strides);
+        if (nvfp4) {
+            s.limits.hidden = 256;
+            s.row_dims[s.masked + 1] = 128;
+            s.scale_dims[s.masked + 1] = 20;
+            s.slab.rows.dtype = s.slab.scales.dtype = (moxie_dtype){MOXIE_DTYPE_UINT, 8, 1};
+        }
+        s.slab.rows.data = s.slab.scales.data = s.slab.weights.data = s.slab.ids.data = NULL;
+        ACCEPTED(&s.said, read_rows(&s));
+        ck_assert_int_eq(s.view.slabs[0].format, nvfp4 ? FORMAT_NVFP4 : FORMAT_FP8_BLOCK128);
+        ck_assert_int_eq(s.view.slabs[0].cap, 0);
+        s.scale_dims[s.masked + 1]++; // but shapes still count
+        SAID(&s.said, MOXIE_E_INVALID, read_rows(&s), "rows.slab.scales");
+    }
+}
+END_TEST
+
 START_TEST(neither_rows_nor_columns)
 {
     struct sample s;
@@ -253,6 +280,7 @@ static void add(TCase *tests)
 {
     tcase_add_test(tests, scales_lie_in_rows_or_columns);
     tcase_add_test(tests, one_row_an_expert);
+    tcase_add_test(tests, no_rows);
     tcase_add_test(tests, neither_rows_nor_columns);
     tcase_add_test(tests, a_gpu_takes_less_than_8_gib_of_a_row);
     tcase_add_test(tests, expand_wants_compact_scales);

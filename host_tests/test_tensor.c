@@ -139,6 +139,26 @@ START_TEST(nothing_needs_no_data)
 }
 END_TEST
 
+// A view of nothing may have the strides of what it is a view of, such as a turned array.
+START_TEST(nothing_has_any_strides)
+{
+    static const int64_t any[] = {1, 0, 5, -8, INT64_MIN, INT64_MAX};
+    struct sample s;
+
+    sample_init(&s);
+    s.tensor.strides = s.strides;
+    s.dims[0] = s.want.shape[0] = 0;
+    for (size_t i = 0; i < sizeof any / sizeof any[0] * (sizeof any / sizeof any[0]); i++) {
+        s.strides[0] = any[i % 6];
+        s.strides[1] = any[i / 6];
+        ACCEPTED(&s.said, check(&s));
+        ck_assert_int_eq(tensor_stride_bytes(&s.tensor, 0), 8 * 4);
+        ck_assert_int_eq(tensor_stride_bytes(&s.tensor, 1), 4);
+        ck_assert(!tensor_overlap(&s.tensor, &s.tensor) && !tensor_rows_overlap(&s.tensor));
+    }
+}
+END_TEST
+
 START_TEST(wrong_ranks_are_refused)
 {
     static const int32_t ndims[] = {0, 1, 3, 8, 9, -1, INT32_MAX, INT32_MIN};
@@ -446,6 +466,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, elements_of_a_gpu_are_aligned);
     tcase_add_test(tests, one_of_several_gpus);
     tcase_add_test(tests, nothing_needs_no_data);
+    tcase_add_test(tests, nothing_has_any_strides);
     tcase_add_test(tests, wrong_ranks_are_refused);
     tcase_add_test(tests, wrong_extents_are_refused);
     tcase_add_test(tests, long_shapes_are_cut);

@@ -91,7 +91,8 @@ static int scales_want(const struct rows_reader *r, const moxie_slab *slab, int3
 static int is_in_columns(const moxie_tensor *scales, int32_t ndim)
 {
     return scales->shape != NULL && scales->strides != NULL && scales->ndim == ndim &&
-           scales->shape[ndim - 1] > 1 && scales->strides[ndim - 1] != 1;
+           scales->shape[ndim - 1] > 1 && scales->strides[ndim - 1] != 1 &&
+           !tensor_is_empty(scales);
 }
 
 // Scales of fp8 may lie in columns, as TMA reads them: a matrix [ceil(hidden / 128), cap], or one
@@ -198,14 +199,8 @@ static int32_t check_device_rows(const struct limits *limits, const struct row_s
     return rows_check_aligned("rows.slab.rows", rows->rows, rows->row_stride_bytes, error);
 }
 
-static int has_rows(const moxie_tensor *rows)
-{
-    for (int32_t i = 0; i < rows->ndim; i++)
-        if (rows->shape[i] == 0) return 0;
-    return 1;
-}
-
-// The payload. Half as many columns as hidden_size, beside scales, are nvfp4.
+// The payload. Half as many columns as hidden_size, beside scales, are nvfp4; where there are no
+// rows, scales may have no data.
 static int32_t read_payload(const struct rows_reader *r, const moxie_slab *slab,
                             struct row_slab *to, moxie_error *error)
 {
@@ -219,7 +214,8 @@ static int32_t read_payload(const struct rows_reader *r, const moxie_slab *slab,
     want.shape[want.ndim++] = hidden;
     to->format = tensor_format(rows);
     if (to->format == MOXIE_FORMAT_FP8_TENSOR) to->format = FORMAT_FP8_BLOCK128;
-    if (slab->scales.data != NULL && tensor_columns(rows) == hidden / 2) {
+    if (tensor_columns(rows) == hidden / 2 &&
+        (slab->scales.data != NULL || tensor_is_empty(rows))) {
         if (hidden % NVFP4_GROUP != 0)
             TRY(fail_with(error, MOXIE_E_UNSUPPORTED,
                           "rows.slab.rows: nvfp4, and hidden_size %d; want a multiple of %d: give "
@@ -234,7 +230,7 @@ static int32_t read_payload(const struct rows_reader *r, const moxie_slab *slab,
     to->rows = tensor_data(rows);
     to->row_stride_bytes = place_stride_bytes(rows, want.ndim - 2);
     if (r->device.type != MOXIE_DEVICE_CPU)
-        TRY(check_device_rows(r->limits, to, has_rows(rows), error));
+        TRY(check_device_rows(r->limits, to, !tensor_is_empty(rows), error));
     TRY(read_scales(r, slab, to, error));
 out:
     return st;

@@ -123,7 +123,7 @@ static int lie_over(const moxie_tensor *results, const struct rows_view *view, c
     for (uint32_t i = 0; i < in->slabs_count && !found; i++) {
         const moxie_slab *slab = rows_slab(in, i);
 
-        found = tensor_overlap(&slab->rows, results) ||
+        found = tensor_overlap(&slab->rows, results) || tensor_overlap(&slab->scales, results) ||
                 (by_ids &&
                  (tensor_overlap(&slab->ids, results) || tensor_overlap(&slab->weights, results)));
     }
@@ -383,6 +383,7 @@ int32_t runner_fold(moxie_runner *runner, const moxie_call *call, const moxie_ro
     TRY(check_results_apart("fold", &expanded->slabs->rows, out, error));
     TRY(check_results_apart("fold", row_index, out, error));
     TRY(check_counts_apart("fold", out, out, error));
+    if (to.rows_cap == 0) goto out; // and row_index may have no data
     args = (struct combine_args){
         .pair_out = from.slabs[0].rows,
         .pair_stride_bytes = from.slabs[0].row_stride_bytes,

@@ -93,16 +93,16 @@ static int32_t check_shape(const moxie_tensor *tensor, const struct tensor_want 
 static int64_t extent_bytes(const moxie_tensor *tensor)
 {
     const int64_t element = tensor_element_bytes(tensor);
+    const int empty = tensor_is_empty(tensor);
     int64_t compact = element, last = 0;
-    int empty = 0;
 
     for (int32_t i = tensor->ndim - 1; i >= 0; i--) {
         int64_t extent = tensor->shape[i] > 0 ? tensor->shape[i] : 1;
-        int64_t stride =
-            tensor->strides != NULL && extent > 1 ? tensor->strides[i] * element : compact;
+        int64_t stride = tensor->strides != NULL && extent > 1 && !empty
+                             ? tensor->strides[i] * element
+                             : compact;
         int64_t step;
 
-        empty |= tensor->shape[i] == 0;
         if (!size_mul(extent - 1, stride, &step) || !size_add(last, step, &last) ||
             !size_mul(compact, extent, &compact))
             return -1;
@@ -115,7 +115,7 @@ static int32_t check_strides(const moxie_tensor *tensor, const struct tensor_wan
 {
     int64_t bytes;
 
-    if (tensor->strides == NULL) return MOXIE_OK;
+    if (tensor->strides == NULL || tensor_is_empty(tensor)) return MOXIE_OK;
     for (int32_t i = 0; i < tensor->ndim; i++) {
         if (tensor->shape[i] < 2) continue; // exporters write any stride there
         if (tensor->strides[i] < 0 ||
@@ -228,7 +228,7 @@ int tensor_rows_overlap(const moxie_tensor *tensor)
 {
     int64_t inner_bytes = tensor_element_bytes(tensor);
 
-    if (extent_bytes(tensor) == 0) return 0;
+    if (tensor_is_empty(tensor)) return 0;
     for (int32_t i = tensor->ndim - 1; i >= 0; i--) {
         int64_t stride_bytes = tensor_stride_bytes(tensor, i);
 

@@ -25,14 +25,15 @@ struct tensor_want {
 
 // MOXIE_OK, or MOXIE_E_INVALID / _UNSUPPORTED naming the tensor, what was seen and what was wanted.
 // The last dimension must be compact, the others may have any non-negative stride; the extent in
-// bytes must not overflow. A tensor with a zero extent may have NULL data and lie on any device.
+// bytes must not overflow. A tensor with a zero extent may have NULL data and any strides, and lie
+// on any device.
 // Elements must be aligned to their size, on a CPU those of 4 and 8 bytes.
 int32_t tensor_check(const moxie_tensor *tensor, const struct tensor_want *want,
                      moxie_error *error);
 
 // Of a checked tensor: the first byte (NULL for none), bytes per element, the bytes between two
 // entries of dimension `dim`: where there are not two, as if compact, because exporters write any
-// stride there.
+// stride there; and whether it has no element.
 static inline unsigned char *tensor_data(const moxie_tensor *tensor)
 {
     return tensor->data == NULL ? NULL : (unsigned char *)tensor->data + tensor->byte_offset;
@@ -43,11 +44,19 @@ static inline int64_t tensor_element_bytes(const moxie_tensor *tensor)
     return tensor->dtype.bits / 8;
 }
 
+static inline int tensor_is_empty(const moxie_tensor *tensor)
+{
+    for (int32_t i = 0; i < tensor->ndim; i++)
+        if (tensor->shape[i] == 0) return 1;
+    return 0;
+}
+
 static inline int64_t tensor_stride_bytes(const moxie_tensor *tensor, int32_t dim)
 {
     int64_t stride = tensor_element_bytes(tensor);
 
-    if (tensor->strides != NULL && tensor->shape[dim] > 1) return tensor->strides[dim] * stride;
+    if (tensor->strides != NULL && tensor->shape[dim] > 1 && !tensor_is_empty(tensor))
+        return tensor->strides[dim] * stride;
     for (int32_t i = dim + 1; i < tensor->ndim; i++)
         stride *= tensor->shape[i];
     return stride;
