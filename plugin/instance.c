@@ -78,9 +78,14 @@ static void publish(moxie_instance *instance)
     instance->load_shape[0] = plan->limits.layers;
     instance->load_shape[1] = instance->load_strides[0] = plan->limits.experts_local;
     instance->load_strides[1] = 1;
-    for (int32_t key = 0; key < KEY_COUNT; key++)
-        config_print(&instance->config, (enum config_key)key, instance->printed[key],
-                     sizeof instance->printed[key]);
+    for (int32_t i = 0; i < KEY_COUNT; i++) {
+        enum config_key key = (enum config_key)i;
+        const char *words = config_words(key);
+
+        config_print(&instance->config, key, instance->printed[i], sizeof instance->printed[i]);
+        (void)snprintf(instance->help[i], sizeof instance->help[i], "%s%s%s", config_help(key),
+                       words[0] != 0 ? "; one of " : "", words);
+    }
     bounds_explain(&instance->bounds, &instance->config, instance->explained,
                    sizeof instance->explained);
 }
@@ -268,7 +273,7 @@ int32_t instance_config(const moxie_instance *instance, uint64_t index, moxie_co
     entry->key = config_name(key);
     entry->type = types[config_type_of(key)];
     entry->value = instance->printed[key];
-    entry->help = config_help(key);
+    entry->help = instance->help[key];
     entry->found = config_found(&instance->config, key);
     return MOXIE_OK;
 }

@@ -39,6 +39,7 @@ struct moxie_instance {
     moxie_bounds public_bounds;
     moxie_plan public_plan;
     char printed[KEY_COUNT][CONFIG_TEXT_BYTES]; // values, for config()
+    char help[KEY_COUNT][256];                  // with the words of a key, for config()
     char explained[192];         // where forward_tokens came from, for capacity errors
     const struct device *device; // NULL: not in this build
     struct memory memory;

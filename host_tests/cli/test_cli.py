@@ -191,7 +191,7 @@ class Plan(Case):
 
     def test_shape(self):
         plan = self.document("plan", self.config(max_prefill_tokens=4096, dp_size=8, tp_size=8, ep_size=8))
-        self.assertEqual(list(plan), ["ok", "bounds", "buffers", "total_bytes", "warnings"])
+        self.assertEqual(list(plan), ["ok", "bounds", "buffers", "total_bytes", "weights_bytes", "warnings"])
         self.assertIs(plan["ok"], True)
         self.assertEqual(sorted(plan["bounds"]), sorted(BOUNDS))
         self.assertGreater(len(plan["buffers"]), 0)

@@ -102,7 +102,7 @@ def usage(plugin):
         check(list(failures(document)) == ["entry"], failures(document))
     for wrong in (["--rule", "nothing"], ["--deadline", "0"], ["argument"], ["--plugin", "/nonexistent.so"],
                   ["--plugin", "/nonexistent.so", "--json"], ["--plugin", "/nonexistent.so", "--rule", "entry"],
-                  ["--plugin", "/"], ["--plugin", ""]):
+                  ["--plugin", "/"], ["--plugin", ""], ["--trace"], ["--rule", "entry", "--rule", "probe"]):
         done = subprocess.run([COMMAND, "conform", "--plugin", plugin, *wrong], capture_output=True)
         check(done.returncode == 1 and done.stdout == b"" and done.stderr != b"", wrong)
 

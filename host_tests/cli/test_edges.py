@@ -278,6 +278,16 @@ class Paths(Case):
         self.assertEqual(code, 2, trouble)
         self.assertEqual(json.loads(text)["rules"][0]["verdict"], "fail")
 
+    def test_ranks_get_paths_that_are_not_utf_8(self):
+        name = b"\x80\xc3\xa9\xff"
+        shutil.copytree(GOLDEN + "/models/tiny-qwen3-moe", self.path(os.fsdecode(name)))
+        shutil.copy(self.PLUGIN, os.fsencode(self.folder) + b"/lib" + name + b".so")
+        for arguments in ((b"run", b"--model", name, b"--layer", b"1", b"--input", name + b"/layer1_golden.safetensors"),
+                          (b"bench", b"--shape", b"64,32,8,2", b"--tokens", b"1", b"--seconds", b"0.01")):
+            code, text, trouble = self.run_in(*arguments, b"--ranks", b"2", b"--json", b"--plugin", b"./lib" + name + b".so")
+            self.assertEqual(code, 0, trouble)
+            self.assertTrue(json.loads(text)["ok"])
+
     def test_a_file_of_the_current_folder(self):
         os.symlink(self.PLUGIN, self.path("libmine.so"))
         env = {**os.environ, "MOXIE_PLUGIN": "libmine.so"}
@@ -285,6 +295,11 @@ class Paths(Case):
             code, text, trouble = self.run_in("info", "--json", *arguments, env=variables)
             self.assertEqual(code, 0, trouble)
             self.assertEqual(json.loads(text)["library"], "./libmine.so")
+        for arguments, variables, words in ((["--plugin", "./no"], None, "moxie info: ./no cannot be loaded"),
+                                            ([], {**env, "MOXIE_PLUGIN": "./no"}, "MOXIE_PLUGIN: ./no cannot")):
+            code, text, trouble = self.run_in("info", *arguments, env=variables)
+            self.assertEqual((code, text), (1, ""))
+            self.assertIn(words, trouble)
 
     def test_an_empty_path_is_no_path(self):
         for command in ("info", "conform"):
@@ -360,7 +375,11 @@ class Documents(Case):
         with open(DEEPSEEK) as file:
             keys = json.load(file)
         numbers = 3 * keys["hidden_size"] * keys["intermediate_size"] * keys["num_experts"] // keys["ep_size"]
-        self.assertEqual(round(numbers * (1 + 4 / 128 ** 2) * keys["num_layers"] / 2 ** 30), 76)
+        self.assertEqual(planned["weights_bytes"], numbers * (1 + 4 / 128 ** 2) * keys["num_layers"])
+        self.assertIn("weights of these experts, 76.1 GiB\n", self.moxie("plan", DEEPSEEK)[0])
+        for activation, matrices in (("silu", 3), ("relu2", 2)):
+            path = self.config(activation=activation, num_layers=5)
+            self.assertEqual(self.document("plan", path)["weights_bytes"], matrices * 2048 * 768 * 128 * 2 * 5)
 
     def test_only_what_was_given_is_refused(self):
         tiny = ["bench", "--shape", "64,32,8,2", "--tokens", "1"]
@@ -377,9 +396,20 @@ class Documents(Case):
         self.assertEqual([keys[key] for key in ("activation", "weight_format", "device", "speculative_algorithm")],
                          ["silu", "bf16", "cpu", "none"])
         self.assertRegex(self.moxie("info", "--keys")[0], r"\nrunner +str +auto ")
+        self.assertRegex(self.moxie("info", "--keys")[0], r"\nactivation +str .*; one of silu, gelu, .*relu2\n")
+
+    def test_a_value_of_another_type_is_said(self):
+        for value in ("1GiB", 99.5, None, [8]):
+            reason, = self.document("check", self.config(device_memory_budget_bytes=value), code=2)["reasons"]
+            self.assertTrue(reason["message"].endswith(f" (it is {json.dumps(value)})"), reason)
+        reason, = self.document("check", self.config(top_k=1000), code=2)["reasons"]
+        self.assertNotIn("it is", reason["message"])
 
     def test_documents_say_what_the_text_says(self):
         self.assertEqual(self.document("run", *MIXTRAL)["weights"], "bf16")
+        for tolerance, code in (("1", 0), ("1e-30", 3)):
+            found = self.document("run", *MIXTRAL, "--tolerance", tolerance, code=code)
+            self.assertEqual((found["ok"], found["tolerance"]), (code == 0, float(tolerance)))
         verdict = self.document("check", self.config())
         self.assertEqual((verdict["runner"], verdict["dispatcher"]), ("moxie_cpu", "local"))
         self.assertIsNone(self.document("check", self.config(top_k=0), code=2)["runner"])
@@ -398,7 +428,7 @@ class Documents(Case):
             warning, = self.document(*command, "--dispatch-sms", "3")["warnings"]
             self.assertEqual(warning["key"], "dispatch_sms")
         found = self.document(*bench)
-        self.assertEqual((found["row_format"], found.get("dispatch_format")), ("f16", None))
+        self.assertEqual((found["ok"], found["row_format"], found.get("dispatch_format")), (True, "f16", None))
         over_ranks = [*bench, "--ranks", "2", "--skew", "1.5", "--dispatch-format", "fp8_block128"]
         self.assertIn(" threads, fp8_block128 between ranks, skew 1.5\n", self.moxie(*over_ranks)[0])
         found = self.document(*over_ranks)

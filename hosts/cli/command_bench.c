@@ -291,13 +291,12 @@ static int run_ranks(struct bench_run *run, const struct plugin *plugin, json_t 
 
     for (int i = 0; i < options->cells; i++)
         (void)json_array_append_new(tokens, json_integer(options->tokens[i]));
-    job = json_pack("{s:s, s:s, s:b, s:O, s:o, s:s, s:s, s:s, s:f}", "command", "bench", "plugin",
-                    plugin->path, "verbose", options->rank.common.verbose, "config", config,
-                    "tokens", tokens, "shape", options->shape_text, "weight_format",
+    job = json_pack("{s:s, s:o, s:b, s:O, s:o, s:s, s:s, s:s, s:f}", "command", "bench", "plugin",
+                    json_path(plugin->path), "verbose", options->rank.common.verbose, "config",
+                    config, "tokens", tokens, "shape", options->shape_text, "weight_format",
                     format_word(options->format), "row_format", format_word(options->row_format),
                     "seconds", options->seconds);
-    if (job == NULL)
-        return fault_set(fault, EXIT_TROUBLE, "out of memory, or a path that is not UTF-8");
+    if (job == NULL) return fault_set(fault, EXIT_TROUBLE, "out of memory");
     (void)json_object_set_new(job, "op", json_string(bench_op_word(options->op)));
     (void)json_object_set_new(
         job, "replays", json_integer(options->replays > 0 ? options->replays : BENCH_REPLAYS));
@@ -359,6 +358,7 @@ static json_t *document_of(const struct bench_run *run, const struct instance *i
 {
     json_t *document = bench_document(run);
 
+    (void)json_object_set_new(document, "ok", json_true());
     (void)json_object_set_new(document, "warnings", instance_warnings(instance));
     return document;
 }

@@ -38,7 +38,7 @@ static const struct argp_option table[] = {
      "check only this rule, in this process: for a debugger, or after a crash", 0},
     {"list", OPTION_LIST, NULL, 0, "print every rule and what has to hold", 0},
     {"deadline", OPTION_DEADLINE, "SECONDS", 0, "how long one rule may take (default 60)", 0},
-    {"trace", OPTION_TRACE, NULL, 0, "print each step of a rule before it is taken", 0},
+    {"trace", OPTION_TRACE, NULL, 0, "with --rule: print each of its steps before it is taken", 0},
     {"print-plan", OPTION_PRINT_PLAN, NULL, OPTION_HIDDEN, NULL, 0},
     {0},
 };
@@ -60,6 +60,7 @@ static error_t parse(int key, char *text, struct argp_state *state)
         state->child_inputs[0] = &options->common;
         return 0;
     case OPTION_RULE:
+        if (options->rule != NULL) argp_error(state, "--rule: one at a time");
         options->rule = text;
         if (rule_find(text) == NULL) argp_error(state, "no rule \"%s\"; --list prints them", text);
         return 0;
@@ -74,6 +75,10 @@ static error_t parse(int key, char *text, struct argp_state *state)
         return 0;
     case OPTION_PRINT_PLAN:
         options->print_plan = 1;
+        return 0;
+    case ARGP_KEY_END:
+        if (options->trace && options->rule == NULL)
+            argp_error(state, "--trace is of one rule: say which with --rule NAME");
         return 0;
     case ARGP_KEY_ARG:
         argp_error(state, "\"%s\": no argument is wanted; the plugin is --plugin PATH", text);

@@ -4,11 +4,17 @@
 #include "hosts/cli/config_command.h"
 #include "hosts/cli/json_file.h"
 #include "hosts/cli/table.h"
+#include "hosts/cli/weights.h"
+
+#include <stdlib.h>
+#include <string.h>
 
 static const char doc[] =
     "Prints every buffer that the configuration needs on one rank, and the token bounds behind it. "
     "Needs no GPU and no weights. If the configuration is refused, it prints the reasons and "
     "whatever bounds can be computed, and the exit code is 2.\v"
+    "How much the weights of this rank's experts are, which the engine holds, stands below the "
+    "total; in JSON it is weights_bytes.\n\n"
     "CONFIG.json is one JSON object; `moxie info --keys` lists the keys. CONFIG.json "
     "overrides --model, and --set overrides both.\n\n"
     "Example:\n"
@@ -33,6 +39,35 @@ static const moxie_buffer *buffer_at(const moxie_plan *plan, uint64_t index)
                                                 index * plan->buffer_stride);
 }
 
+static int64_t number_of(const struct instance *instance, const char *key)
+{
+    return strtoll(instance_config(instance, key), NULL, 10);
+}
+
+// Of this rank's experts in all layers, which the engine holds: as the plan's sizes imply them,
+// without biases. 0 when nothing of that size can be.
+static uint64_t weights_bytes_of(const struct instance *instance)
+{
+    const int gated = strcmp(instance_config(instance, "activation"), "relu2") != 0;
+    const int64_t inner = number_of(instance, "intermediate_size");
+    struct weights_shape shape = {
+        .format = format_from_word(instance_config(instance, "weight_format")),
+        .order = gated ? MOXIE_ORDER_GATE_UP : MOXIE_ORDER_PLAIN,
+        .experts = instance->plan->bounds->experts_local,
+        .outputs = gated ? 2 * inner : inner,
+        .inputs = number_of(instance, "hidden_size"),
+    };
+    uint64_t bytes = weights_bytes(&shape);
+
+    shape.order = MOXIE_ORDER_PLAIN;
+    shape.outputs = shape.inputs;
+    shape.inputs = inner;
+    if (!bytes_add(bytes, weights_bytes(&shape), &bytes) ||
+        !bytes_mul(bytes, (uint64_t)number_of(instance, "num_layers"), &bytes))
+        return 0;
+    return bytes;
+}
+
 static json_t *plan_document(const struct instance *instance, json_t *model)
 {
     const moxie_plan *plan = instance->plan;
@@ -47,11 +82,12 @@ static json_t *plan_document(const struct instance *instance, json_t *model)
                                "bytes_mapped", (json_int_t)buffer->bytes_mapped, "align",
                                (json_int_t)buffer->align, "why", buffer->why));
     }
-    return json_pack("{s:b, s:O*, s:o, s:o, s:{s:I, s:I, s:I, s:I}, s:o}", "ok", 1, "model", model,
-                     "bounds", instance_bounds(instance), "buffers", buffers, "total_bytes",
-                     "device", (json_int_t)plan->device_bytes, "symmetric",
-                     (json_int_t)plan->symmetric_bytes, "pinned", (json_int_t)plan->pinned_bytes,
-                     "host", (json_int_t)plan->host_bytes, "warnings", instance_warnings(instance));
+    return json_pack(
+        "{s:b, s:O*, s:o, s:o, s:{s:I, s:I, s:I, s:I}, s:I, s:o}", "ok", 1, "model", model,
+        "bounds", instance_bounds(instance), "buffers", buffers, "total_bytes", "device",
+        (json_int_t)plan->device_bytes, "symmetric", (json_int_t)plan->symmetric_bytes, "pinned",
+        (json_int_t)plan->pinned_bytes, "host", (json_int_t)plan->host_bytes, "weights_bytes",
+        (json_int_t)weights_bytes_of(instance), "warnings", instance_warnings(instance));
 }
 
 static void print_bounds(FILE *stream, const struct instance *instance)
@@ -99,6 +135,8 @@ static void print_plan(const struct instance *instance)
     (void)printf(", symmetric %s", human_bytes(plan->symmetric_bytes, bytes));
     (void)printf(", pinned %s", human_bytes(plan->pinned_bytes, bytes));
     (void)printf(", host %s\n", human_bytes(plan->host_bytes, bytes));
+    (void)printf("Not in it: the engine's own weights of these experts, %s\n",
+                 human_bytes(weights_bytes_of(instance), bytes));
 }
 
 static void print_warnings(const struct instance *instance)

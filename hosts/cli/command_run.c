@@ -128,8 +128,9 @@ static json_t *make_config(const struct run_options *options, const struct sourc
 struct outcome {
     const struct source *source;
     int ranks;
-    float *y;       // [T, H]
-    json_t *result; // of rank 0
+    double tolerance; // below 0: none
+    float *y;         // [T, H]
+    json_t *result;   // of rank 0
 };
 
 static int take(void *ctx, int rank, enum message message, const void *payload, uint64_t bytes,
@@ -160,14 +161,14 @@ static int run_ranks(const struct run_options *options, const struct plugin *plu
         .doing = "loading experts",
     };
     const struct hub_handler handler = {outcome, take};
-    json_t *job = json_pack("{s:s, s:s, s:b, s:O, s:{s:s*, s:s*, s:s*, s:I}}", "command", "run",
-                            "plugin", plugin->path, "verbose", options->rank.common.verbose,
-                            "config", config, "source", "layer_file", paths->layer_file, "model",
-                            paths->model, "input", paths->input, "layer", (json_int_t)paths->layer);
+    json_t *job = json_pack("{s:s, s:o, s:b, s:O, s:{s:o, s:o, s:o, s:I}}", "command", "run",
+                            "plugin", json_path(plugin->path), "verbose",
+                            options->rank.common.verbose, "config", config, "source", "layer_file",
+                            json_path(paths->layer_file), "model", json_path(paths->model), "input",
+                            json_path(paths->input), "layer", (json_int_t)paths->layer);
     int st = EXIT_OK;
 
-    if (job == NULL)
-        return fault_set(fault, EXIT_TROUBLE, "out of memory, or a path that is not UTF-8");
+    if (job == NULL) return fault_set(fault, EXIT_TROUBLE, "out of memory");
     st = hub_run(&hub, job, &handler, fault);
     json_decref(job);
     if (st == EXIT_OK && !json_is_object(outcome->result))
@@ -222,19 +223,26 @@ static double median_ms(const json_t *result)
     return numbers_quantile(values, count, 0.5) / 1000;
 }
 
+static int is_within(const struct outcome *outcome, const struct distance *distance)
+{
+    return outcome->tolerance < 0 || distance->relative <= outcome->tolerance;
+}
+
 // warnings: of the instance that was opened first; an array, released.
 static int report_json(const struct outcome *outcome, const struct distance *distance,
                        json_t *warnings, struct fault *fault)
 {
-    return json_print(json_pack("{s:I, s:i, s:O, s:O, s:s, s:o, s:o, s:o, s:o}", "tokens",
-                                (json_int_t)outcome->source->inputs.tokens, "ranks", outcome->ranks,
-                                "runner", json_object_get(outcome->result, "runner"), "dispatcher",
-                                json_object_get(outcome->result, "dispatcher"), "weights",
-                                format_word(outcome->source->layout.w1.format), "relative_error",
-                                json_number(distance->relative), "max_abs_error",
-                                json_number(distance->max_abs), "time_ms",
-                                json_number(median_ms(outcome->result)), "warnings", warnings),
-                      fault);
+    return json_print(
+        json_pack("{s:b, s:I, s:i, s:O, s:O, s:s, s:o, s:o, s:o, s:o, s:o}", "ok",
+                  is_within(outcome, distance), "tokens",
+                  (json_int_t)outcome->source->inputs.tokens, "ranks", outcome->ranks, "runner",
+                  json_object_get(outcome->result, "runner"), "dispatcher",
+                  json_object_get(outcome->result, "dispatcher"), "weights",
+                  format_word(outcome->source->layout.w1.format), "relative_error",
+                  json_number(distance->relative), "max_abs_error", json_number(distance->max_abs),
+                  "tolerance", json_number(outcome->tolerance >= 0 ? outcome->tolerance : NAN),
+                  "time_ms", json_number(median_ms(outcome->result)), "warnings", warnings),
+        fault);
 }
 
 static void report(const struct outcome *outcome, const struct distance *distance)
@@ -276,7 +284,7 @@ static int finish(const struct run_options *options, const struct outcome *outco
     else
         report(outcome, &distance);
     if (options->output != NULL) TRY(safetensors_write(options->output, &tensor, fault));
-    if (options->tolerance >= 0 && !(distance.relative <= options->tolerance))
+    if (!is_within(outcome, &distance))
         st = fault_set(fault, EXIT_TOLERANCE, "relative error %.3e exceeds the tolerance %.3e",
                        distance.relative, options->tolerance);
 out:
@@ -337,13 +345,14 @@ int command_run(int argc, char **argv, struct fault *fault)
     struct source source = {.layout = {.gate = NULL}};
     struct plugin plugin = {.api = NULL};
     struct instance instance = {.api = NULL};
-    struct outcome outcome = {.source = &source};
+    struct outcome outcome = {.source = &source, .tolerance = -1};
     json_t *config = NULL;
     int st = EXIT_OK;
 
     rank_options_init(&options.rank);
     (void)argp_parse(&argp, argc, argv, 0, NULL, &options);
     outcome.ranks = (int)options.rank.ranks;
+    outcome.tolerance = options.tolerance;
     TRY(source_open(&source, &options.paths, fault));
     TRY(check_source(&options, &source, fault));
     config = make_config(&options, &source);

@@ -2,6 +2,8 @@
 
 #include "hosts/cli/host.h"
 
+#include "hosts/cli/json_file.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -17,12 +19,21 @@ static const json_t *look_up(void *ctx, const char *key)
     return json_object_get(host->config, key);
 }
 
+static int32_t wrong_type(void *ctx, const char *key, const json_t *found)
+{
+    struct host *host = ctx;
+    char text[JSON_EXCERPT_BYTES];
+
+    (void)json_object_set_new(host->keys_asked, key, json_string(json_excerpt(found, text)));
+    return MOXIE_CONFIG_WRONG_TYPE;
+}
+
 static int32_t get_i64(void *ctx, const char *key, int64_t *value)
 {
     const json_t *found = look_up(ctx, key);
 
     if (found == NULL) return MOXIE_CONFIG_ABSENT;
-    if (!json_is_integer(found)) return MOXIE_CONFIG_WRONG_TYPE;
+    if (!json_is_integer(found)) return wrong_type(ctx, key, found);
     *value = json_integer_value(found);
     return MOXIE_CONFIG_FOUND;
 }
@@ -32,7 +43,7 @@ static int32_t get_f64(void *ctx, const char *key, double *value)
     const json_t *found = look_up(ctx, key);
 
     if (found == NULL) return MOXIE_CONFIG_ABSENT;
-    if (!json_is_number(found)) return MOXIE_CONFIG_WRONG_TYPE;
+    if (!json_is_number(found)) return wrong_type(ctx, key, found);
     *value = json_number_value(found);
     return MOXIE_CONFIG_FOUND;
 }
@@ -44,7 +55,7 @@ static int32_t get_str(void *ctx, const char *key, char *buffer, uint64_t capaci
     uint64_t copied = 0;
 
     if (found == NULL) return MOXIE_CONFIG_ABSENT;
-    if (!json_is_string(found)) return MOXIE_CONFIG_WRONG_TYPE;
+    if (!json_is_string(found)) return wrong_type(ctx, key, found);
     *length = json_string_length(found);
     if (capacity == 0) return MOXIE_CONFIG_FOUND;
     copied = *length < capacity ? *length : capacity - 1;
@@ -237,6 +248,11 @@ static unsigned edit_distance(const char *from, const char *to)
         }
     }
     return row[to_length];
+}
+
+const char *host_wrong_type(const struct host *host, const char *key)
+{
+    return json_string_value(json_object_get(host->keys_asked, key));
 }
 
 static const char *nearest_key(json_t *keys_asked, const char *key)

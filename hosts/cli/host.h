@@ -21,8 +21,9 @@ struct host_bootstrap {
 };
 
 struct host {
-    json_t *config;      // borrowed object
-    json_t *keys_asked;  // object: every key the library asked for
+    json_t *config; // borrowed object
+    json_t
+        *keys_asked; // object: every key the library asked for, and what it is if of another type
     const char *command; // what log lines start with: "moxie plan"
     struct host_bootstrap bootstrap;
     struct device *device; // borrowed: whose memory the library gets; NULL: RAM
@@ -44,6 +45,10 @@ moxie_host host_table(struct host *host, uint32_t abi_version);
 const moxie_runner_info *host_runner(const struct host *host, const char *name, const char *device);
 const moxie_dispatcher_info *host_dispatcher(const struct host *host, const char *name,
                                              const char *device);
+
+// What stands for a key that the library wants of another type, as JSON; NULL if it is of that
+// type.
+const char *host_wrong_type(const struct host *host, const char *key);
 
 // After open(): one {"key", "message"} for every key of the file that the library never asked for,
 // with the nearest that it did ask for. NULL when out of memory. owner: caller

@@ -82,10 +82,13 @@ json_t *instance_reasons(const struct instance *instance)
 
     for (uint64_t i = 0; i < report->reasons_count; i++) {
         const moxie_reason *reason = reason_at(report->reasons, report->reason_stride, i);
+        const char *seen = host_wrong_type(&instance->host, reason->key);
 
-        (void)json_array_append_new(reasons,
-                                    json_pack("{s:s, s:s, s:s}", "code", reason->name, "key",
-                                              reason->key, "message", reason->message));
+        (void)json_array_append_new(
+            reasons,
+            json_pack("{s:s, s:s, s:o}", "code", reason->name, "key", reason->key, "message",
+                      json_sprintf("%s%s%s%s", reason->message, seen != NULL ? " (it is " : "",
+                                   seen != NULL ? seen : "", seen != NULL ? ")" : "")));
     }
     return reasons;
 }

@@ -154,6 +154,42 @@ json_t *json_text(const char *text)
     return whole;
 }
 
+json_t *json_path(const char *path)
+{
+    unsigned char *text = NULL, *to = NULL;
+    json_t *whole = NULL;
+
+    if (path == NULL) return json_null();
+    to = text = malloc(2 * strlen(path) + 1);
+    if (text == NULL) return NULL;
+    for (const unsigned char *at = (const unsigned char *)path; *at != '\0'; at++) {
+        if (*at >= 0x80) *to++ = (unsigned char)(0xc0 | *at >> 6);
+        *to++ = (unsigned char)(*at >= 0x80 ? 0x80 | (*at & 0x3f) : *at);
+    }
+    *to = '\0';
+    whole = json_string((char *)text);
+    free(text);
+    return whole;
+}
+
+const char *json_path_read(const json_t *value, char path[PATH_MAX])
+{
+    const char *text = json_string_value(value);
+    size_t used = 0;
+
+    if (text == NULL) return NULL;
+    for (; *text != '\0' && used < PATH_MAX - 1; text++) {
+        if ((*text & 0xc0) == 0xc0 && text[1] != '\0') {
+            path[used++] = (char)((*text & 3) << 6 | (text[1] & 0x3f));
+            text++;
+        } else {
+            path[used++] = *text;
+        }
+    }
+    path[used] = '\0';
+    return path;
+}
+
 const char *json_excerpt(const json_t *value, char text[JSON_EXCERPT_BYTES])
 {
     char *whole = json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY | JSON_ENSURE_ASCII);

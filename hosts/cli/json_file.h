@@ -6,6 +6,7 @@
 #include "hosts/cli/fault.h"
 
 #include <jansson.h>
+#include <limits.h>
 
 // Reads one JSON object; duplicate keys, trailing text and files past 64 MiB are refused. owner:
 // caller
@@ -26,6 +27,13 @@ int json_refusal(int as_json, int st, json_t *warnings, struct fault *fault);
 
 // A string, with U+FFFD for every byte that is not UTF-8: paths are bytes. NULL when out of memory.
 json_t *json_text(const char *text);
+
+// A path for another process, whatever its bytes: a character for each. null where there is none;
+// NULL when out of memory.
+json_t *json_path(const char *path);
+
+// That path, in `path`; NULL where there is none.
+const char *json_path_read(const json_t *value, char path[PATH_MAX]);
 
 #define JSON_EXCERPT_BYTES 81
 

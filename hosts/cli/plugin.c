@@ -27,9 +27,17 @@ static int find_near_executable(char *path, size_t capacity, char *folder, size_
     *slash = '\0';
     for (size_t i = 0; i < sizeof places / sizeof places[0]; i++)
         if ((size_t)snprintf(path, capacity, "%s%s", folder, places[i]) < capacity &&
-            access(path, R_OK) == 0)
+            access(path, F_OK) == 0)
             return 1;
     return 0;
+}
+
+// Whether the library is the one that MOXIE_PLUGIN names; path: of --plugin, or NULL.
+static int is_of_environment(const char *path)
+{
+    const char *named = getenv("MOXIE_PLUGIN");
+
+    return path == NULL && named != NULL && named[0] != '\0';
 }
 
 int plugin_find(struct plugin *plugin, const char *path, struct fault *fault)
@@ -78,7 +86,8 @@ int plugin_load(struct plugin *plugin, const char *path, struct fault *fault)
     TRY(plugin_find(plugin, path, fault));
     status = moxie_load(plugin->path, HOST_NAME, &plugin->library, library_error(&error));
     if (status != MOXIE_OK)
-        TRY(fault_set(fault, EXIT_TROUBLE, "cannot load %s: %s", plugin->path, error.text));
+        TRY(fault_set(fault, EXIT_TROUBLE, "%s%s", is_of_environment(path) ? "MOXIE_PLUGIN: " : "",
+                      error.text));
     plugin->api = plugin->library.api;
 out:
     return st;

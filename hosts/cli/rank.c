@@ -2,6 +2,8 @@
 
 #include "hosts/cli/rank.h"
 
+#include "hosts/cli/json_file.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -46,10 +48,11 @@ int rank_open(struct rank *rank, struct link *link, const json_t *job, struct fa
 {
     const struct host_bootstrap bootstrap = {link, link_all_gather, link_barrier};
     struct instance_request request = {.plugin = &rank->plugin, .bootstrap = &bootstrap};
-    const char *path = json_string_value(json_object_get(job, "plugin"));
+    const char *path = NULL;
     int st = EXIT_OK;
 
     *rank = (struct rank){.link = link};
+    path = json_path_read(json_object_get(job, "plugin"), rank->plugin_path);
     rank->config = json_copy(json_object_get(job, "config"));
     if (rank->config == NULL ||
         json_object_set_new(rank->config, "ep_rank", json_integer(link->rank)) != 0)

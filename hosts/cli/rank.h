@@ -11,6 +11,7 @@
 
 struct rank {
     struct link *link;
+    char plugin_path[PATH_MAX];
     struct plugin plugin;
     struct device device; // that of the runner
     struct instance instance;

@@ -1,6 +1,7 @@
 // What one rank of `moxie run` does: loads its experts and its tokens, runs the layer, sends its
 // rows.
 
+#include "hosts/cli/json_file.h"
 #include "hosts/cli/rank.h"
 #include "hosts/cli/router.h"
 
@@ -12,6 +13,7 @@
 
 struct run {
     struct rank rank;
+    char paths[3][PATH_MAX]; // of the source
     struct source source;
     struct experts experts;
     struct rows rows;
@@ -26,9 +28,9 @@ static int open_inputs(struct run *run, const json_t *job, struct fault *fault)
     const json_t *named = json_object_get(job, "source");
     const struct link *link = run->rank.link;
     const struct source_paths paths = {
-        .layer_file = json_string_value(json_object_get(named, "layer_file")),
-        .model = json_string_value(json_object_get(named, "model")),
-        .input = json_string_value(json_object_get(named, "input")),
+        .layer_file = json_path_read(json_object_get(named, "layer_file"), run->paths[0]),
+        .model = json_path_read(json_object_get(named, "model"), run->paths[1]),
+        .input = json_path_read(json_object_get(named, "input"), run->paths[2]),
         .layer = json_integer_value(json_object_get(named, "layer")),
     };
     struct source *source = &run->source;
