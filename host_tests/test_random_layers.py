@@ -31,6 +31,8 @@ from moxie import abi, host  # noqa: E402
 # A library of the emulated GPU has tensors that torch calls a CPU's.
 EMULATED = "emulated" in os.environ.get("MOXIE_PLUGIN", "")
 DEVICE = torch.device(os.environ.get("MOXIE_TEST_DEVICE", "cpu"))
+if DEVICE.type == "cuda" and not torch.cuda.is_available():
+    torch_python.skip("torch sees no GPU")
 ON_GPU = EMULATED or DEVICE.type == "cuda"
 GRAPHS = DEVICE.type == "cuda"
 PLACE = abi.Device(type=2 if ON_GPU else 1)
