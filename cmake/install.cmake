@@ -32,7 +32,8 @@ install(FILES abi.h abi/loader.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/moxie)
 install(FILES abi/loader.c abi/loader.h abi.h DESTINATION ${CMAKE_INSTALL_DATADIR}/moxie)
 # For `pip install PREFIX/share/moxie/python`.
 install(DIRECTORY hosts/python/ DESTINATION ${CMAKE_INSTALL_DATADIR}/moxie/python
-    PATTERN __pycache__ EXCLUDE PATTERN build EXCLUDE PATTERN *.egg-info EXCLUDE)
+    PATTERN __pycache__ EXCLUDE PATTERN build EXCLUDE PATTERN *.egg-info EXCLUDE PATTERN LICENSE EXCLUDE)
+install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DATADIR}/moxie/python) # where the tree has a link
 install(FILES LICENSE README.md CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
 # Where the links of README.md point, and of these: gates/install.sh follows them.
 install(DIRECTORY docs DESTINATION ${CMAKE_INSTALL_DOCDIR})

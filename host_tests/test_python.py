@@ -9,6 +9,7 @@ import pathlib
 import pickle
 import re
 import signal
+import subprocess
 import sys
 import unittest
 from unittest import mock
@@ -168,6 +169,18 @@ class Refusals(unittest.TestCase):
                 self.assertIs(type(copied), kind)
                 self.assertEqual((copied.code, copied.rank, copied.text, copied.keys, str(copied)),
                                  (abi.E_CONFIG, 3, "no such key", ("top_q",), str(error)))
+
+    def test_codes_have_names(self):
+        self.assertEqual(str(abi.MoxieError(abi.E_UNAVAILABLE, -1, "no")), "no (E_UNAVAILABLE)")
+        self.assertEqual(str(abi.MoxieError(99, -1, "no")), "no (99)")  # of a later library
+
+    def test_keys_of_ranks_need_no_torch(self):
+        code = ("import sys; sys.modules['torch'] = None; from moxie.ranks import rank_keys; "
+                "print(rank_keys(4, 3)['ep_rank'])")
+        ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                             check=False,
+                             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+        self.assertEqual((ran.stdout, ran.stderr), ("3\n", ""))
 
     def test_empty_path(self):
         with self.assertRaisesRegex(abi.MoxieError, '"" names no library: pass the path') as caught:

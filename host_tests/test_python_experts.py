@@ -327,6 +327,41 @@ class Forward(unittest.TestCase):
         gc.collect()
         self.assertEqual(allocator.held, {})
 
+    def test_closed(self):
+        """Once, whoever still holds layers; they are refused, and go in peace."""
+        allocator, given = Allocator(), Input(1)
+        with Experts(self.library, CONFIG, allocator=allocator) as experts:
+            gone, layer = (experts.add_layer(*Model(seed).matrices()) for seed in (1, 2))
+            layer.forward(given.tokens, *given.rows())
+            with experts.lock:
+                del gone
+        self.assertEqual((allocator.held, experts.made), ({}, {}))
+        for call in (lambda: layer.forward(given.tokens, *given.rows()), layer.weights_updated,
+                     lambda: layer.forward(0, *given.rows()), experts.check,
+                     lambda: experts.add_layer(*Model(3).matrices()),
+                     lambda: experts.set_active_ranks((True,))):
+            with self.assertRaisesRegex(MoxieError, "^these experts are closed: make") as caught:
+                call()
+            self.assertEqual(caught.exception.code, abi.E_INVALID)
+        with mock.patch.object(sys, "unraisablehook") as printed, \
+                mock.patch.object(experts, "runs") as runs, \
+                mock.patch.object(experts, "moves") as moves:
+            experts.close()
+            del layer, call
+            gc.collect()
+            self.assertEqual((runs.mock_calls, moves.mock_calls), ([], []))
+        printed.assert_not_called()
+
+    def test_closed_after_a_failure(self):
+        """Of a forward within the with statement, which is what is raised."""
+        allocator, given = Allocator(), Input(1)
+        with self.assertRaisesRegex(MoxieError, "tokens: -1"):
+            with Experts(self.library, CONFIG, allocator=allocator) as experts:
+                layer = experts.add_layer(*Model().matrices())
+                layer.forward(-1, *given.rows())
+        self.assertEqual(allocator.held, {})
+        del layer
+
     def test_a_layer_given_up_inside_a_step(self):
         experts, layer = self.run_layer(Model(), Input(1))
         with experts.lock:
@@ -425,6 +460,15 @@ class Refusals(unittest.TestCase):
                            ((matrix(values, "f32", 0), None), "w2: a NoneType")):
             with self.assertRaisesRegex(MoxieError, f"{name}; want what moxie.matrix makes"):
                 experts.add_layer(*pair)
+
+    def test_what_is_no_library_and_no_configuration(self):
+        for arguments, words in (((None, {}), "library: a NoneType; want what moxie.load makes"),
+                                 (("libmoxie.so", CONFIG), "library: a str; want"),
+                                 ((self.library, None), "config: a NoneType; want a dict of the k"),
+                                 ((self.library, 3), "config: a int; want a dict")):
+            with self.assertRaisesRegex(MoxieError, f"^{words}") as caught:
+                Experts(*arguments)
+            self.assertEqual(caught.exception.code, abi.E_INVALID)
 
     def test_keys_that_are_no_words(self):
         error = self.refused(abi.E_INVALID, {5: 2, "zz": 3})

@@ -112,6 +112,13 @@ class Layers(Case):
         for mine, theirs in zip(*map(adapter._experts_modules, (model, other))):
             self.assertIsNot(adapter._layers[mine].shared, adapter._layers[theirs].shared)
 
+    def test_what_is_no_model(self):
+        words = "^model: a int; want a torch.nn.Module"
+        for call in (adapter.describe, adapter.prepare, adapter.weights_updated, adapter.release):
+            with self.assertRaisesRegex(MoxieError, words) as caught:
+                call(3)
+            self.assertEqual(caught.exception.code, abi.E_INVALID)
+
     def test_describe(self):
         model = model_of("deepseek_v3", torch.bfloat16)
         names = {f"model.layers.{number}.mlp.experts" for number in range(1, LAYERS)}

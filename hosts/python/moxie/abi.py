@@ -272,12 +272,15 @@ VERSION = f"{VERSION_MAJOR}.{VERSION_MINOR}.{VERSION_PATCH}"
 # ---- Errors and layout -------------------------------------------------------------------------
 
 
+CODES = {value: name for name, value in list(globals().items()) if name.startswith("E_")}
+
+
 class MoxieError(Exception):
     """A call that failed: its code, the rank to blame or -1, the library's text, and the keys of
     the configuration that it speaks of, where they are known."""
 
     def __init__(self, code, rank, text, keys=()):
-        super().__init__(f"{text} (code {code})")
+        super().__init__(f"{text} ({CODES.get(code, code)})")
         self.code, self.rank, self.text, self.keys = code, rank, text, tuple(keys)
 
     def __reduce__(self):  # else a copy, or a process pool, would make it of the text alone
@@ -316,7 +319,7 @@ def _signals_wait():
 def check(call, *arguments):
     """Calls a slot whose last parameter is moxie_error *; raises MoxieError when it fails. Signals
     are handled when it has returned."""
-    text = ctypes.create_string_buffer(512)
+    text = ctypes.create_string_buffer(2048)
     error = Error(rank=-1, text_bytes=len(text), text=ctypes.addressof(text))
     with _signals_wait():
         code = call(*arguments, ctypes.byref(error))

@@ -8,6 +8,7 @@ Nothing here knows a tensor library: whoever has tensors says where they lie.
 """
 
 import collections
+import collections.abc
 import ctypes
 import operator
 import threading
@@ -19,6 +20,7 @@ from moxie.abi import (
     E_CONFIG, E_INVALID, E_UNAVAILABLE, E_UNSUPPORTED, FORMAT_BF16, FORMAT_F16, FORMAT_F32,
     FORMAT_FP8_BLOCK128, FORMAT_FP8_CHANNEL, FORMAT_FP8_TENSOR, IDS_GLOBAL, OK, Batch, Device,
     Dtype, Error, Matrix, MoxieError, NoSuchKey, Step, Tensor, Weights)
+from moxie.host import Library
 
 
 class Words(dict):
@@ -115,7 +117,7 @@ class Layer:
 
     def __init__(self, experts, index, weights, handle):
         self.experts, self.index, self.weights, self.handle = experts, index, weights, handle
-        finalizer = weakref.finalize(self, experts.remove, index, handle)
+        finalizer = weakref.finalize(self, experts.remove, index)
         finalizer.atexit = False  # a process that ends takes its memory with it
 
     def forward(self, tokens, x, ids, weights, y, stream=None, expert_map=None, rank_tokens=None):
@@ -131,7 +133,8 @@ class Experts:
     """An instance, its dispatcher, and a runner for each of up to num_layers layers.
 
     The layers share the planned buffers, so that calls follow each other: here under a lock, on a
-    device by the order of the stream.
+    device by the order of the stream. Close it, use it in a with statement, or give it up with all
+    its layers.
 
     Over several ranks (ep_size of them, ep_rank is this one) each has a process with an Experts of
     the same keys, made by all at once, an all_gather as Library.open has it, and the weights of its
@@ -141,11 +144,16 @@ class Experts:
 
     def __init__(self, library, config, name="python", allocator=None, device=(DEVICE_CPU, 0),
                  all_gather=None):
+        _instance("library", library, Library, "load")
+        if not isinstance(config, collections.abc.Mapping):
+            raise MoxieError(E_INVALID, -1, f"config: a {type(config).__name__}; want a dict of "
+                             "the keys of docs/configuration.md")
         self.config = dict(config)
         _check_ranks(self.config, all_gather)
         self.instance = library.open(self.config, name, allocator, all_gather)
         self.lock = threading.Lock()
-        self.dead = collections.deque()  # runners to destroy when no step is under way
+        self.dead = collections.deque()  # layers to destroy when no step is under way
+        self.made = {}  # of the layers that are not destroyed, by index: the runners
         self.error_text = ctypes.create_string_buffer(ERROR_BYTES)
         self.error = Error(rank=-1, text_bytes=ERROR_BYTES,
                            text=ctypes.addressof(self.error_text))
@@ -163,9 +171,26 @@ class Experts:
                 self.moves.destroy(self.dispatcher)
             self.instance.close()
             raise
-        finalizer = weakref.finalize(self, _close, self.instance, self.moves, self.runs,
-                                     self.dispatcher, self.dead)
-        finalizer.atexit = False
+        self.finalizer = weakref.finalize(self, _close, self.instance, self.moves, self.runs,
+                                          self.dispatcher, self.made)
+        self.finalizer.atexit = False
+
+    def close(self):
+        """Gives back all that this has, once: the layers compute no more, and their weights may go.
+        Waits for forwards of other threads; on a device, what they enqueued has to be done."""
+        with self.lock:
+            self.finalizer()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def _refuse_closed(self):
+        """Before the library is given what it no longer has."""
+        if not self.dispatcher:
+            raise MoxieError(E_INVALID, -1, "these experts are closed: make others")
 
     def _check_keys(self, library, chosen):
         """A word that is no key would be ignored in silence, and be a wrong result later."""
@@ -218,6 +243,7 @@ class Experts:
         for what, each in (("w1", w1), ("w2", w2)):
             _instance(what, each, Matrix, "matrix")
         with self.lock:
+            self._refuse_closed()
             self._drain()
             if not self.free and self.taken == self.layers_max:
                 raise MoxieError(E_CAPACITY, -1, f"all {self.layers_max} layers are in use: set "
@@ -232,6 +258,7 @@ class Experts:
                 if handle:
                     self.runs.destroy(handle)
                 raise
+            self.made[index] = handle
             if self.free:
                 self.free.popleft()
             else:
@@ -241,6 +268,7 @@ class Experts:
     def check(self):
         """Raises the failure of past forwards that sticks, MoxieError with the rank to blame, if
         there is one; of replayed graphs nothing else says so. Waits for nobody."""
+        self._refuse_closed()
         self.instance.check(self.moves.poll_error, self.dispatcher)
 
     def set_active_ranks(self, active):
@@ -252,6 +280,7 @@ class Experts:
             raise MoxieError(E_INVALID, -1, f"set_active_ranks: {len(wanted)} ranks; want one "
                              f"truth value for each of {self.ranks} (ep_size)")
         with self.lock:
+            self._refuse_closed()
             self.begun = None
             self._call(self.moves.set_active_ranks, self.dispatcher,
                        (ctypes.c_uint8 * self.ranks)(*wanted))
@@ -262,11 +291,12 @@ class Experts:
 
     def weights_updated(self, layer):
         with self.lock:
+            self._refuse_closed()
             self._call(self.runs.weights_updated, layer.handle, None, 0)
 
-    def remove(self, index, handle):
-        """Destroys a runner; later, where a finalizer calls it in the middle of a step."""
-        self.dead.append((index, handle))
+    def remove(self, index):
+        """Destroys a layer's runner; later, where a finalizer calls it in the middle of a step."""
+        self.dead.append(index)
         if self.lock.acquire(blocking=False):
             try:
                 self._drain()
@@ -275,8 +305,10 @@ class Experts:
 
     def _drain(self):
         while self.dead:
-            index, handle = self.dead.popleft()
-            self.runs.destroy(handle)
+            index = self.dead.popleft()
+            handle = self.made.pop(index, None)
+            if handle is not None:  # else they were closed
+                self.runs.destroy(handle)
             self.free.append(index)
 
     def _begin(self, tokens, rank_tokens):
@@ -331,6 +363,7 @@ class Experts:
                 for first in range(0, tokens, self.tokens_max))
 
     def _forward(self, layer, tokens, given, stream, expert_map, rank_tokens):
+        self._refuse_closed()
         if tokens < 0:
             raise MoxieError(E_INVALID, -1, f"tokens: {tokens}; want 0 or more")
         self.batch.layer, self.batch.stream = layer.index, stream
@@ -369,9 +402,11 @@ def _not_here(library, kind, name, device):
                       "library that was built where nvcc is, or use another device", ("device",))
 
 
-def _close(instance, moves, runs, dispatcher, dead):
-    """Every Layer holds its Experts, so that only runners already given up are left."""
-    for _, handle in dead:
-        runs.destroy(handle)
+def _close(instance, moves, runs, dispatcher, made):
+    """Where nobody called close(), only layers that were given up are left: each other one holds
+    its Experts."""
+    while made:
+        runs.destroy(made.popitem()[1])
     moves.destroy(dispatcher)
+    dispatcher.value = None
     instance.close()

@@ -6,9 +6,6 @@
 
 import datetime
 
-import torch
-import torch.distributed as dist
-
 TIMEOUT_S = 300  # what others may do before they come: read weights, compile
 ROUND_ROWS = 1 << 15  # that a rank may get at once; more go in rounds, or buffers grow with ranks
 
@@ -37,6 +34,8 @@ def all_gather_of(group, timeout_s=TIMEOUT_S):
     It is used while an Experts is made, by all ranks of the group at once. Where one does not come
     within timeout_s seconds, the others raise what torch.distributed raises.
     """
+    import torch  # rank_keys goes without
+    import torch.distributed as dist
     ranks, limit = dist.get_world_size(group), datetime.timedelta(seconds=timeout_s)
 
     def all_gather(data):

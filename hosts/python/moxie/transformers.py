@@ -245,6 +245,9 @@ def _ready(module, parts, *given, model=None, path=""):
 
 def _named_experts(model):
     """[(name, module)] of those in a model that choose their implementation by the interface."""
+    if not isinstance(model, torch.nn.Module):
+        raise refusal(abi.E_INVALID, f"model: a {type(model).__name__}; want a torch.nn.Module, as "
+                      "from_pretrained gives one")
     return [(name, each) for name, each in model.named_modules()
             if {"has_gate", "is_transposed", "config"} <= each.__dict__.keys()
             and hasattr(each, "_apply_gate")]
