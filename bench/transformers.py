@@ -72,7 +72,9 @@ def parse(arguments):
     try:
         options.model_config = make_config(options)
     except (OSError, ValueError) as error:  # what transformers has for files and for their text
-        parser.error(f"--config {options.config}: {error}")
+        what = "" if not options.config or pathlib.Path(options.config).exists() else (
+            "there is no such file or folder, and as the name of a model: ")
+        parser.error(f"--config {options.config}: {what}{error}")
     if type(options.model_config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         parser.error(f"--config {options.config}: transformers has no causal language model of "
                      f"{type(options.model_config).__name__}; its text_config may be one")

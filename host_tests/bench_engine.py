@@ -1,6 +1,7 @@
 """What the tests of bench/vllm.py and bench/sglang.py have alike: the program runs with a stand-in
 for its engine."""
 
+import importlib.util
 import json
 import os
 import pathlib
@@ -21,12 +22,13 @@ class EngineProgram:
     def bench(cls):
         return HERE.parent / "bench" / f"{cls.engine}.py"
 
-    def run_main(self, *more, **environment):
+    def run_main(self, *more, no_gpu=("--no-gpu",), **environment):
+        """no_gpu: what lets a stand-in run without one."""
         with tempfile.TemporaryDirectory() as folder:
             (pathlib.Path(folder) / f"{self.engine}.py").write_text(self.stand_in)
             return subprocess.run(
                 [sys.executable, str(self.bench()), "--model", "somewhere", *self.arguments,
-                 "--prompt", "600", "--steps", "3", "--batch", "1,2", *more], text=True,
+                 *no_gpu, "--prompt", "600", "--steps", "3", "--batch", "1,2", *more], text=True,
                 capture_output=True, check=False,
                 env={**os.environ, "PYTHONPATH": folder, **environment})
 
@@ -51,6 +53,23 @@ class EngineProgram:
         self.assertEqual([line.split(":")[0] for line in ran.stderr.splitlines()],
                          ["moxie", self.engine, self.engine, "moxie"])
         return found
+
+    def expect_refused_at_once(self):
+        """Every reason in a line of its own, before a model is made."""
+        gpu, engine, library = ("torch sees no GPU", f"is not installed for {sys.executable}",
+                                "moxie: /nowhere/libmoxie.so cannot be loaded")
+        here = importlib.util.find_spec(self.engine) is not None  # itself, not the stand-in
+        for environment, wanted in (({}, [gpu, library]),
+                                    ({"PYTHONPATH": ""}, [gpu, library] if here else
+                                     [gpu, engine, library])):
+            ran = self.run_main("--model", "", "--plugin", "/nowhere/libmoxie.so", no_gpu=(),
+                                CUDA_VISIBLE_DEVICES="", **environment)
+            self.assertEqual((ran.returncode, ran.stdout), (1, ""))
+            said = ran.stderr.splitlines()
+            self.assertEqual(len(said), len(wanted), ran.stderr)
+            for line, text in zip(said, wanted):
+                self.assertIn(text, line)
+        self.assertIn("name a libmoxie.so with --plugin", said[-1])
 
     def expect_shapes(self):
         """What is refused of the random model's sizes."""

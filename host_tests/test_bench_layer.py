@@ -30,7 +30,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 import peers  # noqa: E402
 from measure import cells, device, numbers, race, report  # noqa: E402
 from measure.case import FORWARDS, Case, off_by  # noqa: E402
-from moxie import MoxieError, abi  # noqa: E402
 from peers import deep_gemm, grouped_mm, moxie, triton  # noqa: E402
 from pretended_gpu import PretendedCuda, PretendedGraph, pretend  # noqa: E402
 
@@ -257,10 +256,27 @@ class Peers(Peer):
         self.assertEqual(system.version, "9.8.7")
 
     def test_a_library_that_is_no_moxie(self):
-        refused = MoxieError(abi.E_VERSION, -1, "no libmoxie")
         system = moxie.Moxie(options(plugin="libc.so.6"), device.Cpu())
-        with mock.patch.object(moxie, "load", side_effect=refused):
-            self.assertRegex(system.available(), "libc.so.6: no libmoxie.*--plugin")
+        self.assertRegex(system.available(), "^libc.so.6 has no symbol .*with --plugin")
+
+    def test_folders_that_options_name(self):
+        """Where one is named, no other is measured: neither of two packages is anywhere else."""
+        with tempfile.TemporaryDirectory() as folder, mock.patch.object(sys, "path", [*sys.path]):
+            (pathlib.Path(folder) / "sglang.py").write_text("__version__ = '9'\n")
+            gpu = types.SimpleNamespace(kind="cuda")
+            engines = {name: lambda: None for name in triton.ENGINES}
+            for where, name, absent in (
+                    (folder, "triton_fused_moe_sglang", None),
+                    ("/nowhere", "triton_fused_moe", "no package vllm or sglang in /nowhere; ")):
+                with mock.patch.dict(triton.ENGINES, engines), \
+                        mock.patch("importlib.util.find_spec", return_value=True):
+                    system = triton.Triton(options(triton_fused_moe=where), gpu)
+                    self.assertRegex(str(system.available()), f"^{absent}")
+                self.assertEqual(system.name, name)
+            with fake_deep_gemm(None, None, "bf16"):
+                system = deep_gemm.Masked(options(deep_gemm=folder), gpu)
+                self.assertEqual(system.available(), f"no package deep_gemm in {folder}; "
+                                 "--deep-gemm names a folder that has it")
 
     def test_errors_are_seen(self):
         system = grouped_mm.Products(options(), device.Cpu())
@@ -451,6 +467,16 @@ class Program(unittest.TestCase):
         self.assertEqual((self.folder / "r.md").read_text(), printed.getvalue())
         return status, found
 
+    def refused(self, *arguments):
+        """What a run says that ends at once."""
+        measured = mock.Mock(side_effect=AssertionError("anchors were measured"))
+        with contextlib.redirect_stderr(io.StringIO()) as said, \
+                mock.patch.dict(MAIN["measure"].__globals__, anchors=measured):
+            self.assertEqual(MAIN["main"](["--device", "cpu", "--out", str(self.folder / "r"),
+                                           *arguments]), 1)
+        self.assertEqual(list(self.folder.glob("r*")), [])
+        return said.getvalue()
+
     def peer(self, text):
         path = self.folder / "given.py"
         path.write_text(text)
@@ -505,25 +531,29 @@ class Programs(Program):
         self.assertEqual(found["cells"][0]["absent"],
                          {"triton_fused_moe": "RuntimeError: no such tile more"})
 
-    def test_without_moxie_the_run_is_no_success(self):
+    def test_what_has_to_be_there_and_is_not_ends_the_run_at_once(self):
+        """Moxie, and what an option names."""
         with mock.patch.dict(os.environ, MOXIE_PLUGIN="/nowhere/libmoxie.so"):
-            status, found = self.run_main("--drift", "9", "--routing", "uniform")
-        self.assertEqual(status, 1)
-        self.assertIn("/nowhere/libmoxie.so", found["systems"][0]["absent"])
-        self.assertIn("torch_grouped_mm", found["cells"][0]["routings"][0]["systems"])
+            self.assertRegex(self.refused(), "^moxie: /nowhere/libmoxie.so cannot .* --plugin")
+        nowhere, fused = "/nowhere", self.peer("no python")[1]
+        for arguments, said in (
+                (["--plugin", nowhere], "moxie: /nowhere cannot be loaded"),
+                (["--other-plugin", nowhere], "moxie_other: /nowhere .* --other-plugin"),
+                (["--deep-gemm", nowhere], "deep_gemm: no package deep_gemm in /nowhere; --deep"),
+                (["--deep-gemm", nowhere, "--format", "fp8"], "deep_gemm: no package deep_gemm in"),
+                (["--format", "fp8", "--systems", "deep_gemm_vllm", "--triton-fused-moe", nowhere],
+                 "deep_gemm_vllm: no package vllm in /nowhere; --triton"),
+                (["--triton-fused-moe", nowhere], "triton_fused_moe: no package vllm or sglang in"),
+                (["--triton-fused-moe", fused], f"triton_fused_moe: {fused}: SyntaxError"),
+                (["--triton-configs", nowhere], "triton_fused_moe: no folder /nowhere; --triton-c"),
+                (["--triton-configs", str(self.folder)], "triton_fused_moe: needs a GPU")):
+            with self.subTest(arguments), mock.patch.object(sys, "path", [*sys.path]):
+                self.assertRegex(self.refused(*arguments), f"^{said}[^\n]*\n$")
 
-    def test_a_plugin_that_is_none_ends_the_run_at_once(self):
-        arguments = ["--device", "cpu", "--out", str(self.folder / "r"), "--plugin"]
-        with contextlib.redirect_stderr(io.StringIO()) as said, \
-                mock.patch.object(race, "run_cell", side_effect=AssertionError("a cell was run")):
-            self.assertEqual(MAIN["main"]([*arguments, "/nowhere/libmoxie.so"]), 1)
-            self.assertEqual(MAIN["main"](["--other-plugin", "/elsewhere/libmoxie.so",
-                                           *arguments[:-1]]), 1)
-        self.assertIn("/nowhere/libmoxie.so", said.getvalue())
-        self.assertIn("/elsewhere/libmoxie.so", said.getvalue())
-        self.assertEqual(list(self.folder.iterdir()), [])
+    def test_what_nobody_asked_for_need_not_be_there(self):
         status, _ = self.run_main("--drift", "9", "--routing", "uniform", "--plugin",
-                                  "/nowhere/libmoxie.so", "--systems", "torch_grouped_mm")
+                                  "/nowhere/libmoxie.so", "--deep-gemm", "/nowhere", "--systems",
+                                  "torch_grouped_mm")
         self.assertEqual(status, 0)
         self.assertNotIn("/nowhere", self.said)
 
@@ -547,6 +577,7 @@ class Programs(Program):
     def test_usage(self):
         for arguments in (["--replays", "3"], ["--shape", "q31b"], ["--tokens", "0"],
                           ["--systems", "moxie,mxoie"], ["--systems", ","], ["--plugin", ""],
+                          ["--deep-gemm", ""], ["--triton-fused-moe", ""],
                           ["--device", "cpu", "--replays", "0"], ["--threads", "-1"],
                           ["--memory-gb", "-5"], ["--seed", "99999999999999999999999"],
                           ["--drift", "nan"], ["--steady", "nan"], ["--steady", "inf"],
@@ -557,6 +588,8 @@ class Programs(Program):
             self.assertEqual(ended.exception.code, 2)
         self.assertEqual(MAIN["parse"](["--quick"]).shape, ["q30b"])
         self.assertEqual(len(MAIN["parse"]([]).shape), 5)
+        for arguments, most in (([], 0.03), (["--device", "cpu"], 0.25), (["--drift", "1"], 1)):
+            self.assertEqual(MAIN["parse"](arguments).drift, most)
         self.assertEqual(len(MAIN["parse"](["--format", "fp8"]).shape), 7)
 
 

@@ -341,6 +341,9 @@ class Reports(unittest.TestCase):
         found["machine"]["gpu"] = "NVIDIA H100 80GB HBM3"
         self.assertIn("not this GPU's", report.table(found))
         self.assertIn("| q30b | 16384 | moxie | 20.0 | 14.0 | met |", text)
+        self.assertIn("; below Python, the bar is 15.\n", text)
+        found["settings"]["device"] = "cpu"
+        self.assertNotIn("the bar is 15", report.table(found))
 
     def test_curves(self):
         found = self.judged(times=1.25)

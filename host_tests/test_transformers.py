@@ -188,7 +188,7 @@ class Benchmark(Case):
         for arguments, words in ((["--against", "egaer"], "egaer is none of "),
                                  (["--against", "moxie"], "moxie is none of "),
                                  (["--against", ","], "nothing is none of "),
-                                 (["--config", "/nowhere/config.json"], "/nowhere/config.json"),
+                                 (["--config", "/nowhere"], "/nowhere: there is no such file"),
                                  (["--config", config.name], "no_such_model"),
                                  (["--config", pictures.name], "causal language model of Qwen3VL"),
                                  (["--shape", "tinny"], "tinny"),

@@ -29,7 +29,7 @@ from measure import cells, numbers, race, report  # noqa: E402
 from measure.case import FORWARDS, ROUTINGS, Case  # noqa: E402
 from measure.clocks import Clocks  # noqa: E402
 from measure.command import (  # noqa: E402
-    at_least, check_out, commit, counts, named_path, say, words)
+    CannotRun, at_least, check_out, commit, counts, named_path, say, words)
 from measure.device import DEVICES, anchors  # noqa: E402
 from peers import kinds, systems  # noqa: E402
 
@@ -56,8 +56,9 @@ def add_choices(parser):
     parser.add_argument("--steady", type=at_least(0, float, 3600), default=2.0,
                         help="seconds of load before anchors, and before cells from "
                         f"{cells.STEADY_TOKENS} tokens; default: %(default)s")
-    parser.add_argument("--drift", type=at_least(0, float, 100), default=numbers.DRIFT_MAX,
-                        help="most that an anchor may move; default: %(default)s")
+    parser.add_argument("--drift", type=at_least(0, float, 100), help="most that an anchor may "
+                        f"move; default: {numbers.DRIFT_MAX}, and {numbers.CPU_DRIFT_MAX} on the "
+                        "CPU, whose memory other programs use, too")
     parser.add_argument("--memory-gb", type=at_least(0, float, 10**6), default=100.0,
                         help="most for weights; default: %(default)s")
     parser.add_argument("--seed", type=at_least(0, most=2**63 - 1), default=1,
@@ -73,10 +74,12 @@ def parse(arguments):
                         help="libmoxie.so; default: MOXIE_PLUGIN of the environment")
     parser.add_argument("--other-plugin", type=named_path, metavar="PATH",
                         help="another build, to race it: the system moxie_other")
-    parser.add_argument("--triton-fused-moe", metavar="PATH", help="a folder with vllm or sglang, "
-                        "or a file that defines fused_experts")
-    parser.add_argument("--triton-configs", metavar="DIR", help="tile files for it")
-    parser.add_argument("--deep-gemm", metavar="PATH", help="a folder with deep_gemm")
+    parser.add_argument("--triton-fused-moe", type=named_path, metavar="PATH", help="a folder with "
+                        "vllm or sglang, or a file that defines fused_experts")
+    parser.add_argument("--triton-configs", type=named_path, metavar="DIR",
+                        help="tile files for it")
+    parser.add_argument("--deep-gemm", type=named_path, metavar="PATH",
+                        help="a folder with deep_gemm")
     parser.add_argument("--out", default="layer", help="path of the results without its ending: "
                         ".json, .md and .png are added; default: %(default)s")
     options = parser.parse_args(arguments)
@@ -86,31 +89,31 @@ def parse(arguments):
     if options.shape is None:
         full = ["q30b"] if options.quick else list(cells.BARS[options.format])
         options.shape = ["tiny"] if options.device == "cpu" else full
+    if options.drift is None:
+        on_cpu = options.device == "cpu"
+        options.drift = numbers.CPU_DRIFT_MAX if on_cpu else numbers.DRIFT_MAX
     if options.routing is None:
         options.routing = ["uniform"] if options.quick else list(ROUTINGS)
     return options
 
 
-def unusable(options, device):
-    """Why a library that an option names cannot be measured, or None where all can or need not."""
-    named = [each for each in systems(options, device)
-             if each.given() and (not options.systems or each.is_among(options.systems))]
-    return next(filter(None, (each.available() for each in named)), None)
-
-
 def choose(options, device):
-    """(systems that can be had, what the JSON says of all)."""
+    """(systems that can be had, what the JSON says of all). CannotRun where Moxie, or what an
+    option names, is among those that were asked for and cannot be had."""
     usable, described = [], []
     for system in systems(options, device):
         if options.systems and not system.is_among(options.systems):
             continue
         absent = system.available()
+        if absent and system.has_to_be_there():
+            raise CannotRun(f"{system.name}: {absent}")
         described.append({"name": system.name, "what": system.what, "absent": absent,
                           "version": system.version})
         if absent is None:
             usable.append(system)
-        else:
-            say(f"skipped: {system.name}: {absent}")
+    for each in described:
+        if each["absent"]:
+            say(f"skipped: {each['name']}: {each['absent']}")
     return usable, described
 
 
@@ -154,8 +157,7 @@ def write(found, options):
     pathlib.Path(options.out + ".md").write_text(report.table(found))
 
 
-def measure(options, device, found, clocks):
-    usable, found["systems"] = choose(options, device)
+def measure(options, device, found, usable, clocks):
     found["clocks"] = clocks.reason
     say("anchors")
     before = anchors(device, options.format, options.steady)
@@ -187,15 +189,17 @@ def main(arguments):
     if options.threads:
         torch.set_num_threads(options.threads)
     device = DEVICES[options.device]()
-    reason = unusable(options, device)
-    if reason:
-        say(reason)
+    try:
+        usable, described = choose(options, device)
+    except CannotRun as error:
+        say(str(error))
         return 1
     found = describe(options, device)
+    found["systems"] = described
     clocks = Clocks(device.gpu())
     try:
         with torch.no_grad():
-            measure(options, device, found, clocks)
+            measure(options, device, found, usable, clocks)
     finally:
         clocks.stop()
     report.judge(found)

@@ -1,6 +1,7 @@
 """What vllm.py and sglang.py have alike: contestants that are engines in processes of their own."""
 
 import argparse
+import importlib.util
 import json
 import math
 import os
@@ -38,6 +39,18 @@ class Bench(NamedTuple):
 # ---- Arguments ---------------------------------------------------------------------------------
 
 
+def json_object(text):
+    """An argparse type: arguments of an engine."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f"{text} is no JSON object, as "
+                                         '{"trust_remote_code": true} is')
+    return found
+
+
 def parser_of(doc, bench, arguments_of):
     """The options of both. arguments_of: whose arguments --engine has."""
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
@@ -56,14 +69,16 @@ def parser_of(doc, bench, arguments_of):
     parser.add_argument("--rounds", type=at_least(1), default=2,
                         help="of one engine each, every other the other way round; default: "
                         "%(default)s")
-    parser.add_argument("--engine", type=json.loads, default={}, metavar="JSON",
-                        help=f"more arguments of {arguments_of}, as an object")
+    parser.add_argument("--engine", type=json_object, default={}, metavar="JSON",
+                        help=f"more arguments of {arguments_of}, as a JSON object")
     parser.add_argument("--tolerance", type=at_least(0, float), default=0.25,
                         help="most difference of a logarithm; default: %(default)s")
     parser.add_argument("--timeout-s", type=at_least(1), default=3600,
                         help="seconds after which a contestant is stopped, and what it was at is "
                         "said; default: %(default)s")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    # Of the tests, whose engines are stand-ins.
+    parser.add_argument("--no-gpu", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--contestant", help=argparse.SUPPRESS)  # this process is one
     parser.add_argument("--result", help=argparse.SUPPRESS)  # and writes its JSON here
     return parser
@@ -72,8 +87,6 @@ def parser_of(doc, bench, arguments_of):
 def check(parser, options):
     if not options.plugin:
         parser.error("--plugin, or MOXIE_PLUGIN of the environment, says which libmoxie.so")
-    if not isinstance(options.engine, dict):
-        parser.error("--engine is an object, such as '{\"trust_remote_code\": true}'")
     if options.contestant:  # has the model that was made
         return options
     if options.model and options.shape:
@@ -84,6 +97,32 @@ def check(parser, options):
         if options.layers > most:
             parser.error(f"--layers {options.layers}: {options.shape} has {most}")
     return options
+
+
+def library_fault(plugin, bench):
+    """Why a library cannot be loaded, or None."""
+    sys.path.insert(1, str(ROOT / "hosts" / "python"))
+    import moxie
+    try:
+        moxie.load(plugin, bench.name, "name a libmoxie.so with --plugin")
+    except moxie.MoxieError as error:
+        return f"moxie: {error}"
+    return None
+
+
+def check_here(bench, options):
+    """CannotRun with every reason why no contestant could run here, before a model is made."""
+    import torch
+    reasons = []
+    if not torch.cuda.is_available() and not options.no_gpu:
+        reasons.append(f"torch sees no GPU, and {bench.name} measures on one: run it where "
+                       "nvidia-smi lists one, with a torch that is built for CUDA")
+    if importlib.util.find_spec(bench.key) is None:
+        reasons.append(f"{bench.title} is not installed for {sys.executable}: install it there "
+                       f"(pip install {bench.key}), or run {bench.name} with a Python that has it")
+    reasons.append(library_fault(options.plugin, bench))
+    if any(reasons):
+        raise CannotRun("\n".join(filter(None, reasons)))
 
 
 # ---- One contestant ----------------------------------------------------------------------------
@@ -342,6 +381,7 @@ def main(bench, options, measure, run_contestant):
         pathlib.Path(options.result).write_text(json.dumps(run_contestant(options)))
         return 0
     try:
+        check_here(bench, options)
         with tempfile.TemporaryDirectory() as options.folder:
             found = measure(options)
     except (CannotRun, ImportError) as error:

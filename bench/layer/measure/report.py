@@ -185,8 +185,10 @@ def names_of(found):
 
 
 def _host_table(found):
-    lines = ["", "Host microseconds of one call without a graph; below Python, the bar is "
-             f"{HOST_BAR_US:g}.", "", "| shape | tokens | system | call | below Python | verdict |",
+    more = (", which computes, too." if found["settings"]["device"] == "cpu" else
+            f"; below Python, the bar is {HOST_BAR_US:g}.")
+    lines = ["", f"Host microseconds of one call without a graph{more}", "",
+             "| shape | tokens | system | call | below Python | verdict |",
              "| --- | --- | --- | --- | --- | --- |"]
     for cell in found["cells"]:
         for name, host in cell["host_us"].items():

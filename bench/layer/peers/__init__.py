@@ -7,6 +7,7 @@ Where a system needs it, routed() follows every draw, untimed, and errors() comp
 replay wrote with what is right for this system.
 """
 
+import importlib.machinery
 import importlib.util
 import pathlib
 import sys
@@ -27,15 +28,25 @@ def check_blocks(case):
 
 
 def look_in(folder):
-    """For packages, before anywhere else; nothing where None is given."""
-    path = folder and str(pathlib.Path(folder).resolve())
-    if path and path not in sys.path:
+    """For packages, before anywhere else."""
+    path = str(pathlib.Path(folder).resolve())
+    if path not in sys.path:
         sys.path.insert(0, path)
 
 
+def not_in(folder, option, *packages):
+    """Why a folder that an option names has none of these packages, or None."""
+    if any(importlib.machinery.PathFinder.find_spec(each, [str(folder)]) for each in packages):
+        return None
+    return f"no package {' or '.join(packages)} in {folder}; {option} names a folder that has it"
+
+
 def lacks(package, folder, option):
-    """Why a package cannot be imported, with the option that names a folder of it, or None."""
-    look_in(folder)
+    """Why a package cannot be imported, with the option that names a folder of it, or None. Where
+    one is named, no other is measured instead."""
+    if folder is not None:
+        look_in(folder)
+        return not_in(folder, option, package)
     if importlib.util.find_spec(package) is None:
         return f"{package} is not installed; {option} PATH"
     return None
@@ -58,9 +69,9 @@ class System:
     def is_among(self, names):
         return self.name in names
 
-    def given(self):
-        """The path of an option that says what is measured, which has to be there then, or None."""
-        return None
+    def has_to_be_there(self):
+        """Whether nothing is measured where it is absent: as of what an option names."""
+        return False
 
     def available(self):
         return None

@@ -40,6 +40,9 @@ class _DeepGemm(System):
     what = PRODUCTS
     functions = {}  # by format; the first that there is: names have changed
 
+    def has_to_be_there(self):
+        return self.options.deep_gemm is not None
+
     def available(self):
         absent = lacks("deep_gemm", self.options.deep_gemm, "--deep-gemm")
         if absent:

@@ -34,15 +34,18 @@ class Allocator:
 class Moxie(System):
     name, option = "moxie", "--plugin"
 
+    def has_to_be_there(self):
+        return True
+
     def given(self):
         return self.options.plugin
 
     def available(self):
         path = self.given() or os.environ.get("MOXIE_PLUGIN") or "libmoxie.so"
         try:
-            self.library = load(path, "moxie bench")
-        except (OSError, MoxieError) as error:
-            return f"{path}: {error}; name it with {self.option}"
+            self.library = load(path, "moxie bench", f"name a libmoxie.so with {self.option}")
+        except MoxieError as error:
+            return str(error)
         self.version = self.library.source_id
         return None
 
@@ -111,6 +114,9 @@ class Other(Moxie):
     """Another build beside it: on the same draws and card they differ by what the code does."""
 
     name, option = "moxie_other", "--other-plugin"
+
+    def has_to_be_there(self):
+        return bool(self.given())
 
     def given(self):
         return self.options.other_plugin

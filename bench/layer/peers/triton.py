@@ -15,7 +15,25 @@ import sys
 
 from measure import fp8
 from measure.case import FORWARDS
-from peers import System, check_blocks, look_in
+from peers import System, check_blocks, lacks, not_in
+
+OPTION = "--triton-fused-moe"
+
+
+def folder_of(options):
+    """That --triton-fused-moe names, or None: it may name a file."""
+    given = options.triton_fused_moe
+    return None if given is None or pathlib.Path(given).is_file() else given
+
+
+def tell_configs(folder):
+    """Both engines of a folder of tile files, or says why there is none."""
+    if folder and not pathlib.Path(folder).is_dir():
+        return f"no folder {folder}; --triton-configs names one with tile files"
+    if folder:
+        for name in ("VLLM_TUNED_CONFIG_FOLDER", "SGLANG_MOE_CONFIG_DIR"):
+            os.environ[name] = str(pathlib.Path(folder).resolve())
+    return None
 
 
 def from_file(path):
@@ -90,22 +108,24 @@ class Triton(System):
             self.engines = [each for each in ENGINES if f"{self.name}_{each}" in names]
         return bool(self.engines)
 
+    def has_to_be_there(self):
+        return bool(self.options.triton_fused_moe or self.options.triton_configs)
+
     def available(self):
-        given = self.options.triton_fused_moe
-        if self.options.triton_configs:
-            folder = str(pathlib.Path(self.options.triton_configs).resolve())
-            os.environ["VLLM_TUNED_CONFIG_FOLDER"] = folder
-            os.environ["SGLANG_MOE_CONFIG_DIR"] = folder
+        given, folder = self.options.triton_fused_moe, folder_of(self.options)
+        absent = tell_configs(self.options.triton_configs)
+        if absent:
+            return absent
         try:
-            if given and pathlib.Path(given).is_file():
+            if given and not folder:
                 self.fused_experts = from_file(given)
                 return self._lacks_scales(given)
         except Exception as error:  # whatever a user's file raises
             return f"{given}: {type(error).__name__}: {error}"
-        if self.device.kind == "cpu":
-            return "needs a GPU"
-        look_in(given)
-        return self._engine()
+        absent = not_in(folder, OPTION, *self.engines) if folder else None
+        if absent is None and self.device.kind == "cpu":
+            absent = "needs a GPU"
+        return absent or self._engine(folder)
 
     def _lacks_scales(self, given):
         parameters = inspect.signature(self.fused_experts).parameters
@@ -114,10 +134,10 @@ class Triton(System):
             return None
         return f"{given}: its fused_experts has no {', '.join(SCALES)}, which fp8 wants"
 
-    def _engine(self):
+    def _engine(self, folder):
         reasons = []
         for engine in self.engines:
-            if importlib.util.find_spec(engine) is None:
+            if lacks(engine, folder, OPTION):
                 continue
             try:
                 self.fused_experts = ENGINES[engine]()
@@ -127,7 +147,7 @@ class Triton(System):
             except Exception as error:  # whatever an engine raises where it does not fit
                 reasons.append(f"{engine}: {type(error).__name__}: {error}")
         return "; ".join(reasons) or (f"no {' or '.join(self.engines)} is installed; "
-                                      "--triton-fused-moe PATH")
+                                      f"{OPTION} PATH")
 
     def prepare(self, case):
         super().prepare(case)

@@ -14,7 +14,7 @@ import torch
 from measure import fp8
 from measure.case import FORWARDS
 from peers import System, check_blocks, lacks
-from peers.triton import keep_scales
+from peers.triton import folder_of, keep_scales
 
 MOE = "vllm.model_executor.layers.fused_moe."
 
@@ -26,10 +26,15 @@ def module(name):
 class Layer(System):
     name = "deep_gemm_vllm"
 
+    def has_to_be_there(self):
+        """Where it is named beside an option, which may be another system's."""
+        given = self.options.deep_gemm or self.options.triton_fused_moe
+        return bool(given) and self.name in (self.options.systems or ())
+
     def available(self):
         if self.options.format != "fp8":
             return "of fp8 only"
-        absent = (lacks("vllm", self.options.triton_fused_moe, "--triton-fused-moe")
+        absent = (lacks("vllm", folder_of(self.options), "--triton-fused-moe")
                   or lacks("deep_gemm", self.options.deep_gemm, "--deep-gemm"))
         if absent:
             return absent
