@@ -26,11 +26,11 @@ torch_python.require(importlib.util.find_spec("torch"), "torch is")
 import torch  # noqa: E402
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "hosts" / "python"))
+from experts_case import DEVICE, GATES, coded, swiglu  # noqa: E402
 from moxie import abi, host  # noqa: E402
 
 # A library of the emulated GPU has tensors that torch calls a CPU's.
 EMULATED = "emulated" in os.environ.get("MOXIE_PLUGIN", "")
-DEVICE = torch.device(os.environ.get("MOXIE_TEST_DEVICE", "cpu"))
 if DEVICE.type == "cuda" and not torch.cuda.is_available():
     torch_python.skip("torch sees no GPU")
 ON_GPU = EMULATED or DEVICE.type == "cuda"
@@ -205,24 +205,6 @@ class Matrix:
                for key, value in parts.items()})
 
 
-def coded(rows):
-    """What a GPU multiplies by fp8 weights: e4m3 with a scale for each 128 numbers of a row."""
-    found = torch.empty_like(rows)
-    for first in range(0, rows.shape[1], 128):
-        group = rows[:, first:first + 128].float()
-        scales = group.abs().amax(1, keepdim=True).clamp_min(1e-30) / 448
-        codes = (group / scales).to(torch.float8_e4m3fn)
-        found[:, first:first + 128] = codes.double() * scales.double()
-    return found
-
-
-ACTIVATIONS = {
-    "silu": lambda gate, up: torch.nn.functional.silu(gate) * up,
-    "gelu": lambda gate, up: torch.nn.functional.gelu(gate) * up,
-    "gelu_tanh": lambda gate, up: torch.nn.functional.gelu(gate, approximate="tanh") * up,
-}
-
-
 class Layer:
     """Of a seed: a configuration, weights, and what they give of rows."""
 
@@ -235,7 +217,7 @@ class Layer:
             16 if name == "nvfp4" else 1)
         sizes = [max(step, each // step * step) for each in (1, 31, 64, 72, 130, 144, 257, 300, 520)]
         hidden, inner = chance.one_of(*sizes[1:]), chance.one_of(*sizes)  # one number may be near 0
-        activation = chance.one_of(*ACTIVATIONS, "swigluoai", "relu2")
+        activation = chance.one_of(*GATES, "swigluoai", "relu2")
         gated = activation != "relu2"
         top_k, experts = chance.one_of(1, 2, 3, 8), chance.one_of(1, 3, 8, 40)
         rows_format = (name if ON_GPU else chance.one_of(*FLOATS)) if name in FLOATS else (
@@ -268,16 +250,16 @@ class Layer:
         is_gate = gate_rows(both.shape[1], self.w1.order)
         gate, up = both[:, is_gate], both[:, ~is_gate]
         if self.config["activation"] != "swigluoai":
-            return ACTIVATIONS[self.config["activation"]](gate, up)
-        limit = self.config["activation_limit"] or math.inf
-        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-        return gate * torch.sigmoid(self.config["activation_alpha"] * gate) * (
-            up + self.config["activation_beta"])
+            return GATES[self.config["activation"]](gate, up)
+        alpha, beta, limit = (self.config[f"activation_{each}"]
+                              for each in ("alpha", "beta", "limit"))
+        return swiglu(alpha, beta, limit or math.inf)(gate, up)
 
     def of(self, expert, rows, weights):
         """What an expert gives of rows [n, H] in double, weighted."""
         on_input = self.config["apply_router_weight_on_input"]
-        multiplied = coded if self.is_fp8 else lambda rows: rows
+        def multiplied(rows):
+            return coded(rows.float()).double() if self.is_fp8 else rows
         both = multiplied(rows) @ self.w1.dense[expert].T
         both = both * (weights[:, None] if on_input else 1) + self.w1.offset[expert]
         out = multiplied(self.between(both)) @ self.w2.dense[expert].T + self.w2.offset[expert]

@@ -152,33 +152,19 @@ void bench_draw_ids(const struct bench_shape *shape, const struct draw *draw, in
 void bench_weights_shapes(const struct bench_shape *shape, int32_t format, int64_t experts,
                           struct weights_shape *w1, struct weights_shape *w2)
 {
-    *w1 = (struct weights_shape){
-        .format = format,
-        .order = MOXIE_ORDER_GATE_UP,
-        .experts = experts,
-        .outputs = 2 * shape->intermediate,
-        .inputs = shape->hidden,
-    };
-    *w2 = (struct weights_shape){
-        .format = format,
-        .order = MOXIE_ORDER_PLAIN,
-        .experts = experts,
-        .outputs = shape->hidden,
-        .inputs = shape->intermediate,
-    };
+    const struct weights_shape like = {
+        .format = format, .order = MOXIE_ORDER_GATE_UP, .experts = experts};
+
+    weights_shapes(shape->hidden, shape->intermediate, &like, w1, w2);
 }
 
 uint64_t bench_layer_bytes(const struct bench_shape *shape, int32_t format, int64_t experts)
 {
     struct weights_shape w1;
     struct weights_shape w2;
-    uint64_t both = 0;
 
     bench_weights_shapes(shape, format, experts, &w1, &w2);
-    if (weights_bytes(&w1) == 0 || weights_bytes(&w2) == 0 ||
-        !bytes_add(weights_bytes(&w1), weights_bytes(&w2), &both))
-        return 0;
-    return both;
+    return weights_bytes_of_two(&w1, &w2);
 }
 
 // Eight bytes of numbers at a time: random where `random` has ones, then `fixed`.

@@ -49,23 +49,20 @@ static int64_t number_of(const struct instance *instance, const char *key)
 static uint64_t weights_bytes_of(const struct instance *instance)
 {
     const int gated = strcmp(instance_config(instance, "activation"), "relu2") != 0;
-    const int64_t inner = number_of(instance, "intermediate_size");
-    struct weights_shape shape = {
+    const struct weights_shape like = {
         .format = format_from_word(instance_config(instance, "weight_format")),
         .order = gated ? MOXIE_ORDER_GATE_UP : MOXIE_ORDER_PLAIN,
         .experts = instance->plan->bounds->experts_local,
-        .outputs = gated ? 2 * inner : inner,
-        .inputs = number_of(instance, "hidden_size"),
     };
-    uint64_t bytes = weights_bytes(&shape);
+    struct weights_shape w1, w2;
+    uint64_t bytes = 0;
 
-    shape.order = MOXIE_ORDER_PLAIN;
-    shape.outputs = shape.inputs;
-    shape.inputs = inner;
-    if (!bytes_add(bytes, weights_bytes(&shape), &bytes) ||
-        !bytes_mul(bytes, (uint64_t)number_of(instance, "num_layers"), &bytes))
-        return 0;
-    return bytes;
+    weights_shapes(number_of(instance, "hidden_size"), number_of(instance, "intermediate_size"),
+                   &like, &w1, &w2);
+    return bytes_mul(weights_bytes_of_two(&w1, &w2), (uint64_t)number_of(instance, "num_layers"),
+                     &bytes)
+               ? bytes
+               : 0;
 }
 
 static json_t *plan_document(const struct instance *instance, json_t *model)

@@ -128,9 +128,8 @@ static json_t *make_config(const struct run_options *options, const struct sourc
 struct outcome {
     const struct source *source;
     int ranks;
-    double tolerance; // below 0: none
-    float *y;         // [T, H]
-    json_t *result;   // of rank 0
+    float *y;       // [T, H]
+    json_t *result; // of rank 0
 };
 
 static int take(void *ctx, int rank, enum message message, const void *payload, uint64_t bytes,
@@ -223,24 +222,24 @@ static double median_ms(const json_t *result)
     return numbers_quantile(values, count, 0.5) / 1000;
 }
 
-static int is_within(const struct outcome *outcome, const struct distance *distance)
+static int is_within(const struct run_options *options, const struct distance *distance)
 {
-    return outcome->tolerance < 0 || distance->relative <= outcome->tolerance;
+    return options->tolerance < 0 || distance->relative <= options->tolerance;
 }
 
 // warnings: of the instance that was opened first; an array, released.
-static int report_json(const struct outcome *outcome, const struct distance *distance,
-                       json_t *warnings, struct fault *fault)
+static int report_json(const struct run_options *options, const struct outcome *outcome,
+                       const struct distance *distance, json_t *warnings, struct fault *fault)
 {
     return json_print(
         json_pack("{s:b, s:I, s:i, s:O, s:O, s:s, s:o, s:o, s:o, s:o, s:o}", "ok",
-                  is_within(outcome, distance), "tokens",
+                  is_within(options, distance), "tokens",
                   (json_int_t)outcome->source->inputs.tokens, "ranks", outcome->ranks, "runner",
                   json_object_get(outcome->result, "runner"), "dispatcher",
                   json_object_get(outcome->result, "dispatcher"), "weights",
                   format_word(outcome->source->layout.w1.format), "relative_error",
                   json_number(distance->relative), "max_abs_error", json_number(distance->max_abs),
-                  "tolerance", json_number(outcome->tolerance >= 0 ? outcome->tolerance : NAN),
+                  "tolerance", json_number(options->tolerance >= 0 ? options->tolerance : NAN),
                   "time_ms", json_number(median_ms(outcome->result)), "warnings", warnings),
         fault);
 }
@@ -280,11 +279,11 @@ static int finish(const struct run_options *options, const struct outcome *outco
     TRY(compare(outcome, &distance, fault));
     // What was measured is said also when it cannot be written.
     if (options->rank.common.json)
-        TRY(report_json(outcome, &distance, instance_warnings(instance), fault));
+        TRY(report_json(options, outcome, &distance, instance_warnings(instance), fault));
     else
         report(outcome, &distance);
     if (options->output != NULL) TRY(safetensors_write(options->output, &tensor, fault));
-    if (!is_within(outcome, &distance))
+    if (!is_within(options, &distance))
         st = fault_set(fault, EXIT_TOLERANCE, "relative error %.3e exceeds the tolerance %.3e",
                        distance.relative, options->tolerance);
 out:
@@ -345,14 +344,13 @@ int command_run(int argc, char **argv, struct fault *fault)
     struct source source = {.layout = {.gate = NULL}};
     struct plugin plugin = {.api = NULL};
     struct instance instance = {.api = NULL};
-    struct outcome outcome = {.source = &source, .tolerance = -1};
+    struct outcome outcome = {.source = &source};
     json_t *config = NULL;
     int st = EXIT_OK;
 
     rank_options_init(&options.rank);
     (void)argp_parse(&argp, argc, argv, 0, NULL, &options);
     outcome.ranks = (int)options.rank.ranks;
-    outcome.tolerance = options.tolerance;
     TRY(source_open(&source, &options.paths, fault));
     TRY(check_source(&options, &source, fault));
     config = make_config(&options, &source);

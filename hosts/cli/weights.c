@@ -161,6 +161,32 @@ uint64_t weights_bytes(const struct weights_shape *shape)
     return all;
 }
 
+void weights_shapes(int64_t hidden, int64_t intermediate, const struct weights_shape *like,
+                    struct weights_shape *w1, struct weights_shape *w2)
+{
+    *w1 = (struct weights_shape){
+        .format = like->format,
+        .order = like->order,
+        .experts = like->experts,
+        .outputs = like->order == MOXIE_ORDER_PLAIN ? intermediate : 2 * intermediate,
+        .inputs = hidden,
+    };
+    *w2 = (struct weights_shape){
+        .format = like->format,
+        .order = MOXIE_ORDER_PLAIN,
+        .experts = like->experts,
+        .outputs = hidden,
+        .inputs = intermediate,
+    };
+}
+
+uint64_t weights_bytes_of_two(const struct weights_shape *w1, const struct weights_shape *w2)
+{
+    uint64_t first = weights_bytes(w1), second = weights_bytes(w2), both = 0;
+
+    return first > 0 && second > 0 && bytes_add(first, second, &both) ? both : 0;
+}
+
 // All experts of `bytes` each; none when there is nothing to hold.
 static int allocate(struct weights *weights, struct memory *memory, uint64_t bytes,
                     struct fault *fault)

@@ -33,6 +33,12 @@ struct weights {
 // cannot be.
 uint64_t weights_bytes(const struct weights_shape *shape);
 
+// w1 and w2 of a layer: `like` has the format, the order of w1's rows and the experts.
+void weights_shapes(int64_t hidden, int64_t intermediate, const struct weights_shape *like,
+                    struct weights_shape *w1, struct weights_shape *w2);
+// Bytes of both; 0 where those of one are.
+uint64_t weights_bytes_of_two(const struct weights_shape *w1, const struct weights_shape *w2);
+
 // Allocates and describes; the contents are undefined. On failure nothing is held.
 int weights_init(struct weights *weights, struct device *device, const struct weights_shape *shape,
                  struct fault *fault);
