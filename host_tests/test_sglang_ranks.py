@@ -3,8 +3,8 @@ experts, through SGLang's MoeRunner and the dispatcher around it, against plain 
 experts; where SGLang is installed, through its FusedMoE, too. And what becomes of a server's
 arguments, which nothing starts.
 
-Wants torch, or exits with 77; with MOXIE_TEST_DEVICE=cuda a GPU for each rank. sglang_case.py says
-what else.
+Two ranks, or MOXIE_TEST_RANKS = 4. Wants torch, or exits with 77; with MOXIE_TEST_DEVICE=cuda a
+GPU for each rank. sglang_case.py says what else.
 """
 
 import contextlib
@@ -97,8 +97,9 @@ def refused(do, *words):
 
 def check_dispatched(rank):
     """Every rank has its own rows, or none, and gets their whole sums."""
-    for scheme, shares in ((None, (12, 4)), ("block", (7, 9)), ("channel", (3, 5)),
-                           ("tensor", (8, 8)), (None, (0, 6)), (None, (0, 0))):
+    for scheme, pair in ((None, (12, 4)), ("block", (7, 9)), ("channel", (3, 5)),
+                         ("tensor", (8, 8)), (None, (0, 6)), (None, (0, 0))):
+        shares = pair * (RANKS // 2)
         whole = Case(tokens=sum(shares), scheme=scheme)
         part = Part(whole, rank, shares).make()
         assert isinstance(part.around, adapter.MoxieDispatcher), part.around
@@ -107,8 +108,8 @@ def check_dispatched(rank):
         config = part.runner.fused_func.shared.experts.config
         assert (config["num_experts"], config["ep_size"]) == (whole.experts, RANKS), config
         assert (config["ep_rank"], config["forward_tokens_max"]) == (rank, TOKENS_MAX), config
-        refused(lambda: part.run([TOKENS_MAX + 1, 0]), f"forward of {TOKENS_MAX + 1} tokens on one",
-                f"room for {TOKENS_MAX}", "SGLANG_FLASHINFER_NUM_MAX_DISPATCH_TOKENS_PER_RANK")
+        refused(lambda: part.run([TOKENS_MAX + 1] + [0] * (RANKS - 1)),
+                f"forward of {TOKENS_MAX + 1} tokens on one", f"room for {TOKENS_MAX}", "SGLANG_FLASHINFER_NUM_MAX_DISPATCH_TOKENS_PER_RANK")
 
 
 def check_scaling(rank):
@@ -180,7 +181,7 @@ def check_what_is_refused(rank):
         refused(lambda: part.run(use_int4_w4a16=True), "use_int4_w4a16", advice)
     part.check(part.run())
     part = Part(Case(), rank, (3, 2), num_experts=9).make()
-    refused(part.run, "4 of 9 experts on one of 2 ranks", advice)
+    refused(part.run, f"{8 // RANKS} of 9 experts on one of {RANKS} ranks", advice)
 
     def unreachable(group):
         def all_gather(data):

@@ -1,7 +1,8 @@
 """moxie.vllm over several ranks, a process each: rows that Moxie takes to the ranks of their
 experts, and those that vLLM gathers, against plain loops over all experts.
 
-Wants torch, or exits with 77; with MOXIE_TEST_DEVICE=cuda a GPU for each rank. Of vLLM, or of what
+Two ranks, or MOXIE_TEST_RANKS = 4. Wants torch, or exits with 77; with MOXIE_TEST_DEVICE=cuda a
+GPU for each rank. Of vLLM, or of what
 vllm_stand_in.py has of it, only the group of ranks is the tests' own.
 """
 
@@ -24,7 +25,7 @@ import torch_python
 from experts_case import DEVICE, OFF_BY_MAX, ON_CPU, off_by
 from moxie import Experts, MoxieError, abi
 
-RANKS, SECONDS = 2, 100
+RANKS, SECONDS = int(os.environ.get("MOXIE_TEST_RANKS", "2")), 100
 if not ON_CPU and torch.cuda.device_count() < RANKS:
     torch_python.skip(f"torch sees fewer than {RANKS} GPUs")
 
@@ -110,8 +111,9 @@ class Part:
 
 def check_dispatched(rank):
     """Every rank has its own rows, and gets their whole sums."""
-    for scheme, shares, more in ((None, (12, 4), {}), ("block", (7, 9), {}),
-                                 (None, (8, 8), {"dp_size": 1, "sp_size": RANKS})):
+    for scheme, pair, more in ((None, (12, 4), {}), ("block", (7, 9), {}),
+                               (None, (16 // RANKS,) * 2, {"dp_size": 1, "sp_size": RANKS})):
+        shares = pair * (RANKS // 2)
         whole = Case(tokens=sum(shares), scheme=scheme)
         part = Part(whole, rank, shares, **more)
         kernel = part.kernel()
@@ -148,7 +150,7 @@ def check_gathered(rank):
     for changed in (mock.patch.dict(os.environ, MOXIE_EXCHANGE="vllm"),
                     mock.patch.object(adapter.get_ep_group(), "internode", True)):
         with changed:
-            part = Part(Case(tokens=16), rank, (8, 8))
+            part = Part(Case(tokens=8 * RANKS), rank, (8,) * RANKS)  # vLLM's stand-in has equal shares
             kernel = part.kernel()
             assert not isinstance(kernel.prepare_finalize, adapter.MoxieDispatch)
             part.check(kernel)
@@ -194,7 +196,7 @@ def check_failures(rank):
 def check_what_is_left(rank):
     """To vLLM: experts of which ranks have unequal numbers, ranks without tokens of their own, ranks
     that will be others."""
-    for experts, more in ((7, {}), (8, {"dp_size": 2 * RANKS}),
+    for experts, more in ((4 * RANKS - 1, {}), (8, {"dp_size": 2 * RANKS}),
                           (8, {"all2all_backend": "deepep_high_throughput"})):
         moe = Part(Case(experts=experts), rank, (8, 8), **more).moe
         assert not adapter.dispatches(moe), more
