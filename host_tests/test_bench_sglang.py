@@ -55,6 +55,8 @@ class Engine:
         assert given["model_path"] == "somewhere" and "load_format" not in given
         assert given["disable_cuda_graph"] is True and given["context_length"] >= 1000 + 8
         assert given["chunked_prefill_size"] == 8192
+        if FAULT == "hangs":
+            time.sleep(600)
         moves = given.get("moe_a2a_backend"), given.get("moe_runner_backend")
         assert moves in ((None, None), ("flashinfer", "triton"))
         self.ranks = given.get("dp_size", 1)
@@ -74,9 +76,7 @@ class Engine:
             moxie.sglang.layers_made = lambda: (
                 int(LAYERS or 4) + PARALLEL.tp_rank + 10 * (moves[0] is not None))
             print("INFO Moxie was seen")
-        if FAULT and FAULT != "quiet" and not OURS:
-            if FAULT == "hangs":
-                time.sleep(600)
+        if FAULT == "1" and not OURS:
             raise SystemExit("SGLang's own engine is broken")
 
     def collective_rpc(self, method, **given):
@@ -105,13 +105,16 @@ class Engine:
 """
 
 
+TWO_RANKS = "--engine", '{"disable_cuda_graph": true, "tp_size": 2}'
+
+
 class Program(EngineProgram, unittest.TestCase):
     engine, stand_in = "sglang", ENGINE
     arguments = ("--engine", '{"disable_cuda_graph": true}')
 
     def test_what_is_measured(self):
-        found = self.expect_measured(self.run_main("--json"))
-        self.assertEqual(found["sglang"], "0.5.23")
+        found = self.expect_measured(self.run_main("--json", *TWO_RANKS))
+        self.assertEqual((found["sglang"], found["engine"]["tp_size"]), ("0.5.23", 2))
 
     def test_another_answer(self):
         ran = self.run_main("--rounds", "1", SHIFT="0.5")
@@ -120,11 +123,8 @@ class Program(EngineProgram, unittest.TestCase):
                      "decode, 2 ", "at most 0.5, 27 of 32 tokens"):
             self.assertIn(text, ran.stdout)
 
-    def test_ranks(self):
-        two = '{"disable_cuda_graph": true, "tp_size": 2}'
-        found = self.expect_measured(self.run_main("--json", "--engine", two))
-        self.assertEqual(found["engine"]["tp_size"], 2)
-        ran = self.run_main("--rounds", "1", "--engine", two, FAULT="quiet")
+    def test_a_rank_that_does_not_answer(self):
+        ran = self.run_main("--rounds", "1", *TWO_RANKS, FAULT="quiet")
         self.assertEqual((ran.returncode, ran.stdout), (1, ""))
         self.assertIn("1 of 2 ranks have answered 'busy'", ran.stderr)
 
@@ -149,8 +149,8 @@ class Program(EngineProgram, unittest.TestCase):
                 ({"LAYERS": "0"}, ("computed no layer", "Moxie was seen")),
                 ({"FAULT": "1"}, ("sglang: its engine ended with 1:\n",
                                   "SGLang's own engine is broken")),
-                ({"FAULT": "hangs"}, ("had not ended after 40 s (--timeout-s)", "in make_engine"))):
-            ran = self.run_main("--rounds", "1", "--timeout-s", "40", **environment)
+                ({"FAULT": "hangs"}, ("had not ended after 20 s (--timeout-s)", "in make_engine"))):
+            ran = self.run_main("--rounds", "1", "--timeout-s", "20", **environment)
             self.assertEqual((ran.returncode, ran.stdout), (1, ""))
             for text in texts:
                 self.assertIn(text, ran.stderr)

@@ -3,12 +3,17 @@
 Wants torch, as moxie.vllm does. No test reads a speed.
 """
 
+import argparse
+import contextlib
 import importlib.util
+import io
 import json
+import math
 import runpy
 import sys
 import types
 import unittest
+from unittest import mock
 
 import torch_python
 
@@ -63,10 +68,7 @@ class LLM:
 
     def answer(self, prompt, sampling):
         tokens = [sum(prompt) % 97 + step for step in range(sampling.max_tokens)]
-        garbage = OURS and SHIFT == "garbage"
-        if garbage:
-            tokens = [each + 500 for each in tokens]
-        shift = float(SHIFT or 0.01) if OURS and not garbage else 0.0
+        shift = float(SHIFT or 0.01) if OURS else 0.0
         if OURS and len(prompt) == 37:
             tokens[3] += 1000  # from here on what is said is of another text
         entries = [{{each: types.SimpleNamespace(logprob=-1.0 - each + shift + (
@@ -105,12 +107,6 @@ class Program(EngineProgram, unittest.TestCase):
             self.assertIn(text, ran.stderr)
         self.assertEqual(ran.stderr.count("in make_engine"), 2)  # where both hung
 
-    def test_what_spans_cover(self):
-        sys.path.insert(0, str(Program.bench().parent / "layer"))
-        from measure.engines import union
-        self.assertEqual(union([(0, 4), (1, 2), (3, 6), (8, 9), (9, 10)]), 8)
-        self.assertEqual(union([]), 0)
-
     def test_dummies_grow(self):
         grow = runpy.run_path(str(Program.bench()), run_name="bench_vllm")["grow_dummies"]
         model = torch.nn.ModuleDict({"experts": torch.nn.Linear(2, 2, bias=False),
@@ -132,17 +128,6 @@ class Program(EngineProgram, unittest.TestCase):
         for text in ("fp8_per_block", "prefill of 600", "decode, 1 ", "decode, 2 ",
                      "at most 0.5, 27 of 32 tokens"):
             self.assertIn(text, ran.stdout)
-        self.assertEqual(self.run_main("--rounds", "1", "--tolerance", "0.6",
-                                       SHIFT="0.5").returncode, 0)
-
-    def test_nothing_to_compare(self):
-        for shift, same in (("nan", 27), ("garbage", 0)):
-            ran = self.run_main("--rounds", "1", "--json", SHIFT=shift)
-            self.assertEqual(ran.returncode, 3)
-            self.assertEqual(json.loads(ran.stdout)["logprobs"]["moxie"],
-                             {"most": None, "same_tokens": same, "tokens": 32})
-        self.assertIn("differ by more than can be said",
-                      self.run_main("--rounds", "1", SHIFT="nan").stdout)
 
     def test_what_cannot_be_measured(self):
         ran = self.run_main(LAYERS="0")
@@ -165,6 +150,54 @@ class Program(EngineProgram, unittest.TestCase):
         ran = self.run_main(MOXIE_PLUGIN="")
         self.assertEqual(ran.returncode, 2)
         self.assertIn("--plugin, or MOXIE_PLUGIN", ran.stderr)
+
+
+class Answers(unittest.TestCase):
+    """What both programs make of what their engines have said, without engines."""
+
+    def setUp(self):
+        with mock.patch.object(sys, "path", [str(Program.bench().parent / "layer"), *sys.path]):
+            from measure import engines
+        self.engines = engines
+
+    def verdict(self, shift=0.0, moved=0, tolerance=0.25):
+        """The exit code, what logprobs are in the JSON, and the text, where Moxie's engine is off by
+        shift, and says other tokens from the moved-th on."""
+        def run(shift, moved):
+            tokens = [[each + 500 * (each >= moved) for each in range(8)] for _ in range(4)]
+            one = {"seconds": [1.0], "busy_s": 0.0}
+            return {"version": "1", "moxie": "here", "moxie_layers": 4, "ready_s": 1.0,
+                    "said": [[[token, {token: -1.0 + shift}] for token in each] for each in tokens],
+                    "prefill": one, "decode": {"1": one}}
+        bench = self.engines.Bench(str(Program.bench()), "vllm", "vLLM")
+        options = argparse.Namespace(
+            contestant=None, plugin="here", no_gpu=True, json=False, batch=[1],
+            prompt=600, steps=3, tolerance=tolerance, model="somewhere", quantization="none",
+            shape=None)
+        found = self.engines.measured(bench, options, [], {"moxie": [run(shift, moved)],
+                                                           "vllm": [run(0.0, 8)]})
+        with contextlib.redirect_stdout(io.StringIO()) as text, \
+                mock.patch.object(self.engines, "check_here"):
+            code = self.engines.main(bench, options, lambda options: found, None)
+        return code, found["logprobs"]["moxie"], text.getvalue()
+
+    def test_what_is_said(self):
+        for given, code, most, same, text in (
+                ({"moved": 8}, 0, 0.0, 32, "differ by at most 0.0, 32 of 32 tokens"),
+                ({"shift": 0.5, "moved": 8}, 3, 0.5, 32, "differ by at most 0.5, 32 of"),
+                ({"shift": 0.5, "moved": 8, "tolerance": 0.6}, 0, 0.5, 32, "at most 0.5"),
+                ({"moved": 3}, 0, 0.0, 12, "at most 0.0, 12 of 32"),
+                ({"shift": math.nan, "moved": 8}, 3, None, 32, "by more than can be said, 32 of"),
+                ({"moved": 0}, 3, None, 0, "by more than can be said, 0 of 32")):
+            with self.subTest(**given):
+                said = self.verdict(**given)
+                self.assertEqual(said[:2], (code, {"most": most, "same_tokens": same,
+                                                   "tokens": 32}))
+                self.assertIn(text, said[2])
+
+    def test_what_spans_cover(self):
+        self.assertEqual(self.engines.union([(0, 4), (1, 2), (3, 6), (8, 9), (9, 10)]), 8)
+        self.assertEqual(self.engines.union([]), 0)
 
 
 if __name__ == "__main__":
