@@ -191,7 +191,7 @@ typedef struct moxie_host {
     // Non-zero if the calling thread may enter a slot with this tag (MOXIE_THREAD_*). On zero the
     // call only returns MOXIE_E_INVALID and logs HOST_MISBEHAVING. [any, eager; host; 0.1]
     int32_t (*thread_check)(void *ctx, int32_t tag);
-    // An extension of the host's ("vendor.name/1"), or NULL. [any, eager; host; 0.1]
+    // The host's extension ("vendor.name/1"), or NULL. Not asked yet. [any, eager; host; 0.1]
     const void *(*get_extension)(void *ctx, const char *name);
 } moxie_host;
 
@@ -315,7 +315,7 @@ typedef struct moxie_matrix {
     moxie_tensor values, scales;
     moxie_tensor global_scales;  // nvfp4: f32 [E], or [E, 2] for gate then up
     moxie_tensor bias;           // f32, bf16 or f16 [E, N] in the order of the rows, or none
-    int32_t block_offset;  // fp8_block128: intermediate units of block 0 that another shard owns
+    int32_t block_offset;  // fp8_block128: units of block 0 that another shard owns; on a GPU 0
     uint32_t reserved0;
 } moxie_matrix;
 
@@ -572,7 +572,7 @@ typedef struct moxie_routing_api {
     uint32_t struct_size, reserved0;
     // logits [T, experts] f32, bf16 or f16 -> ids int32 or int64 [T, k], weights f32 [T, k], the
     // best first, ties to the lower id. A NaN never wins; with fewer than k numbers the rest are -1
-    // with weight 0. [any, stream, capturable; caller; 0.1]
+    // with weight 0. On the CPU so far: stream NULL. [any, stream, capturable; caller; 0.1]
     int32_t (*route)(const moxie_routing *, const moxie_tensor *logits, const moxie_tensor *ids,
                      const moxie_tensor *weights, void *stream, moxie_error *);
 } moxie_routing_api;
