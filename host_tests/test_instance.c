@@ -295,7 +295,7 @@ START_TEST(every_reason_at_once)
                      MOXIE_E_CONFIG);
     ck_assert_ptr_null(dispatcher);
     ck_assert_uint_eq(mock.allocate_calls, 0);
-    ck_assert(mock_logged(&mock, "WARNING config: refused for "));
+    ck_assert(mock_logged(&mock, "ERROR config: refused for "));
     close_instance(&mock, instance);
 }
 END_TEST

@@ -28,7 +28,7 @@ enum flag_word {
     WORD_COUNT
 };
 
-// Device memory, one per dispatcher: read again at every replay of a graph.
+// Device memory (over NCCL pinned), one per dispatcher: read again at every replay of a graph.
 struct flag_state {
     uint64_t generation;
     uint64_t active;                     // bit r: rank r takes part

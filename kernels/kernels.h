@@ -13,7 +13,6 @@
 #include "kernels/quantise.h"
 #include "kernels/record.h"
 #include "kernels/route.h"
-#include "kernels/router.h"
 #include "kernels/tally.h"
 
 struct kernels {
@@ -37,7 +36,6 @@ struct kernels {
     int32_t (*regroup)(const struct regroup_args *args, void *stream);
     int32_t (*dispatch_ll)(const struct dispatch_ll_args *args, void *stream);
     int32_t (*sum_ll)(const struct sum_ll_args *args, void *stream);
-    int32_t (*router)(const struct router_args *args, void *stream);
 };
 
 extern const struct kernels kernels_cpu;

@@ -20,7 +20,7 @@ struct backend {
     uint32_t weight_formats;     // BACKEND_BIT(MOXIE_FORMAT_*) sets
     uint32_t activation_formats; // what the GEMMs can multiply
     uint32_t input_formats, output_formats;
-    uint32_t wire_formats;      // dispatchers: bit of the payload format pushed
+    uint32_t wire_formats;      // bits of the rows' formats that it pushes, or takes
     uint32_t activations;       // BACKEND_BIT(enum activation)
     int32_t row_multiple_bytes; // runners: of a row of weights, hidden_size and intermediate_size
                                 // long; 0: any

@@ -12,7 +12,7 @@ const char *digest_source_id(void);
 
 // Collective. `status` is how this rank fared so far: when any rank fails, all leave here.
 // MOXIE_E_COLLECTIVE_MISMATCH names the rank and the field that differs; `status` itself when this
-// rank failed.
+// rank failed; UNAVAILABLE, INVALID or MEMORY where the ranks cannot be heard.
 int32_t digest_compare(const struct bootstrap *bootstrap, const struct config *config,
                        int32_t status, moxie_error *error);
 

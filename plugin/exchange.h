@@ -24,7 +24,7 @@ struct exchange_group {
     const struct transport_ops *ops;
     const struct exchange_flags *flags;
     struct transport *transport;
-    struct flag_state *state;                  // where kernels wait: in slot 0's own window
+    struct flag_state *state;                  // where kernels wait: in a window, or pinned
     struct flag_report *report;                // and what they say, pinned
     struct report_link link;                   // for the instance's stats
     void *stream;                              // of its own: generations are told there

@@ -5,7 +5,7 @@
 
 #include "plugin/exchange.h"
 
-// The verdict's code, MOXIE_E_PEER or _TIMEOUT; MOXIE_OK for VERDICT_NONE.
+// The verdict's code, MOXIE_E_PEER, _TIMEOUT or _COLLECTIVE_MISMATCH; MOXIE_OK for VERDICT_NONE.
 int32_t verdict_say(const struct flag_verdict *verdict, const struct exchange_group *group,
                     moxie_error *error);
 

@@ -137,7 +137,7 @@ static void log_verdict(const moxie_instance *instance)
         log_line(&instance->host, MOXIE_LOG_WARNING, "config", "%s: %s", report->warnings[i].key,
                  report->warnings[i].message);
     if (report->reasons_count > 0) {
-        log_line(&instance->host, MOXIE_LOG_WARNING, "config",
+        log_line(&instance->host, MOXIE_LOG_ERROR, "config",
                  "refused for %" PRIu64 " reason%s; validate() lists them", report->reasons_count,
                  report->reasons_count == 1 ? "" : "s");
         return;

@@ -4,8 +4,6 @@
 #include "plugin/plan.h"
 #include "plugin/transport.h"
 
-#define COUNT_BYTES 64 // between two counts: a line each, every source writes one
-
 // So many slabs of one per peer at `*end`, which moves past them; 0 when a size passes 2^62.
 static int slabs_place(const struct limits *limits, int64_t slab_bytes, int64_t *end,
                        int64_t *offset, int64_t *pitched_bytes)
@@ -50,8 +48,8 @@ int plan_window(struct window_layout *window, const struct limits *limits, int o
 
     window->flags = 0;
     if (!size_align(TRANSPORT_CONTROL_BYTES(limits->ranks), PLAN_ALIGN_BYTES, &window->counts) ||
-        !size_align(window->counts + (int64_t)(limits->ranks - 1) * COUNT_BYTES, PLAN_ALIGN_BYTES,
-                    &end))
+        !size_align(window->counts + (int64_t)(limits->ranks - 1) * FLAG_LINE_BYTES,
+                    PLAN_ALIGN_BYTES, &end))
         return 0;
     if (!on_cpu) {
         window->state = end;

@@ -32,7 +32,7 @@ struct meeting_message {
     int32_t blame;   // the rank to blame for that, or -1 for the sender
     uint64_t window; // windows asked for since create, this one included
     struct meeting_identity identity;
-    uint64_t bytes; // from STAGE_OFFER on
+    uint64_t bytes; // of a window, from STAGE_OFFER on; at STAGE_JOIN NCCL's version
     unsigned char token[MEETING_TOKEN_BYTES];
     int64_t tenancy_fd; // from STAGE_MADE on: the sender's, for ranks of its process
     unsigned char id[MEETING_ID_BYTES]; // of what rank 0 made for all of them to join

@@ -2,6 +2,7 @@
 
 #include "plugin/weights.h"
 
+#include "kernels/flags.h"
 #include "plugin/tensor.h"
 
 #include <inttypes.h>
@@ -20,6 +21,9 @@ _Static_assert((int)ORDER_PLAIN == MOXIE_ORDER_PLAIN && (int)ORDER_GATE_UP == MO
                    (int)ORDER_UP_GATE == MOXIE_ORDER_UP_GATE &&
                    (int)ORDER_INTERLEAVED == MOXIE_ORDER_INTERLEAVED,
                "kernels and ABI number row orders alike");
+_Static_assert(KERNEL_RANKS_MAX == MOXIE_RANKS_MAX && KERNEL_TOP_K_MAX == MOXIE_TOP_K_MAX &&
+                   KERNEL_SLOTS_MAX == MOXIE_SLOTS_MAX,
+               "what the ABI allows has room in the kernels' arrays");
 
 // One matrix while it is being read.
 struct reading {

@@ -11,8 +11,8 @@ struct layer_weights {
     struct weight_view w2;
 };
 
-// Checks shapes, dtypes, orders and scale layouts against the limits, and every 4-bit block's scale
-// against overflow. `device` is the MOXIE_DEVICE_* the tensors must be on.
+// Checks shapes, dtypes, orders and scale layouts against the limits, and on a CPU that no scale of
+// mxfp4 overflows and none of nvfp4 is NaN. `device` is where the tensors must be.
 int32_t weights_read(const moxie_weights *weights, const struct limits *limits, moxie_device device,
                      struct layer_weights *out, moxie_error *error);
 

@@ -50,6 +50,8 @@ START_TEST(halves_round_to_even)
         for (unsigned k = 0; k < 4; k++) {
             uint16_t bits = 0;
 
+            number_write(&bits, formats[i], 0, NAN);
+            ck_assert(isnan(number_read(&bits, formats[i], 0)));
             number_write(&bits, formats[i], 0, 1 + (k + 0.5) * step);
             ck_assert_uint_eq(bits, one + k + (k & 1));
         }

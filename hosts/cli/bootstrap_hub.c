@@ -147,8 +147,9 @@ static int take_fault(struct hub *hub, int rank)
     if (child->header.bytes < sizeof code)
         return fault_set(hub->fault, EXIT_TROUBLE, "rank %d failed and gave no reason", rank);
     memcpy(&code, child->payload, sizeof code);
-    length = (int)(child->header.bytes - sizeof code);
-    if (length > FAULT_TEXT_BYTES) length = FAULT_TEXT_BYTES;
+    length = child->header.bytes - sizeof code < FAULT_TEXT_BYTES
+                 ? (int)(child->header.bytes - sizeof code)
+                 : FAULT_TEXT_BYTES;
     if (code != EXIT_REFUSED) code = EXIT_TROUBLE;
     if (hub->options->ranks == 1)
         return fault_set(hub->fault, code, "%.*s", length,

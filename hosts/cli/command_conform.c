@@ -119,9 +119,10 @@ static int turn_output(struct fault *fault)
 
     (void)fflush(stdout);
     kept = dup(STDOUT_FILENO);
-    if (kept < 0 || dup2(STDERR_FILENO, STDOUT_FILENO) < 0)
-        (void)fault_set(fault, EXIT_TROUBLE, "standard output: %s", strerror(errno));
-    return kept;
+    if (kept >= 0 && dup2(STDERR_FILENO, STDOUT_FILENO) >= 0) return kept;
+    (void)fault_set(fault, EXIT_TROUBLE, "standard output: %s", strerror(errno));
+    if (kept >= 0) (void)close(kept);
+    return -1;
 }
 
 static void turn_back(int kept)

@@ -65,13 +65,6 @@ void engine_unset(struct engine *engine, const char *key)
     if (setting != NULL) *setting = engine->settings[--engine->settings_count];
 }
 
-int64_t engine_i64(const struct engine *engine, const char *key)
-{
-    for (int i = 0; i < engine->settings_count; i++)
-        if (strcmp(engine->settings[i].key, key) == 0) return engine->settings[i].i64;
-    return 0;
-}
-
 // The setting when it can answer a getter of `type`; else *code is the answer.
 static const struct setting *answer(struct engine *engine, const char *key, enum setting_type type,
                                     int32_t *code)

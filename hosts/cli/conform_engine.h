@@ -91,7 +91,6 @@ void engine_set_str(struct engine *engine, const char *key, const char *value);
 // The getters answer `code` for this key.
 void engine_set_code(struct engine *engine, const char *key, int32_t code);
 void engine_unset(struct engine *engine, const char *key);
-int64_t engine_i64(const struct engine *engine, const char *key); // 0 when not set
 
 // A fresh error for a call.
 moxie_error *engine_error(struct engine *engine);

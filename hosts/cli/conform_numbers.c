@@ -70,6 +70,7 @@ static uint16_t write_f16(double value)
     double mantissa = nearbyint(ldexp(fraction, 11));
     uint16_t sign = signbit(value) ? 0x8000 : 0;
 
+    if (isnan(value)) return 0x7e00;
     if (value == 0 || exponent < -13) return sign;
     if (mantissa >= 2048) {
         mantissa = 1024;

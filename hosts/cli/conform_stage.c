@@ -159,13 +159,3 @@ int stage_compare(struct stage *stage)
 out:
     return st;
 }
-
-int stage_accepts(struct stage *stage, const char *key, const char *value)
-{
-    int accepted = 0;
-
-    engine_set_str(&stage->engine, key, value);
-    if (engine_try_open(&stage->engine) == MOXIE_OK) accepted = engine_accepted(&stage->engine);
-    (void)engine_close(&stage->engine);
-    return accepted;
-}

@@ -46,9 +46,6 @@ int stage_compare(struct stage *stage);
 // How far a row of y may be from the reference, by what the plugin says it multiplies.
 double stage_tolerance(const struct engine *engine, int32_t output_format);
 
-// Sets one key and says whether the plugin accepts that; the key keeps its value. Nothing is open
-// before or after.
-int stage_accepts(struct stage *stage, const char *key, const char *value);
 // Whether what is set now is accepted. A plugin whose open fails is broken: *accepted is 0.
 int stage_try(struct engine *engine, int *accepted);
 

@@ -92,6 +92,8 @@ static int start(const struct walk *walk, const struct rule *rule, struct child 
     child->verdict.descriptor = verdict[0];
     child->trace.descriptor = trace[0];
     if (failed == 0) return EXIT_OK;
+    (void)close(verdict[0]);
+    (void)close(trace[0]);
     return fault_set(fault, EXIT_TROUBLE, "rule %s: no process can be started: %s", rule->name,
                      strerror(failed));
 }

@@ -8,7 +8,8 @@
 // Cores that this process may use, at least 1.
 int machine_cores(void);
 
-// Memory that can be taken without swapping; UINT64_MAX when the system does not say.
+// Memory that can be taken without swapping, within a container's limit; UINT64_MAX when the system
+// does not say.
 uint64_t machine_memory_available(void);
 
 // Ceilings of this machine, measured here and now: the bench divides by them.

@@ -12,5 +12,4 @@ const struct kernels kernels_cpu = {
     .sum = sum_cpu,
     .expand = expand_cpu,
     .quantise = quantise_cpu,
-    .router = router_cpu,
 };
