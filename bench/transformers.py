@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import os
 import pathlib
-import platform
 import statistics
 import sys
 import time
@@ -31,7 +30,8 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS  # noqa: E402
 
 import moxie.transformers as adapter  # noqa: E402
 from measure import numbers  # noqa: E402
-from measure.command import CannotRun, at_least, named_path, say, show, words  # noqa: E402
+from measure.command import (  # noqa: E402
+    CannotRun, at_least, named_path, processor, say, show, words)
 from measure.models import SHAPES, config_of, random_model  # noqa: E402
 from moxie import MoxieError  # noqa: E402
 
@@ -222,14 +222,6 @@ def compare(contestants, prompt):
         say(f"logits of {contestant.name}: {whole:.2e} from those of {contestants[1].name}, "
             f"the median token's {median:.2e}")
     return found
-
-
-def processor():
-    try:
-        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.machine()
 
 
 def describe(options):

@@ -138,6 +138,8 @@ def make_model(options, folder):
         return engines.dummy_model(options, folder)
     say(f"making {options.layers} layers of {options.shape}")
     random_model(config_of(options.shape, options.layers), "cuda").save_pretrained(folder)
+    import torch
+    torch.cuda.empty_cache()  # which the engines would find taken
     return folder
 
 

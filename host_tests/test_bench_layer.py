@@ -581,7 +581,7 @@ class Programs(Program):
                           ["--device", "cpu", "--replays", "0"], ["--threads", "-1"],
                           ["--memory-gb", "-5"], ["--seed", "99999999999999999999999"],
                           ["--drift", "nan"], ["--steady", "nan"], ["--steady", "inf"],
-                          ["--out", "/proc/x/layer"]):
+                          ["--out", "/proc/x/layer"], ["--out", "new/"], ["--out", ""]):
             with self.assertRaises(SystemExit) as ended, \
                     contextlib.redirect_stderr(io.StringIO()):
                 MAIN["parse"](arguments)

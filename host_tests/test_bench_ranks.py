@@ -87,7 +87,7 @@ class Grid(unittest.TestCase):
     def test_usage(self):
         for arguments in (["--tokens", "abc"], ["--tokens", "8,0"], ["--ranks", "1"],
                           ["--drift", "nan"], ["--replays", "-4"], ["--seconds", "nan"],
-                          ["--plugin", ""], ["--out", "/proc/x/ranks"]):
+                          ["--plugin", ""], ["--out", "/proc/x/ranks"], ["--out", "new/"]):
             with self.assertRaises(SystemExit) as ended, \
                     contextlib.redirect_stderr(io.StringIO()):
                 self.groups(*arguments)

@@ -227,6 +227,23 @@ class Worker(unittest.TestCase):
         codes = model["codes"].weight.float()
         self.assertTrue(400 < codes.abs().max() <= 448 and codes.mean().abs() < 20)
 
+    def test_answers_are_of_this_question(self):
+        with mock.patch.object(sys, "path", [str(Program.bench().parent / "layer"), *sys.path]):
+            from measure.command import CannotRun
+            from measure.sglang_worker import answers
+        silent = set()
+
+        class Engine:
+            def collective_rpc(self, _, what, folder):
+                for rank in {0, 1} - silent:
+                    (pathlib.Path(folder) / str(rank)).write_text(json.dumps(f"{what} {silent}"))
+        with tempfile.TemporaryDirectory() as folder:
+            for _ in range(2):
+                self.assertEqual(answers(Engine(), "busy", folder, 2), ["busy set()"] * 2)
+            silent.add(1)
+            with self.assertRaisesRegex(CannotRun, "1 of 2 ranks have answered 'busy'"):
+                answers(Engine(), "busy", folder, 2)
+
     def layer(self, rank, ranks, shares, shared, dtype=torch.float32):
         """Of four experts of four units and a shared one, which ranks share by their units or which
         each has whole, in a slot or as a module, as contestants have it. Its weights of all experts,

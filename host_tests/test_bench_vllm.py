@@ -9,8 +9,10 @@ import importlib.util
 import io
 import json
 import math
+import pathlib
 import runpy
 import sys
+import tempfile
 import types
 import unittest
 from unittest import mock
@@ -194,6 +196,14 @@ class Answers(unittest.TestCase):
                 self.assertEqual(said[:2], (code, {"most": most, "same_tokens": same,
                                                    "tokens": 32}))
                 self.assertIn(text, said[2])
+
+    def test_plugin_that_the_loader_finds(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for named, wanted in (("libmoxie.so", "libmoxie.so"), ("/a/../b.so", "/b.so"),
+                                  ("./b.so", str(pathlib.Path("b.so").resolve()))):
+                found = self.engines.environment_of(True, argparse.Namespace(plugin=named), folder,
+                                                    "")
+                self.assertEqual(found["MOXIE_PLUGIN"], wanted)
 
     def test_what_spans_cover(self):
         self.assertEqual(self.engines.union([(0, 4), (1, 2), (3, 6), (8, 9), (9, 10)]), 8)

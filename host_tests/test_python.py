@@ -163,12 +163,11 @@ class Refusals(unittest.TestCase):
 
     def test_errors_are_copied_whole(self):
         """As a pool of processes does with what its workers raise."""
-        for kind in (abi.MoxieError, abi.NoSuchKey):
-            error = kind(abi.E_CONFIG, 3, "no such key", ("top_q",))
-            for copied in (copy.copy(error), pickle.loads(pickle.dumps(error))):
-                self.assertIs(type(copied), kind)
-                self.assertEqual((copied.code, copied.rank, copied.text, copied.keys, str(copied)),
-                                 (abi.E_CONFIG, 3, "no such key", ("top_q",), str(error)))
+        error = abi.MoxieError(abi.E_CONFIG, 3, "no such key", ("top_q",))
+        for copied in (copy.copy(error), pickle.loads(pickle.dumps(error))):
+            self.assertIs(type(copied), abi.MoxieError)
+            self.assertEqual((copied.code, copied.rank, copied.text, copied.keys, str(copied)),
+                             (abi.E_CONFIG, 3, "no such key", ("top_q",), str(error)))
 
     def test_codes_have_names(self):
         self.assertEqual(str(abi.MoxieError(abi.E_UNAVAILABLE, -1, "no")), "no (E_UNAVAILABLE)")
@@ -215,10 +214,17 @@ class Host(unittest.TestCase):
                 instance.plan()
             self.assertEqual(caught.exception.code, abi.E_CONFIG)
             self.assertIn("refused for 2 reasons: ", caught.exception.text)
-        with self.library.open({**CONFIG, "top_k": 0}) as instance:
+        with self.assertLogs("moxie", "INFO") as logs, \
+                self.library.open({**CONFIG, "top_k": 0}) as instance:
             with self.assertRaisesRegex(abi.MoxieError, "refused for 1 reason: top_k: "):
                 instance.plan()
-            self.assertIn("refused for 1 reason; ", "".join(text for *_, text in instance.messages))
+        self.assertIn("INFO:moxie:config: refused for 1 reason; ", "".join(logs.output))
+
+    def test_warnings_are_logged(self):
+        with self.assertLogs("moxie", "WARNING") as logs, \
+                self.library.open({**CONFIG, "dispatch_sms": 3}) as instance:
+            instance.plan()
+        self.assertIn("dispatch_sms", "".join(logs.output))
 
     def test_words_that_are_no_text(self):
         for key in ("runner", "activation"):
@@ -249,6 +255,21 @@ class Host(unittest.TestCase):
         printed.assert_not_called()
         self.assertEqual(came, [signal.SIGUSR1])
         self.assertIs(signal.getsignal(signal.SIGUSR1), handle)
+
+    def test_signals_that_others_handle_in_c(self):
+        """And the flags: what Python's own signal() would put its own in the place of."""
+        action = ctypes.CDLL(None).sigaction
+        handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda number: None)
+        given, seen = ctypes.create_string_buffer(256), ctypes.create_string_buffer(256)
+        given[:8] = ctypes.cast(handler, ctypes.c_void_p).value.to_bytes(8, "little")
+        given[136:140] = (0x10000000).to_bytes(4, "little")  # SA_RESTART, behind a mask of 128
+        self.addCleanup(signal.signal, signal.SIGUSR1, signal.signal(signal.SIGUSR1, print))
+        self.assertEqual(action(signal.SIGUSR1, given, None), 0)
+        with self.library.open(CONFIG) as instance:
+            instance.plan()
+        action(signal.SIGUSR1, None, seen)
+        self.assertEqual(seen[:8], given[:8])
+        self.assertEqual(seen.raw[139] & 0x10, 0x10)
 
     def test_a_signal_is_told_once(self):
         """To whoever hears of it by a file descriptor, as asyncio does."""

@@ -266,6 +266,17 @@ class Forward(unittest.TestCase):
         layer.forward(given.tokens, *given.rows())
         self.compare(model, given)
 
+    def test_a_check_is_not_of_what_is_closed_meanwhile(self):
+        experts = Experts(load(), CONFIG)
+        closing = threading.Thread(target=experts.close)
+        with experts.polling:  # as check() has it, behind its look at the dispatcher
+            closing.start()
+            closing.join(0.2)
+            self.assertTrue(closing.is_alive() and experts.dispatcher)
+        closing.join(10)
+        with self.assertRaisesRegex(MoxieError, "these experts are closed"):
+            experts.check()
+
     def test_what_was_created_behind_a_signal_is_destroyed(self):
         """Ctrl-C is raised behind the call, which may have succeeded."""
         class Interrupting(Allocator):

@@ -165,6 +165,16 @@ def no_answer(meeting, rank):
                 assert all_gather is not raising or isinstance(error.__cause__, OSError), error
                 raise
 
+    def ending(data):
+        sys.exit(3)
+    try:
+        Experts(load(os.environ["MOXIE_PLUGIN"]), {
+            **CONFIG, "ep_size": 2, "tp_size": 2, "dp_size": 2, "ep_rank": rank}, all_gather=ending)
+    except SystemExit as ended:
+        assert ended.code == 3 and isinstance(ended.__cause__, MoxieError), ended
+    else:
+        raise AssertionError("sys.exit went unheard")
+
 
 # ---- The tests ---------------------------------------------------------------------------------
 

@@ -11,7 +11,6 @@ import argparse
 import datetime
 import json
 import pathlib
-import platform
 import shlex
 import sys
 
@@ -29,7 +28,7 @@ from measure import cells, numbers, race, report  # noqa: E402
 from measure.case import FORWARDS, ROUTINGS, Case  # noqa: E402
 from measure.clocks import Clocks  # noqa: E402
 from measure.command import (  # noqa: E402
-    CannotRun, at_least, check_out, commit, counts, named_path, say, words)
+    CannotRun, at_least, check_out, commit, counts, named_path, processor, say, words)
 from measure.device import DEVICES, anchors  # noqa: E402
 from peers import kinds, systems  # noqa: E402
 
@@ -115,14 +114,6 @@ def choose(options, device):
         if each["absent"]:
             say(f"skipped: {each['name']}: {each['absent']}")
     return usable, described
-
-
-def processor():
-    try:
-        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.machine()
 
 
 def describe(options, device):

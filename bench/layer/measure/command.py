@@ -3,7 +3,9 @@
 import argparse
 import json
 import math
+import os
 import pathlib
+import platform
 import subprocess
 import sys
 import tempfile
@@ -75,12 +77,23 @@ def named_path(text):
 
 def check_out(parser, path):
     """Ends in words where nothing can be written beside `path`, before anything is measured."""
+    if not os.path.basename(path):
+        parser.error(f"--out {path}: it ends with no name; .json and others are added to one")
     folder = pathlib.Path(path).parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         parser.error(f"--out {path}: {error}")
+
+
+def processor():
+    """What this machine's calls itself."""
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.machine()
 
 
 def commit():

@@ -216,7 +216,8 @@ def environment_of(ours, options, folder, entry_points):
               "PYTHONFAULTHANDLER": "1"}  # every process says where it is when it gets SIGABRT
     shared.pop("MOXIE_PLUGIN", None)
     if ours:
-        shared["MOXIE_PLUGIN"] = str(pathlib.Path(options.plugin).resolve())
+        named = options.plugin  # a path, or what the loader finds
+        shared["MOXIE_PLUGIN"] = str(pathlib.Path(named).resolve()) if "/" in named else named
     return shared
 
 

@@ -49,6 +49,8 @@ def answers(engine, what, folder, ranks):
     """Of every scheduler of an engine, of which there are so many."""
     folder = pathlib.Path(folder) / what
     folder.mkdir(exist_ok=True)
+    for each in folder.iterdir():  # of a question before
+        each.unlink()
     engine.collective_rpc("bench_ask", what=what, folder=str(folder))
     found = [json.loads(each.read_text()) for each in folder.iterdir()]
     if len(found) != ranks:  # of the others' failures SGLang tells nothing but in its log

@@ -1,12 +1,12 @@
 """Moxie, through its package for Python: everything from (x, ids, weights) to y."""
 
 import ctypes
-import os
 
 import torch
 
 from measure.case import FORWARDS
 from moxie import Experts, MoxieError, Rows, abi, load, matrix, tensor
+from moxie.host import default_path
 from peers import System
 
 FORMATS = {"bf16": "bf16", "fp8": "fp8_block128"}  # what Moxie calls the weights' format
@@ -41,9 +41,8 @@ class Moxie(System):
         return self.options.plugin
 
     def available(self):
-        path = self.given() or os.environ.get("MOXIE_PLUGIN") or "libmoxie.so"
         try:
-            self.library = load(path, "moxie bench", f"name a libmoxie.so with {self.option}")
+            self.library = load(self.given() or default_path(), "moxie bench", f"name a libmoxie.so with {self.option}")
         except MoxieError as error:
             return str(error)
         self.version = self.library.source_id

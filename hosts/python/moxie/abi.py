@@ -287,15 +287,26 @@ class MoxieError(Exception):
         return type(self), (self.code, self.rank, self.text, self.keys)
 
 
-class NoSuchKey(MoxieError):
-    """The configuration has words that are none of the library's keys: `keys`."""
+# As `signal` has them: their handlers in C and their flags, which it puts its own in the place of.
+_SIGNALS = sorted(signal.valid_signals())
+_sigaction = ctypes.CDLL(None).sigaction
+_SIGACTION_BYTES = 256  # more than glibc's have
 
 
 def _handle(came):
     frame = sys._getframe()
     with contextlib.ExitStack() as stack:  # all of them, whatever one raises
-        for number in reversed(dict.fromkeys(came)):
-            stack.callback(signal.getsignal(number), number, frame)
+        for number, handler in reversed(came.items()):
+            stack.callback(handler, number, frame)
+
+
+def _put_off(number, handler, came, stack):
+    """Until the stack ends a signal is only noted, and then all is as it was."""
+    before = ctypes.create_string_buffer(_SIGACTION_BYTES)
+    _sigaction(number, None, before)
+    stack.callback(_sigaction, number, before, None)
+    stack.callback(signal.signal, number, handler)
+    signal.signal(number, lambda *_: came.setdefault(number, handler))
 
 
 @contextlib.contextmanager
@@ -304,27 +315,31 @@ def _signals_wait():
     callback comes next: ctypes prints that, and what the library then has for an answer is any
     number, so that it would go on with another configuration. They are called, because a signal
     raised anew would be told again to who hears of it by set_wakeup_fd, as asyncio does."""
-    came = []
+    came = {}
     with contextlib.ExitStack() as stack:
         stack.callback(_handle, came)
         if threading.current_thread() is threading.main_thread():  # handlers run in no other
-            for number in signal.valid_signals():
+            for number in _SIGNALS:
                 handler = signal.getsignal(number)
                 if callable(handler):
-                    stack.callback(signal.signal, number, handler)
-                    signal.signal(number, lambda number, _: came.append(number))
+                    _put_off(number, handler, came, stack)
         yield
 
 
-def check(call, *arguments):
-    """Calls a slot whose last parameter is moxie_error *; raises MoxieError when it fails. Signals
-    are handled when it has returned."""
+def ask(call, *arguments):
+    """Calls a slot whose last parameter is moxie_error *, and which asks the host for nothing;
+    raises MoxieError when it fails."""
     text = ctypes.create_string_buffer(2048)
     error = Error(rank=-1, text_bytes=len(text), text=ctypes.addressof(text))
-    with _signals_wait():
-        code = call(*arguments, ctypes.byref(error))
+    code = call(*arguments, ctypes.byref(error))
     if code != OK:
         raise MoxieError(code, error.rank, text.value.decode(errors="replace"))
+
+
+def check(call, *arguments):
+    """The same of any slot: signals are handled when it has returned."""
+    with _signals_wait():
+        ask(call, *arguments)
 
 
 def entries(pointer, count, stride):

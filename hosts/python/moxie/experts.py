@@ -19,7 +19,7 @@ from moxie.abi import (
     DEVICE_CPU, DTYPE_BFLOAT, DTYPE_FLOAT, DTYPE_FLOAT8_E4M3FN, DTYPE_INT, E_CAPACITY,
     E_CONFIG, E_INVALID, E_UNAVAILABLE, E_UNSUPPORTED, FORMAT_BF16, FORMAT_F16, FORMAT_F32,
     FORMAT_FP8_BLOCK128, FORMAT_FP8_CHANNEL, FORMAT_FP8_TENSOR, IDS_GLOBAL, OK, Batch, Device,
-    Dtype, Error, Matrix, MoxieError, NoSuchKey, Step, Tensor, Weights)
+    Dtype, Error, Matrix, MoxieError, Step, Tensor, Weights, ask)
 from moxie.host import Library
 
 
@@ -152,6 +152,7 @@ class Experts:
         _check_ranks(self.config, all_gather)
         self.instance = library.open(self.config, name, allocator, all_gather)
         self.lock = threading.Lock()
+        self.polling = threading.Lock()  # of check() alone, which waits for no forward
         self.dead = collections.deque()  # layers to destroy when no step is under way
         self.made = {}  # of the layers that are not destroyed, by index: the runners
         self.error_text = ctypes.create_string_buffer(ERROR_BYTES)
@@ -178,7 +179,7 @@ class Experts:
     def close(self):
         """Gives back all that this has, once: the layers compute no more, and their weights may go.
         Waits for forwards of other threads; on a device, what they enqueued has to be done."""
-        with self.lock:
+        with self.lock, self.polling:
             self.finalizer()
 
     def __enter__(self):
@@ -196,8 +197,8 @@ class Experts:
         """A word that is no key would be ignored in silence, and be a wrong result later."""
         unknown = sorted(self.config.keys() - chosen.keys())
         if unknown:
-            raise NoSuchKey(E_CONFIG, -1, f"{library.path} has no key {', '.join(unknown)}; "
-                            "docs/configuration.md lists what it has", unknown)
+            raise MoxieError(E_CONFIG, -1, f"{library.path} has no key {', '.join(unknown)}; "
+                             "docs/configuration.md lists what it has", unknown)
 
     def _choose(self, library, chosen):
         """The tables of the runner and dispatcher that the library resolved `auto` to."""
@@ -219,17 +220,13 @@ class Experts:
         """What every call passes, made once: a call fills in what differs."""
         hidden, top_k = self.config["hidden_size"], self.config["top_k"]
         columns = {"x": hidden, "ids": top_k, "weights": top_k, "y": hidden}
-        self.dims = {}
-        fields = {}
-        for name, width in columns.items():
-            fields[name] = tensor(None, (0, width), strides=(width, 1), device=device)
+        fields = {name: tensor(None, (0, width), strides=(width, 1), device=device)
+                  for name, width in columns.items()}
         self.batch = Batch(id_space=IDS_GLOBAL, **fields)
-        for name in columns:
-            part = getattr(self.batch, name)
-            self.dims[name] = (part, part.dtype, part.shape, part.strides)
+        parts = [getattr(self.batch, name) for name in columns]
+        self.parts = [(part, part.dtype, part.shape, part.strides) for part in parts]
         self.step = Step()
         self.begun = None  # the tokens of the step that was begun last, and those of all ranks
-        self.parts = [self.dims[name] for name in ("x", "ids", "weights", "y")]
         self.fields = fields  # own the shapes and strides
 
     def _call(self, slot, *arguments):
@@ -268,8 +265,9 @@ class Experts:
     def check(self):
         """Raises the failure of past forwards that sticks, MoxieError with the rank to blame, if
         there is one; of replayed graphs nothing else says so. Waits for nobody."""
-        self._refuse_closed()
-        self.instance.check(self.moves.poll_error, self.dispatcher)
+        with self.polling:
+            self._refuse_closed()
+            ask(self.moves.poll_error, self.dispatcher)
 
     def set_active_ranks(self, active):
         """After a failure goes on without the ranks whose truth value in `active` is false, one for

@@ -6,6 +6,7 @@
 """
 
 import ctypes
+import logging
 import os
 
 from moxie.abi import (
@@ -13,7 +14,10 @@ from moxie.abi import (
     E_UNAVAILABLE, E_UNSUPPORTED, E_VERSION, OK, VERSION, ConfigEntry, Host, MoxieError, Probe,
     Request, check, entries, layout_mismatches, table_fault, type_of)
 
-LOG_NAMES = ("debug", "info", "warning", "error", "host misbehaving", "plugin misbehaving")
+# Of MOXIE_LOG_*, in their order; what is an error there is raised, too.
+LOG_LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.INFO, logging.ERROR,
+              logging.ERROR)
+logger = logging.getLogger("moxie")
 
 
 ADVICE = "pass the path of a libmoxie.so, or set the variable MOXIE_PLUGIN to it"
@@ -169,7 +173,7 @@ class Instance:
                 raise MoxieError(E_INVALID, -1, f"{key}: {value!r} is no UTF-8: take the lone "
                                  "surrogates out of it")
         self.api, self.path = library.api, library.path
-        self.config, self.messages = config, []
+        self.config = config
         self.allocator, self.gather, self.raised = allocator, all_gather, None
         self.device = config.get("device") or "cpu"
         self.runners, self.dispatchers = {}, {}
@@ -224,7 +228,7 @@ class Instance:
         try:
             call()
             return 0
-        except Exception as error:  # whatever the host's own part raises
+        except BaseException as error:  # whatever the host's own part raises, sys.exit too
             self.raised = error
             return 1
 
@@ -251,7 +255,8 @@ class Instance:
         return self._answer(lambda: self.gather(b"\0"))
 
     def _log(self, _, severity, component, text, length):
-        self.messages.append((LOG_NAMES[severity], component.decode(), text[:length].decode()))
+        logger.log(LOG_LEVELS[severity], "%s: %s", component.decode(),
+                   text[:length].decode(errors="replace"))
 
     def _register(self, table):
         def register(_, info):
@@ -274,7 +279,7 @@ class Instance:
             check(call, *arguments)
         except MoxieError as error:
             raised, self.raised = self.raised, None  # whose traceback holds what it ran in
-            if isinstance(raised, MoxieError):
+            if isinstance(raised, MoxieError) or not isinstance(raised, (Exception, type(None))):
                 raise raised from error
             raise error from raised
 

@@ -139,10 +139,6 @@ def _make_shared(config, device):
     _check_device(config["device"], device)
     try:
         return Shared(_library(), config, "transformers", device)
-    except abi.NoSuchKey as error:
-        for key in error.keys:
-            _settings.pop(key, None)  # a word that is no key cannot be taken back otherwise
-        raise
     except abi.MoxieError as error:
         if not _derived(error.keys):
             raise
@@ -285,7 +281,8 @@ def _number_of(model, w1):
 
 
 def prepare(model, top_k=None):
-    """Makes every layer of a model ready, so that the first forward can already be captured.
+    """Makes every layer of a model ready, so that the first forward can already be captured; of
+    each, whatever its experts_implementation is now.
 
     Otherwise each is made at its first forward. What is ready stays as it is, so that graphs that
     were captured do too. Weights that a device_map offloads lie nowhere until a forward brings
