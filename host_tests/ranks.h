@@ -135,7 +135,7 @@ static void ranks_init(struct rank *all, int32_t ranks, void (*body)(struct rank
     for (int32_t r = 0; r < ranks; r++)
         all[r] = (struct rank){
             .hub = hub,
-            .bootstrap = {hub_all_gather, hub_barrier, &all[r], r, ranks},
+            .bootstrap = {.all_gather = hub_all_gather, .ctx = &all[r], .rank = r, .ranks = ranks},
             .fail_before = NEVER,
             .fail_after = NEVER,
             .body = body,

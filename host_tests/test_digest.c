@@ -55,7 +55,6 @@ static void body(void *arg, int32_t index)
         mock_set_i64(mock, run->key, run->number);
     config_read(&config, &mock->host, &report);
     bootstrap = (struct bootstrap){.all_gather = mock->host.all_gather,
-                                   .barrier = mock->host.barrier,
                                    .ctx = mock,
                                    .rank = index == run->odd ? run->own_rank : index,
                                    .ranks = index == run->odd ? run->ranks : RANKS};

@@ -84,7 +84,6 @@ static void leave_slots(const moxie_dispatcher *dispatcher)
 static struct bootstrap bootstrap_of(const moxie_instance *instance)
 {
     return (struct bootstrap){.all_gather = instance->host.all_gather,
-                              .barrier = instance->host.barrier,
                               .ctx = instance->host.ctx,
                               .rank = (int32_t)config_i64(&instance->config, KEY_EP_RANK),
                               .ranks = (int32_t)config_i64(&instance->config, KEY_EP_SIZE),

@@ -23,12 +23,10 @@ struct device;
 // The host's bootstrap callbacks.
 struct bootstrap {
     int32_t (*all_gather)(void *ctx, const void *send, void *recv, uint64_t bytes);
-    int32_t (*barrier)(void *ctx);
     void *ctx;
     int32_t rank, ranks;
     const struct device *device; // whose memory windows are; transports of host memory need none
     int32_t timeout_ms;          // of create and of every wait, for transports that wait themselves
-    int32_t reserved;
 };
 
 struct transport;
@@ -49,7 +47,6 @@ struct window {
 // rank's own step fails; it needs all_gather alone. When all_gather itself fails, the ranks it
 // fails on get MOXIE_E_PEER.
 struct transport_ops {
-    const char *name;
     // Collective. Learns how the peers can be reached; fails with MOXIE_E_UNAVAILABLE when memory
     // cannot be shared.
     int32_t (*create)(const struct bootstrap *bootstrap, struct transport **out,

@@ -402,7 +402,6 @@ int32_t nccl_exchange(struct transport *transport, const struct nccl_piece *piec
 }
 
 const struct transport_ops transport_nccl = {
-    .name = "nccl",
     .create = create,
     .window_open = window_open,
     .window_close = window_close,

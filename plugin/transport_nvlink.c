@@ -194,7 +194,6 @@ static int32_t agree(struct transport *transport, int32_t step, const moxie_erro
 }
 
 const struct transport_ops transport_nvlink = {
-    .name = "nvlink",
     .create = create,
     .window_open = window_open,
     .window_close = window_close,

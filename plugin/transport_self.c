@@ -118,7 +118,6 @@ out:
 }
 
 const struct transport_ops transport_self = {
-    .name = "self",
     .create = create,
     .window_open = window_open,
     .window_close = window_close,

@@ -324,7 +324,6 @@ static void wait_until(struct transport *transport, struct window *window, uint3
 }
 
 const struct transport_ops transport_shm = {
-    .name = "shm",
     .create = create,
     .window_open = window_open,
     .window_close = window_close,

@@ -56,7 +56,7 @@ struct engine {
 
     pthread_mutex_t lock; // of what follows, up to the notes
     struct block blocks[ENGINE_BLOCKS_MAX];
-    uint64_t allocations, releases, bytes_live;
+    uint64_t allocations, bytes_live;
     uint64_t allocation_fails;           // this one (1 = the first) and all later ones; 0: none
     int closed;                          // no callback is allowed any more
     char memory_note[ENGINE_NOTE_BYTES]; // the first misuse of allocate and release

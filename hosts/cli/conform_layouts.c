@@ -11,7 +11,7 @@
 
 // One slab of rows, as received and as result. Rows lie as tokens do.
 struct rows_room {
-    int64_t rows_shape[3], ids_shape[2], weights_shape[2], counts_shape[1];
+    int64_t rows_shape[3], weights_shape[2], counts_shape[1];
     int32_t counts[BASE_EXPERTS + 1];
     moxie_slab slabs[2];
     moxie_rows in, out;

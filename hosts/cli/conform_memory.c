@@ -125,7 +125,6 @@ void memory_release(void *ctx, const moxie_allocation *request, void *memory)
     struct block *block = NULL;
 
     (void)pthread_mutex_lock(&engine->lock);
-    engine->releases++;
     if (engine->closed) note(engine->memory_note, name_of(request), "released after close");
     if (memory != NULL) block = block_of(engine, memory);
     if (block == NULL) {
