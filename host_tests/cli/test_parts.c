@@ -4,12 +4,17 @@
 #include "hosts/cli/conform_numbers.h"
 #include "hosts/cli/inputs.h"
 #include "hosts/cli/router.h"
+#include "hosts/cli/progress.h"
 #include "hosts/cli/table.h"
+#include "hosts/cli/wire.h"
 
 #include "host_tests/suite.h"
 
+#include <errno.h>
 #include <math.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 START_TEST(tokens_are_split_without_gap)
 {
@@ -263,6 +268,27 @@ START_TEST(impossible_weights_are_refused)
 }
 END_TEST
 
+// More than a socket holds: by its deadline, and by an interrupt long before.
+START_TEST(what_nobody_takes_ends)
+{
+    static const unsigned char many[1 << 22];
+    int ends[2], stop[2];
+
+    ck_assert_int_eq(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
+    ck_assert_int_eq(pipe(stop), 0);
+    ck_assert_int_eq(wire_write(ends[0], many, sizeof many, clock_ns() + 20000000, stop[0]),
+                     ETIMEDOUT);
+    ck_assert_int_eq(write(stop[1], "", 1), 1);
+    ck_assert_int_eq(wire_write(ends[0], many, sizeof many, clock_ns() + 20000000000, stop[0]),
+                     EINTR);
+    ck_assert_int_eq(wire_write(ends[0], many, sizeof many, clock_ns() + 20000000, -1), ETIMEDOUT);
+    for (int i = 0; i < 2; i++) {
+        ck_assert_int_eq(close(ends[i]), 0);
+        ck_assert_int_eq(close(stop[i]), 0);
+    }
+}
+END_TEST
+
 START_TEST(bytes_for_people)
 {
     static const struct {
@@ -291,6 +317,7 @@ static void add_tests(TCase *tests)
     tcase_add_test(tests, a_reference_of_zero_is_no_match);
     tcase_add_test(tests, impossible_weights_are_refused);
     tcase_add_test(tests, bytes_for_people);
+    tcase_add_test(tests, what_nobody_takes_ends);
 }
 
 SUITE_MAIN("cli_parts", 60, add_tests)

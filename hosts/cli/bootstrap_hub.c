@@ -81,9 +81,11 @@ static int send_job(struct hub *hub, int rank, json_t *job)
     text = json_dumps(job, JSON_COMPACT);
     if (text == NULL) return ENOMEM;
     header.bytes = strlen(text);
-    failed = wire_write(hub->children[rank].descriptor, &header, sizeof header, deadline_ns);
+    failed = wire_write(hub->children[rank].descriptor, &header, sizeof header, deadline_ns,
+                        hub->signals);
     if (failed == 0)
-        failed = wire_write(hub->children[rank].descriptor, text, header.bytes, deadline_ns);
+        failed = wire_write(hub->children[rank].descriptor, text, header.bytes, deadline_ns,
+                            hub->signals);
     free(text);
     return failed;
 }
@@ -255,10 +257,12 @@ static int answer_gather(struct hub *hub)
 
     for (int to = 0; to < ranks; to++) {
         int descriptor = hub->children[to].descriptor;
-        int failed = wire_write(descriptor, &header, sizeof header, deadline_ns);
+        int failed = wire_write(descriptor, &header, sizeof header, deadline_ns, hub->signals);
 
         for (int from = 0; from < ranks && failed == 0; from++)
-            failed = wire_write(descriptor, hub->children[from].payload, bytes, deadline_ns);
+            failed = wire_write(descriptor, hub->children[from].payload, bytes, deadline_ns,
+                                hub->signals);
+        if (failed == EINTR) return fault_set(hub->fault, EXIT_TROUBLE, "interrupted");
         if (failed == EPIPE || failed == ECONNRESET) return died(hub, to, "before it was done");
         if (failed != 0)
             return fault_set(hub->fault, EXIT_TROUBLE,

@@ -82,9 +82,9 @@ static int send_message(const struct link *link, enum message message, const voi
 {
     const struct wire_header header = {.message = (uint32_t)message, .bytes = bytes};
     int64_t deadline_ns = deadline_after(link->silence_ms);
-    int failed = wire_write(link->descriptor, &header, sizeof header, deadline_ns);
+    int failed = wire_write(link->descriptor, &header, sizeof header, deadline_ns, -1);
 
-    return failed != 0 ? failed : wire_write(link->descriptor, payload, bytes, deadline_ns);
+    return failed != 0 ? failed : wire_write(link->descriptor, payload, bytes, deadline_ns, -1);
 }
 
 int link_send(const struct link *link, enum message message, const void *payload, uint64_t bytes,

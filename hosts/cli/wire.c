@@ -9,21 +9,22 @@
 #include <sys/socket.h>
 
 // Waits until the socket is ready for `events`.
-static int await(int descriptor, short events, int64_t deadline_ns)
+static int await(int descriptor, short events, int64_t deadline_ns, int stop)
 {
     for (;;) {
-        struct pollfd entry = {.fd = descriptor, .events = events};
+        struct pollfd entries[] = {{.fd = descriptor, .events = events},
+                                   {.fd = stop, .events = POLLIN}};
         int64_t left_ms = (deadline_ns - clock_ns()) / 1000000;
         int ready = 0;
 
         if (left_ms <= 0) return ETIMEDOUT;
-        ready = poll(&entry, 1, left_ms < 1000 ? (int)left_ms : 1000);
-        if (ready > 0) return 0;
+        ready = poll(entries, 2, left_ms < 1000 ? (int)left_ms : 1000);
+        if (ready > 0) return entries[1].revents != 0 ? EINTR : 0;
         if (ready < 0 && errno != EINTR) return errno;
     }
 }
 
-int wire_write(int descriptor, const void *data, uint64_t bytes, int64_t deadline_ns)
+int wire_write(int descriptor, const void *data, uint64_t bytes, int64_t deadline_ns, int stop)
 {
     uint64_t done = 0;
 
@@ -37,7 +38,7 @@ int wire_write(int descriptor, const void *data, uint64_t bytes, int64_t deadlin
             continue;
         }
         if (errno != EAGAIN && errno != EINTR) return errno;
-        failed = await(descriptor, POLLOUT, deadline_ns);
+        failed = await(descriptor, POLLOUT, deadline_ns, stop);
         if (failed != 0) return failed;
     }
     return 0;
@@ -57,7 +58,7 @@ int wire_read(int descriptor, void *data, uint64_t bytes, int64_t deadline_ns)
         }
         if (got == 0) return EPIPE;
         if (errno != EAGAIN && errno != EINTR) return errno;
-        failed = await(descriptor, POLLIN, deadline_ns);
+        failed = await(descriptor, POLLIN, deadline_ns, -1);
         if (failed != 0) return failed;
     }
     return 0;

@@ -14,8 +14,9 @@ struct wire_header {
 };
 
 // Both move everything or fail: 0, or an errno; ETIMEDOUT past `deadline_ns` (clock_ns), EPIPE when
-// the other side is gone.
-int wire_write(int descriptor, const void *data, uint64_t bytes, int64_t deadline_ns);
+// the other side is gone, EINTR when there is something to read from `stop` (-1: nothing ends it)
+// while this has to wait.
+int wire_write(int descriptor, const void *data, uint64_t bytes, int64_t deadline_ns, int stop);
 int wire_read(int descriptor, void *data, uint64_t bytes, int64_t deadline_ns);
 
 #endif

@@ -88,7 +88,7 @@ def check_out(parser, path):
 
 
 def processor():
-    """What this machine's calls itself."""
+    """The name of this machine's, or its kind."""
     try:
         lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))

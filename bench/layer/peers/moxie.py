@@ -42,7 +42,8 @@ class Moxie(System):
 
     def available(self):
         try:
-            self.library = load(self.given() or default_path(), "moxie bench", f"name a libmoxie.so with {self.option}")
+            self.library = load(self.given() or default_path(), "moxie bench",
+                                f"name a libmoxie.so with {self.option}")
         except MoxieError as error:
             return str(error)
         self.version = self.library.source_id

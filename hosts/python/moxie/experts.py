@@ -264,7 +264,7 @@ class Experts:
 
     def check(self):
         """Raises the failure of past forwards that sticks, MoxieError with the rank to blame, if
-        there is one; of replayed graphs nothing else says so. Waits for nobody."""
+        there is one; of replayed graphs nothing else says so. Waits for nobody but a close()."""
         with self.polling:
             self._refuse_closed()
             ask(self.moves.poll_error, self.dispatcher)
