@@ -1,6 +1,7 @@
 """What the tests of bench/vllm.py and bench/sglang.py have alike: the program runs with a stand-in
 for its engine."""
 
+import importlib
 import importlib.util
 import json
 import os
@@ -8,8 +9,15 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+from unittest import mock
 
 HERE = pathlib.Path(__file__).resolve().parent
+
+
+def measure(name):
+    """A module of what both programs measure with."""
+    with mock.patch.object(sys, "path", [str(HERE.parent / "bench" / "layer"), *sys.path]):
+        return importlib.import_module(f"measure.{name}")
 
 
 class EngineProgram:

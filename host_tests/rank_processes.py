@@ -9,7 +9,7 @@ def run(case, program, folder, ranks, seconds, environment):
     """`program rank FOLDER RANK` for each rank, with what environment(rank) adds. Where one does not
     end well within so many seconds, the test case fails with what it said."""
     processes = [subprocess.Popen([sys.executable, program, "rank", folder, str(rank)],
-                                  env={**os.environ, "OMP_NUM_THREADS": "1", **environment(rank)},
+                                  env={**os.environ, **environment(rank)},
                                   text=True, stderr=subprocess.PIPE)
                  for rank in range(ranks)]
     try:

@@ -36,7 +36,6 @@ from pretended_gpu import PretendedCuda, PretendedGraph, pretend  # noqa: E402
 # No test reads a speed.
 device.Cpu.matrix, device.Cpu.read_bytes = 64, 1 << 20
 numbers.REPLAYS_MIN = race.HOST_CALLS = 4
-torch.set_num_threads(1)  # torch's own wait for each other by spinning, on cores that others use
 TINY = cells.SHAPES["tiny"]
 MAIN = runpy.run_path(str(ROOT / "bench" / "layer" / "__main__.py"), run_name="bench_layer")
 

@@ -18,7 +18,7 @@ import torch_python
 
 torch_python.require(importlib.util.find_spec("torch"), "torch is")
 import torch  # noqa: E402
-from bench_engine import HERE, EngineProgram  # noqa: E402
+from bench_engine import HERE, EngineProgram, measure  # noqa: E402
 
 ENGINE = f"""
 import dataclasses, os, sys, time, types
@@ -206,9 +206,8 @@ class Experts(torch.nn.Module):
 
 class Worker(unittest.TestCase):
     def setUp(self):
-        with mock.patch.object(sys, "path", [str(Program.bench().parent / "layer"), *sys.path]):
-            from measure.sglang_worker import grow_dummies
-        self.grow = grow_dummies
+        self.worker = measure("sglang_worker")
+        self.grow = self.worker.grow_dummies
 
     def test_dummies_grow(self):
         model = torch.nn.ModuleDict({name: torch.nn.Linear(2, 2, bias=False)
@@ -228,9 +227,6 @@ class Worker(unittest.TestCase):
         self.assertTrue(400 < codes.abs().max() <= 448 and codes.mean().abs() < 20)
 
     def test_answers_are_of_this_question(self):
-        with mock.patch.object(sys, "path", [str(Program.bench().parent / "layer"), *sys.path]):
-            from measure.command import CannotRun
-            from measure.sglang_worker import answers
         silent = set()
 
         class Engine:
@@ -239,10 +235,12 @@ class Worker(unittest.TestCase):
                     (pathlib.Path(folder) / str(rank)).write_text(json.dumps(f"{what} {silent}"))
         with tempfile.TemporaryDirectory() as folder:
             for _ in range(2):
-                self.assertEqual(answers(Engine(), "busy", folder, 2), ["busy set()"] * 2)
+                found = self.worker.answers(Engine(), "busy", folder, 2)
+                self.assertEqual(found, ["busy set()"] * 2)
             silent.add(1)
-            with self.assertRaisesRegex(CannotRun, "1 of 2 ranks have answered 'busy'"):
-                answers(Engine(), "busy", folder, 2)
+            with self.assertRaisesRegex(measure("command").CannotRun,
+                                        "1 of 2 ranks have answered 'busy'"):
+                self.worker.answers(Engine(), "busy", folder, 2)
 
     def layer(self, rank, ranks, shares, shared, dtype=torch.float32):
         """Of four experts of four units and a shared one, which ranks share by their units or which

@@ -11,7 +11,6 @@ import json
 import math
 import pathlib
 import runpy
-import sys
 import tempfile
 import types
 import unittest
@@ -21,7 +20,7 @@ import torch_python
 
 torch_python.require(importlib.util.find_spec("torch"), "torch is")
 import torch  # noqa: E402
-from bench_engine import HERE, EngineProgram  # noqa: E402
+from bench_engine import HERE, EngineProgram, measure  # noqa: E402
 
 ENGINE = f"""
 import os, sys, time, types
@@ -158,9 +157,7 @@ class Answers(unittest.TestCase):
     """What both programs make of what their engines have said, without engines."""
 
     def setUp(self):
-        with mock.patch.object(sys, "path", [str(Program.bench().parent / "layer"), *sys.path]):
-            from measure import engines
-        self.engines = engines
+        self.engines = measure("engines")
 
     def verdict(self, shift=0.0, moved=0, tolerance=0.25):
         """The exit code, what logprobs are in the JSON, and the text, where Moxie's engine is off by

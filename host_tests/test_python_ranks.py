@@ -152,15 +152,18 @@ def unequal_keys(meeting, rank):
 
 def no_answer(meeting, rank):
     """What all_gather raises is the cause; what it returns is looked at."""
+    def make(all_gather):
+        Experts(load(os.environ["MOXIE_PLUGIN"]), {
+            **CONFIG, "ep_size": 2, "tp_size": 2, "dp_size": 2, "ep_rank": rank},
+            all_gather=all_gather)
+
     def raising(data):
         raise OSError("the others cannot be reached")
     for all_gather, code, text in ((raising, abi.E_UNAVAILABLE, "all_gather"),
                                    (lambda data: data, abi.E_INVALID, "want those of all")):
         with refused(code, text):
             try:
-                Experts(load(os.environ["MOXIE_PLUGIN"]), {
-                    **CONFIG, "ep_size": 2, "tp_size": 2, "dp_size": 2, "ep_rank": rank},
-                    all_gather=all_gather)
+                make(all_gather)
             except MoxieError as error:
                 assert all_gather is not raising or isinstance(error.__cause__, OSError), error
                 raise
@@ -168,8 +171,7 @@ def no_answer(meeting, rank):
     def ending(data):
         sys.exit(3)
     try:
-        Experts(load(os.environ["MOXIE_PLUGIN"]), {
-            **CONFIG, "ep_size": 2, "tp_size": 2, "dp_size": 2, "ep_rank": rank}, all_gather=ending)
+        make(ending)
     except SystemExit as ended:
         assert ended.code == 3 and isinstance(ended.__cause__, MoxieError), ended
     else:

@@ -109,7 +109,8 @@ def check_dispatched(rank):
         assert (config["num_experts"], config["ep_size"]) == (whole.experts, RANKS), config
         assert (config["ep_rank"], config["forward_tokens_max"]) == (rank, TOKENS_MAX), config
         refused(lambda: part.run([TOKENS_MAX + 1] + [0] * (RANKS - 1)),
-                f"forward of {TOKENS_MAX + 1} tokens on one", f"room for {TOKENS_MAX}", "SGLANG_FLASHINFER_NUM_MAX_DISPATCH_TOKENS_PER_RANK")
+                f"forward of {TOKENS_MAX + 1} tokens on one", f"room for {TOKENS_MAX}",
+                "SGLANG_FLASHINFER_NUM_MAX_DISPATCH_TOKENS_PER_RANK")
 
 
 def check_scaling(rank):

@@ -2,8 +2,7 @@
 experts, and those that vLLM gathers, against plain loops over all experts.
 
 Two ranks, or MOXIE_TEST_RANKS = 4. Wants torch, or exits with 77; with MOXIE_TEST_DEVICE=cuda a
-GPU for each rank. Of vLLM, or of what
-vllm_stand_in.py has of it, only the group of ranks is the tests' own.
+GPU for each rank. Of vLLM, or of what vllm_stand_in.py has of it, only the group of ranks is the tests' own.
 """
 
 import functools
@@ -150,7 +149,7 @@ def check_gathered(rank):
     for changed in (mock.patch.dict(os.environ, MOXIE_EXCHANGE="vllm"),
                     mock.patch.object(adapter.get_ep_group(), "internode", True)):
         with changed:
-            part = Part(Case(tokens=8 * RANKS), rank, (8,) * RANKS)  # vLLM's stand-in has equal shares
+            part = Part(Case(tokens=8 * RANKS), rank, (8,) * RANKS)
             kernel = part.kernel()
             assert not isinstance(kernel.prepare_finalize, adapter.MoxieDispatch)
             part.check(kernel)

@@ -5,6 +5,9 @@ import os
 import pathlib
 import sys
 
+# Before torch is loaded, and for what a suite starts: torch's threads wait for each other by
+# spinning, on cores that others use.
+os.environ["OMP_NUM_THREADS"] = "1"
 VENV_PYTHON = pathlib.Path(__file__).resolve().parent.parent / "build" / "torch" / "bin" / "python3"
 
 

@@ -46,7 +46,6 @@ if os.environ.get("MOXIE_TEST_DEVICE") == "cuda" and not torch.cuda.is_available
 # With an index, as tensors have it: torch.device("cuda") equals none of theirs.
 DEVICE = torch.empty(0, device=os.environ.get("MOXIE_TEST_DEVICE", "cpu")).device
 ON_CPU = DEVICE.type == "cpu"
-torch.set_num_threads(1)  # torch's own wait for each other by spinning, on cores that others use
 BENCH = runpy.run_path(str(ROOT / "bench" / "transformers.py"), run_name="bench_transformers")
 routed_as = BENCH["routed_as"]
 TINY_QWEN3 = ROOT / "host_tests" / "golden" / "models" / "tiny-qwen3-moe"

@@ -74,8 +74,8 @@ int tensor_rows_overlap(const moxie_tensor *tensor);
 // MOXIE_E_INVALID, in the name of what is written, when they have.
 int32_t tensor_check_rows_apart(const moxie_tensor *tensor, const char *name, moxie_error *error);
 
-// A compact or strided CPU tensor of ndim dimensions over `data`; `dims` must
-// outlive it, strides, when given, too.
+// A compact or strided CPU tensor of ndim dimensions over `data`; `dims` must outlive it, strides,
+// when given, too.
 moxie_tensor tensor_make(void *data, int32_t ndim, int64_t *dims, int64_t *strides, uint32_t type);
 
 #endif

@@ -3,8 +3,8 @@
 #include "hosts/cli/bench_check.h"
 #include "hosts/cli/conform_numbers.h"
 #include "hosts/cli/inputs.h"
-#include "hosts/cli/router.h"
 #include "hosts/cli/progress.h"
+#include "hosts/cli/router.h"
 #include "hosts/cli/table.h"
 #include "hosts/cli/wire.h"
 

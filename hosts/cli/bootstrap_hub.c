@@ -70,6 +70,13 @@ static int spawn_process(const struct hub *hub, int descriptor, pid_t *pid)
     return failed;
 }
 
+// An interrupt ends it with EINTR.
+static int write_to(const struct hub *hub, int rank, const void *data, uint64_t bytes,
+                    int64_t deadline_ns)
+{
+    return wire_write(hub->children[rank].descriptor, data, bytes, deadline_ns, hub->signals);
+}
+
 static int send_job(struct hub *hub, int rank, json_t *job)
 {
     int64_t deadline_ns = clock_ns() + hub->options->silence_ms * 1000000;
@@ -81,11 +88,8 @@ static int send_job(struct hub *hub, int rank, json_t *job)
     text = json_dumps(job, JSON_COMPACT);
     if (text == NULL) return ENOMEM;
     header.bytes = strlen(text);
-    failed = wire_write(hub->children[rank].descriptor, &header, sizeof header, deadline_ns,
-                        hub->signals);
-    if (failed == 0)
-        failed = wire_write(hub->children[rank].descriptor, text, header.bytes, deadline_ns,
-                            hub->signals);
+    failed = write_to(hub, rank, &header, sizeof header, deadline_ns);
+    if (failed == 0) failed = write_to(hub, rank, text, header.bytes, deadline_ns);
     free(text);
     return failed;
 }
@@ -256,12 +260,10 @@ static int answer_gather(struct hub *hub)
     int64_t deadline_ns = clock_ns() + hub->options->silence_ms * 1000000;
 
     for (int to = 0; to < ranks; to++) {
-        int descriptor = hub->children[to].descriptor;
-        int failed = wire_write(descriptor, &header, sizeof header, deadline_ns, hub->signals);
+        int failed = write_to(hub, to, &header, sizeof header, deadline_ns);
 
         for (int from = 0; from < ranks && failed == 0; from++)
-            failed = wire_write(descriptor, hub->children[from].payload, bytes, deadline_ns,
-                                hub->signals);
+            failed = write_to(hub, to, hub->children[from].payload, bytes, deadline_ns);
         if (failed == EINTR) return fault_set(hub->fault, EXIT_TROUBLE, "interrupted");
         if (failed == EPIPE || failed == ECONNRESET) return died(hub, to, "before it was done");
         if (failed != 0)

@@ -21,16 +21,20 @@ int machine_cores(void)
 static int read_number(const char *path, const char *word, uint64_t *number)
 {
     FILE *file = fopen(path, "re");
-    char line[128], *end = line;
+    char line[128];
+    int found = 0;
 
     if (file == NULL) return 0;
-    while (end == line && fgets(line, sizeof line, file) != NULL)
-        if (strncmp(line, word, strlen(word)) == 0) {
-            *number = strtoull(line + strlen(word), &end, 10);
-            if (end == line + strlen(word)) break;
-        }
+    while (!found && fgets(line, sizeof line, file) != NULL) {
+        const char *digits = line + strlen(word);
+        char *end = NULL;
+
+        if (strncmp(line, word, strlen(word)) != 0) continue;
+        *number = strtoull(digits, &end, 10);
+        found = end != digits;
+    }
     (void)fclose(file);
-    return end != line && end != line + strlen(word);
+    return found;
 }
 
 // What a container may still take: its pages of files can be dropped.

@@ -230,7 +230,7 @@ class Experts:
         self.fields = fields  # own the shapes and strides
 
     def _call(self, slot, *arguments):
-        """abi.check without an allocation."""
+        """abi.ask without an allocation."""
         if slot(*arguments, ctypes.byref(self.error)) != OK:
             raise MoxieError(self.error.code, self.error.rank,
                              self.error_text.value.decode(errors="replace"))
