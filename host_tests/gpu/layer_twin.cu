@@ -1,6 +1,7 @@
 // One MoE layer on the GPU and on its CPU twin, same args structs, same random data: sizes, orders, activations, skew.
 // With --time, the layer's time in a replayed graph instead, of many layers or of the one that --time TOKENS HIDDEN INTERMEDIATE
-// EXPERTS TOP_K [fp8] names; with --random SEED COUNT, random layers.
+// EXPERTS TOP_K [bf16|fp8|bf16_in|gpt_oss] names (bf16_in: weights [E, K, N]; gpt_oss: those interleaved, with that model's biases and
+// activation); with --random SEED COUNT, random layers.
 
 #include "host_tests/gpu/layer_slabs.cuh"
 #include "kernels/cuda/launch.cuh"
@@ -385,6 +386,9 @@ static const layer_case cases[] = {
     {57, 360, 360, 4, 2, ORDER_INTERLEAVED, ACTIVATION_SWIGLUOAI, 0, 1, 0, 1, FORMAT_BF16},
     {300, 256, 256, 4, 2, ORDER_GATE_UP, ACTIVATION_SILU, 1, 0, 0, 1, FORMAT_BF16},
     {1000, 128, 96, 1, 1, ORDER_INTERLEAVED, ACTIVATION_SILU, 0, 0, 0, 1, FORMAT_BF16},
+    {90, 136, 72, 1, 1, ORDER_GATE_UP, ACTIVATION_SILU, 0, 1, 0, 1, FORMAT_BF16}, // 96, 192 and 224 columns, half of them a warpgroup's
+    {185, 136, 72, 1, 1, ORDER_INTERLEAVED, ACTIVATION_SWIGLUOAI, 0, 1, 0, 1, FORMAT_BF16},
+    {440, 136, 72, 1, 1, ORDER_PLAIN, ACTIVATION_RELU2, 0, 1, 0, 1, FORMAT_F16},
     {1, 256, 128, 4, 2, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_FP8_BLOCK128},
     {33, 384, 192, 8, 4, ORDER_UP_GATE, ACTIVATION_SILU, 2, 1, 0, 0, FORMAT_FP8_BLOCK128},
     {64, 400, 208, 8, 2, ORDER_INTERLEAVED, ACTIVATION_SWIGLUOAI, 0, 1, 0, 0, FORMAT_FP8_BLOCK128},
@@ -429,21 +433,37 @@ static const layer_case cases[] = {
     {90, 256, 128, 0, 2, ORDER_GATE_UP, ACTIVATION_SILU, 2, 0, 0, 0, FORMAT_FP8_BLOCK128},
 };
 
+// What --time's last word asks for, of sizes that stand before it.
+static const struct {
+    const char *word;
+    int order, activation, bias, rows_in, format;
+} timed[] = {
+    {"bf16", ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, FORMAT_BF16},
+    {"fp8", ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, FORMAT_FP8_BLOCK128},
+    {"bf16_in", ORDER_GATE_UP, ACTIVATION_SILU, 0, 1, FORMAT_BF16},
+    {"gpt_oss", ORDER_INTERLEAVED, ACTIVATION_SWIGLUOAI, 1, 1, FORMAT_BF16},
+};
+
+static int time_named(int argc, char **argv)
+{
+    const char *word = argc > 7 ? argv[7] : "bf16";
+
+    for (const auto &one : timed)
+        if (argc <= 8 && strcmp(word, one.word) == 0) {
+            time_layer({atoi(argv[2]), atoi(argv[3]), atoi(argv[4]), atoi(argv[5]), atoi(argv[6]), one.order, one.activation, 0, one.bias, 0,
+                        one.rows_in, one.format});
+            return 0;
+        }
+    fprintf(stderr, "%s: after --time TOKENS H I E K wanted is bf16, fp8, bf16_in, gpt_oss or nothing\n", argv[argc - 1]);
+    return 1;
+}
+
 int main(int argc, char **argv)
 {
     int failed = 0, tried = 0, devices = 0;
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) return 77;
     CHECK(kernels_cuda_load());
-    if (argc > 6 && strcmp(argv[1], "--time") == 0) {
-        const char *format = argc > 7 ? argv[7] : "bf16";
-        if (argc > 8 || (strcmp(format, "fp8") != 0 && strcmp(format, "bf16") != 0)) {
-            fprintf(stderr, "%s: after --time TOKENS H I E K wanted is fp8, bf16 or nothing\n", argv[argc - 1]);
-            return 1;
-        }
-        time_layer({atoi(argv[2]), atoi(argv[3]), atoi(argv[4]), atoi(argv[5]), atoi(argv[6]), ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0,
-                    strcmp(format, "fp8") == 0 ? FORMAT_FP8_BLOCK128 : FORMAT_BF16});
-        return 0;
-    }
+    if (argc > 6 && strcmp(argv[1], "--time") == 0) return time_named(argc, argv);
     if (argc > 1 && strcmp(argv[1], "--time") == 0) {
         const int tokens[] = {1, 16, 64, 256, 1024, 4096, 16384};
         for (int t : tokens)

@@ -6,8 +6,8 @@
 //        from HBM once; down's begin while the last of gate_up's run, with their weights where mid is not there yet
 // block  3 warpgroups: one loads, two multiply 64 weight rows each; e4m3 has a third for many tokens, of which each takes 64. Few
 //        tokens of 16 bits: 2, and tiles of 64 weight rows, by 128 inputs a stage
-// smem   4 to 11 stages of 128 weight rows and 256, 176 (e4m3: 192, 160, 112), 128, 64, 32, 16 or 8 token rows of 128 bytes (64 inputs, e4m3 128),
-//        swizzled; e4m3 7 at most
+// smem   4 to 11 stages of 128 weight rows and 256, 176 (weights [E, K, N]: 160; e4m3: 192, 160, 112), 128, 64, 32, 16 or 8 token
+//        rows of 128 bytes (64 inputs, e4m3 128), swizzled; e4m3 7 at most
 // N      8 to 256 (e4m3: 80, and 128 weight rows beside many tokens), chosen for each tile from the expert's real count: a
 //        captured graph replays with any
 //
@@ -211,7 +211,7 @@ template <int N, class P>
 __device__ __forceinline__ void consume_columns(const gemm_args &args, gemm_smem<P> &smem, const tile &t, int32_t columns,
                                                 int32_t warpgroup, stage_ring &ring)
 {
-    constexpr int next = N == 8 || P::rows_in ? N * 2 : N + 16;
+    constexpr int next = N == 8 || (P::rows_in && N < 64) ? N * 2 : N + (P::rows_in ? 32 : 16);
 
     if (columns == N)
         consume<N, P>(args, smem, t, warpgroup, ring);

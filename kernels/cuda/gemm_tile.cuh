@@ -21,6 +21,7 @@ constexpr int kBlockBytes = kBlockRows * 128; // of a stage
 constexpr int kColumns = 256;   // tokens of the largest tile
 constexpr int kFew = 16;        // tokens of a launch whose tiles are halves, and of their largest
 constexpr int kMiddle = 176;    // of the largest 16-bit one of which five stages fit, not four
+constexpr int kMiddleIn = 160;  // and of weights [E, K, N]
 constexpr int kScaled = 192;    // of the largest fp8 one: 64 of a warpgroup, which keeps its sums twice
 constexpr int kScaledMiddle = 160; // of the largest of which five stages fit, not four
 constexpr int kScaledSmall = 112;  // and six, not five
@@ -59,7 +60,7 @@ template <operand type, bool is_gate_up_, bool rows_in_, bool is_few_> struct pr
     static constexpr int part_depth = kRowBytes / element_bytes;
     static constexpr int depth = part_depth * parts; // inputs of a stage
     static constexpr int columns = is_few ? kFew : is_scaled ? kScaled : kColumns; // tokens of the largest tile
-    static constexpr bool takes_middle = !is_scaled && !is_few && !rows_in; // whose columns may be 176
+    static constexpr int middle = is_scaled || is_few ? columns : rows_in ? kMiddleIn : kMiddle; // of which a stage more fits
     static constexpr int columns_on_n = is_few ? kFew : is_scaled ? kFewScaled : kColumns;
     static constexpr bool in_lots = !is_gate_up && !rows_in;  // where steps are few; weights along N have no registers for it
     static constexpr bool gathers = is_gate_up && !is_scaled; // the loading threads copy tokens; else the engine does
@@ -286,9 +287,9 @@ template <class P> __device__ __forceinline__ int32_t columns_most_for(int32_t p
 
     while (columns < pairs && columns <= 128)
         columns *= 2;
-    if (P::takes_middle && pairs <= kMiddle && columns > kMiddle) return kMiddle;
     if (P::is_scaled && pairs <= kScaledSmall && columns > kScaledSmall) return kScaledSmall;
     if (P::is_scaled && pairs <= kScaledMiddle && columns > kScaledMiddle) return kScaledMiddle;
+    if (pairs <= P::middle && columns > P::middle) return P::middle;
     return min(columns, P::columns);
 }
 
@@ -409,14 +410,14 @@ template <class P> __device__ __forceinline__ void make_tables(const gemms_args_
     __syncthreads();
 }
 
-// N of the wgmma for so many tokens: 8, or a multiple of 16; where a warpgroup takes half of them, a power of two. Past
+// N of the wgmma for so many tokens: 8, or a multiple of 16; where a warpgroup takes half of them, 16 or a multiple of 32. Past
 // columns_on_n, whole blocks of M.
 template <class P> __device__ __forceinline__ int32_t columns_for(int32_t tokens)
 {
     if (tokens <= 8) return 8;
     if (tokens > P::columns_on_n) return (tokens + 63) / 64 * 64;
     if (!P::rows_in) return (tokens + 15) / 16 * 16;
-    return tokens <= 16 ? 16 : tokens <= 32 ? 32 : tokens <= 64 ? 64 : tokens <= 128 ? 128 : 256;
+    return tokens <= 16 ? 16 : (tokens + 31) / 32 * 32;
 }
 
 // Many tiles of tokens are taken in even groups, each by all weight rows: the first of the group, with `tiles` that it has and `within`
