@@ -1,6 +1,6 @@
 // One MoE layer on the GPU and on its CPU twin, same args structs, same random data: sizes, orders, activations, skew.
 // With --time, the layer's time in a replayed graph instead, of many layers or of the one that --time TOKENS HIDDEN INTERMEDIATE
-// EXPERTS TOP_K [bf16|fp8|bf16_in|gpt_oss] names (bf16_in: weights [E, K, N]; gpt_oss: those interleaved, with that model's biases and
+// EXPERTS TOP_K [bf16|fp8|fp8_channel|f16|bf16_in|gpt_oss] names (bf16_in: weights [E, K, N]; gpt_oss: those interleaved, with that model's biases and
 // activation); with --random SEED COUNT, random layers.
 
 #include "host_tests/gpu/layer_slabs.cuh"
@@ -440,6 +440,8 @@ static const struct {
 } timed[] = {
     {"bf16", ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, FORMAT_BF16},
     {"fp8", ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, FORMAT_FP8_BLOCK128},
+    {"fp8_channel", ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, FORMAT_FP8_CHANNEL},
+    {"f16", ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, FORMAT_F16},
     {"bf16_in", ORDER_GATE_UP, ACTIVATION_SILU, 0, 1, FORMAT_BF16},
     {"gpt_oss", ORDER_INTERLEAVED, ACTIVATION_SWIGLUOAI, 1, 1, FORMAT_BF16},
 };
@@ -454,7 +456,7 @@ static int time_named(int argc, char **argv)
                         one.rows_in, one.format});
             return 0;
         }
-    fprintf(stderr, "%s: after --time TOKENS H I E K wanted is bf16, fp8, bf16_in, gpt_oss or nothing\n", argv[argc - 1]);
+    fprintf(stderr, "%s: after --time TOKENS H I E K wanted is bf16, fp8, fp8_channel, f16, bf16_in, gpt_oss or nothing\n", argv[argc - 1]);
     return 1;
 }
 
