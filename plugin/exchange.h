@@ -113,16 +113,15 @@ static inline unsigned char *window_to(const struct window *window, int32_t rank
 }
 
 // [ranks, rows_most, top_k]: the ids of all rows of a round on a GPU, where they are few, kept
-// where no peer writes, so that the products may read them more than once; NULL: they stay in the
-// slabs. One launch for the whole layer reads them once, and has its rows sooner without.
+// where no peer writes, so that every block of the products may read them; NULL: they stay in the
+// slabs, where route alone reads them, once.
 static inline int32_t *exchange_few_ids(const struct exchange_group *group,
                                         const struct exchange_round *round)
 {
     const struct limits *limits = exchange_limits(group);
     int64_t rows = (int64_t)limits->ranks * round->rows_most;
 
-    if (group->state == NULL || rows <= LAYER_TOKENS || rows * limits->top_k > GEMMS_IDS_MAX)
-        return NULL;
+    if (group->state == NULL || rows * limits->top_k > GEMMS_IDS_MAX) return NULL;
     return (int32_t *)memory_slot(&group->instance->memory, BUFFER_FEW_IDS, round->slot) +
            KERNEL_RANKS_MAX;
 }

@@ -269,8 +269,8 @@ static void expect_few_ids(const moxie_rows *in, int64_t top_k)
         ck_assert_ptr_eq(in->slabs[i].ids.data, first + i * cap * top_k);
 }
 
-// The longest rank's rows are reported by all; those that are nobody's have no expert.
-static void padded_scenario(struct gpu_member *member)
+// A step call by call; of each rank so many rows come.
+static void expect_rows(struct gpu_member *member, const int64_t *rows_wanted)
 {
     const struct gpu_crew *crew = member->crew;
     moxie_batch *batch = &member->batch.batch;
@@ -280,7 +280,6 @@ static void padded_scenario(struct gpu_member *member)
     const moxie_rows *in = NULL, *out = NULL;
     int32_t rows[MOXIE_RANKS_MAX];
 
-    member->step.padding = MOXIE_PADDING_MAX_LEN;
     gpu_member_accept(member, gpu_member_begin(member));
     gpu_member_accept(member, dispatcher_dispatch_send(dispatcher, batch, error));
     gpu_member_accept(member, dispatcher_dispatch_recv(dispatcher, batch, &in, &out, error));
@@ -288,12 +287,23 @@ static void padded_scenario(struct gpu_member *member)
     must(cudaMemcpy(rows, in->counts.data, (size_t)crew->ranks * sizeof *rows,
                     cudaMemcpyDeviceToHost));
     for (int32_t rank = 0; rank < crew->ranks; rank++)
-        ck_assert_int_eq(rows[rank], rank == member->index ? member->tokens : crew->parts[0]);
+        ck_assert_int_eq(rows[rank], rows_wanted[rank]);
     expect_few_ids(in, batch->ids.shape[1]);
     gpu_member_accept(member, runner_run(member->rank.runner, &call, in, out, error));
     gpu_member_accept(member, dispatcher_combine_send(dispatcher, batch, error));
     gpu_member_accept(member, dispatcher_combine_recv(dispatcher, batch, error));
     gpu_member_fetch(member);
+}
+
+// The longest rank's rows are reported by all; those that are nobody's have no expert.
+static void padded_scenario(struct gpu_member *member)
+{
+    int64_t rows[MOXIE_RANKS_MAX];
+
+    for (int32_t rank = 0; rank < member->crew->ranks; rank++)
+        rows[rank] = rank == member->index ? member->tokens : member->crew->parts[0];
+    member->step.padding = MOXIE_PADDING_MAX_LEN;
+    expect_rows(member, rows);
 }
 
 START_TEST(padding_to_the_longest)
@@ -306,6 +316,34 @@ START_TEST(padding_to_the_longest)
     gpu_crew_run(&crew);
     ck_assert_int_ne(crew.parts[0], crew.parts[3]);
     gpu_crew_expect_golden(&crew, 5e-3);
+    gpu_crew_fini(&crew);
+}
+END_TEST
+
+// So few that one launch does all of the layer, as words or in slabs: every block reads the ids.
+static void token_each(struct gpu_member *member)
+{
+    const struct gpu_crew *crew = member->crew;
+    const float *want = (const float *)crew->arg + member->index * crew->layer.hidden;
+
+    for (int32_t rank = 0; rank < crew->ranks; rank++)
+        member->rank_tokens[rank] = 1;
+    gpu_member_take(member, member->index, 1);
+    expect_rows(member, member->rank_tokens);
+    ck_assert_double_le(crew_difference(member->y, want, crew->layer.hidden), 5e-3);
+}
+
+START_TEST(ids_of_a_token_each_are_where_no_peer_writes)
+{
+    struct gpu_crew crew = {.layer_name = "qwen3_moe_a",
+                            .ranks = gpu_crew_ranks(_i),
+                            .dispatcher = "allgather",
+                            .scenario = token_each};
+    float *one = one_rank(crew.layer_name);
+
+    crew.arg = one;
+    gpu_crew_run(&crew);
+    free(one);
     gpu_crew_fini(&crew);
 }
 END_TEST
@@ -442,6 +480,8 @@ static void tests(TCase *cases)
     tcase_add_loop_test(cases, tokens_at_the_edges, 0, 2);
     // Two or three have parts of one length.
     if (gpu_devices() >= 4) tcase_add_test(cases, padding_to_the_longest);
+    tcase_add_loop_test(cases, ids_of_a_token_each_are_where_no_peer_writes, LL_RANKS_MAX,
+                        LL_RANKS_MAX + 2);
     tcase_add_loop_test(cases, few_rows_have_the_bits_of_many, 0, 4);
     tcase_add_test(cases, rounds);
     tcase_add_test(cases, rows_and_bytes_are_counted);

@@ -318,9 +318,9 @@ extern "C" int32_t combine_cuda_load(void)
 
     for (int32_t format : {FORMAT_F32, FORMAT_BF16, FORMAT_F16})
         for (bool few : {false, true})
-            if (st == cudaSuccess) st = load_sharing_kernel(entry_of(format, few));
+            if (st == cudaSuccess) st = load_kernel(entry_of(format, few), kAloneSmemBytes);
     for (combine_entry entry : {combine_four_kernel<FORMAT_BF16>, combine_four_kernel<FORMAT_F16>, fill_rows_kernel})
-        if (st == cudaSuccess) st = load_sharing_kernel(entry);
+        if (st == cudaSuccess) st = load_kernel(entry, kAloneSmemBytes);
     return st;
 }
 

@@ -433,7 +433,7 @@ extern "C" int32_t dispatch_cuda_load(void)
 
     for (bool is_fp8 : {false, true})
         for (bool is_few : {false, true})
-            if (st == cudaSuccess) st = load_sharing_kernel(push_entry(is_fp8, is_few));
+            if (st == cudaSuccess) st = load_kernel(push_entry(is_fp8, is_few), kAloneSmemBytes);
     return st;
 }
 

@@ -384,7 +384,7 @@ extern "C" int32_t gemm_cuda_load(void)
     for (int32_t i = 0; i < 12 && st == cudaSuccess; i++) {
         gemms_entry entry = entry_of(static_cast<operand>(i / 4), i & 1, i & 2);
 
-        st = cudaFuncSetAttribute(entry.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(entry.smem_bytes));
+        st = load_kernel(entry.kernel, entry.smem_bytes);
     }
     return st;
 }

@@ -80,20 +80,14 @@ static inline int32_t sm_count()
     return std::max(device_attribute(cudaDevAttrMultiProcessorCount), 1);
 }
 
-// Loads a kernel on the current device, so that its first launch has not to.
-template <class Kernel> cudaError_t load_kernel(Kernel *kernel)
+// Loads a kernel on the current device, so that its first launch has not to; `smem_bytes`: the most dynamic shared memory of a launch.
+template <class Kernel> cudaError_t load_kernel(Kernel *kernel, size_t smem_bytes = 0)
 {
     cudaFuncAttributes attributes;
+    cudaError_t st = cudaFuncGetAttributes(&attributes, kernel);
 
-    return cudaFuncGetAttributes(&attributes, kernel);
-}
-
-// The same of one that may have SMs to itself.
-template <class Kernel> cudaError_t load_sharing_kernel(Kernel *kernel)
-{
-    cudaError_t st = load_kernel(kernel);
-
-    return st != cudaSuccess ? st : cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kAloneSmemBytes));
+    if (st != cudaSuccess || smem_bytes == 0) return st;
+    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(smem_bytes));
 }
 
 #endif

@@ -339,12 +339,8 @@ extern "C" int32_t layer_cuda_load(void)
     cudaError_t st = cudaSuccess;
 
     for (operand type : {OPERAND_BF16, OPERAND_F16, OPERAND_E4M3}) {
-        for (bool has_slabs : {false, true}) {
-            const layer_entry entry = entry_of(type, has_slabs);
-
-            if (st == cudaSuccess) st = load_kernel(entry);
-            if (st == cudaSuccess) st = cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
-        }
+        for (bool has_slabs : {false, true})
+            if (st == cudaSuccess) st = load_kernel(entry_of(type, has_slabs), kSmemBytes);
     }
     return st;
 }

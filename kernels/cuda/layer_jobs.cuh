@@ -459,8 +459,8 @@ __device__ __forceinline__ void keep_coded_rows(const layer_args_device &args, l
 // first has a sign. Each launch writes one half of mid, and clears the other.
 constexpr int kLooks = 3;            // of a lane, under way at once
 constexpr int kLookColumns = 32 * 8; // of a warp's lanes
-// Of several slabs: a peer that has moved on may write its next ids while blocks read these, so that they have unequal jobs, and nobody makes
-// what one waits for. Then the forward fails for its flags; this ends after a second.
+// Of several slabs: a dispatcher keeps few ids where no peer writes. In slabs of a host's own they may change while blocks read them, which
+// then have unequal jobs, and nobody makes what one waits for. So a look at what is missing ends, after a second.
 #ifndef LAYER_LOOKS_MOST
 #define LAYER_LOOKS_MOST (1 << 20)
 #endif

@@ -296,10 +296,8 @@ extern "C" int32_t route_cuda_load(void)
     cudaError_t status = load_kernel(count_kernel);
 
     if (status == cudaSuccess)
-        status = cudaFuncSetAttribute(route_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      static_cast<int>(sizeof(block_words) + (1 + kWarps) * counters + kClusterMax / kClusterBlocks * 2 * sizeof(int32_t)));
-    if (status == cudaSuccess)
-        status = cudaFuncSetAttribute(fill_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (kWarps + 2) * counters);
+        status = load_kernel(route_kernel, sizeof(block_words) + (1 + kWarps) * counters + kClusterMax / kClusterBlocks * 2 * sizeof(int32_t));
+    if (status == cudaSuccess) status = load_kernel(fill_kernel, (kWarps + 2) * counters);
     return status;
 }
 

@@ -92,6 +92,13 @@ __device__ __forceinline__ part_rows part_rows_of(const args &a, uint32_t token)
     return {part_row(a, token, lane), part_row(a, token, lane + 32)};
 }
 
+// Those whose parts are summed. Others write these words meanwhile: what is done by a whole warp hangs on what one of its lanes has read.
+__device__ __forceinline__ uint64_t active_ranks(const args &a)
+{
+    if (a.failed != nullptr && *a.failed != 0) return 0;
+    return a.active_now != nullptr ? *a.active_now : a.active;
+}
+
 template <int32_t format> __global__ void __maxnreg__(format == FORMAT_F32 ? 64 : 56) sum_kernel(const __grid_constant__ args a)
 {
     const row_walk walk = walk_rows((a.hidden + kColumns - 1) / kColumns);
@@ -102,8 +109,7 @@ template <int32_t format> __global__ void __maxnreg__(format == FORMAT_F32 ? 64 
     rows = part_rows_of(a, a.tokens - 1 - walk.first);
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
-    active = a.active_now != nullptr ? *a.active_now : a.active;
-    if (a.failed != nullptr && *a.failed != 0) active = 0;
+    active = __shfl_sync(~0u, active_ranks(a), 0);
     for (uint32_t walked = walk.first; walked < a.tokens; walked += walk.step) {
         uint32_t token = a.tokens - 1 - walked;
         part_rows next = part_rows_of(a, token - walk.step);
@@ -138,8 +144,7 @@ template <int32_t format> __global__ void __launch_bounds__(kAloneThreads, 1) su
 
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
-    active = static_cast<uint32_t>(a.active_now != nullptr ? *a.active_now : a.active) & 0xffffu;
-    if (a.failed != nullptr && *a.failed != 0) active = 0;
+    active = static_cast<uint32_t>(__shfl_sync(~0u, active_ranks(a), 0)) & 0xffffu;
     active |= active << kTokenRanks;
     for (uint32_t walked = walk.first; walked < a.tokens; walked += kTokens * walk.step) {
         const uint32_t has_part = __ballot_sync(~0u, row >= 0) & active;
@@ -193,7 +198,7 @@ __global__ void __launch_bounds__(kThreads) zero_kernel(const __grid_constant__ 
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
     if (*a.failed == 0) return;
-    for (int32_t row = blockIdx.x * (kThreads / 32) + threadIdx.x / 32; row < a.rows_count; row += warps) {
+    for (int64_t row = blockIdx.x * (kThreads / 32) + threadIdx.x / 32; row < a.rows_count; row += warps) {
         uint16_t *to = reinterpret_cast<uint16_t *>(a.rows + row * a.stride_bytes);
 
         for (int32_t i = threadIdx.x % 32; i < a.row_bytes / 2; i += 32)
@@ -241,9 +246,9 @@ extern "C" int32_t sum_cuda_load(void)
     cudaError_t st = load_kernel(zero_kernel);
 
     for (int32_t format : {FORMAT_F32, FORMAT_BF16, FORMAT_F16})
-        if (st == cudaSuccess) st = load_sharing_kernel(entry_of(format));
+        if (st == cudaSuccess) st = load_kernel(entry_of(format), kAloneSmemBytes);
     for (sum_entry entry : {sum_two_kernel<FORMAT_BF16>, sum_two_kernel<FORMAT_F16>})
-        if (st == cudaSuccess) st = load_sharing_kernel(entry);
+        if (st == cudaSuccess) st = load_kernel(entry, kAloneSmemBytes);
     return st;
 }
 
