@@ -1,25 +1,11 @@
 # What `cmake --install` puts under the prefix: the library, its two headers, the loader's source, the command,
 # the Python package, the documents with the example, and the package files for pkg-config and find_package(moxie).
 
-# Before 1.0 a new minor number is a new ABI.
-set(moxie_soversion ${PROJECT_VERSION_MAJOR})
-if(PROJECT_VERSION_MAJOR EQUAL 0)
-    set(moxie_soversion 0.${PROJECT_VERSION_MINOR})
-endif()
 set_target_properties(moxie PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${moxie_soversion})
 if(NOT MOXIE_INSTALL)
     return()
 endif()
 
-# Not lib64 or lib/<triplet>: bin/moxie looks for the library in ../lib. A project that has this tree inside says itself
-# where its libraries go, and keeps its own documents.
-if(PROJECT_IS_TOP_LEVEL AND NOT DEFINED CMAKE_INSTALL_LIBDIR)
-    set(CMAKE_INSTALL_LIBDIR lib CACHE PATH "where libraries go, under the prefix")
-endif()
-include(GNUInstallDirs)
-if(NOT PROJECT_IS_TOP_LEVEL)
-    set(CMAKE_INSTALL_DOCDIR ${CMAKE_INSTALL_DATAROOTDIR}/doc/${PROJECT_NAME})
-endif()
 include(CMakePackageConfigHelpers)
 target_include_directories(moxie INTERFACE $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
 
@@ -30,10 +16,9 @@ endif()
 install(FILES abi.h abi/loader.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/moxie)
 # Its headers beside it: an engine may have a loader.h or an abi.h of its own on its path.
 install(FILES abi/loader.c abi/loader.h abi.h DESTINATION ${CMAKE_INSTALL_DATADIR}/moxie)
-# For `pip install PREFIX/share/moxie/python`.
-install(DIRECTORY hosts/python/ DESTINATION ${CMAKE_INSTALL_DATADIR}/moxie/python
-    PATTERN __pycache__ EXCLUDE PATTERN build EXCLUDE PATTERN *.egg-info EXCLUDE PATTERN LICENSE EXCLUDE)
-install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DATADIR}/moxie/python) # where the tree has a link
+# For PYTHONPATH, or for pip from a copy of it, since pip writes into what it builds.
+install(DIRECTORY hosts/python/moxie DESTINATION ${CMAKE_INSTALL_DATADIR}/moxie/python FILES_MATCHING PATTERN *.py)
+install(FILES hosts/python/pyproject.toml hosts/python/README.md LICENSE DESTINATION ${CMAKE_INSTALL_DATADIR}/moxie/python)
 install(FILES LICENSE README.md CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
 # Where the links of README.md point, and of these: gates/install.sh follows them.
 install(DIRECTORY docs DESTINATION ${CMAKE_INSTALL_DOCDIR})

@@ -150,7 +150,7 @@ static int32_t mapped(const char *name)
 
 static int32_t windows_mapped(void)
 {
-    return mapped("/moxie-");
+    return mapped("/dev/shm/moxie-"); // a folder above the program may be called so
 }
 
 // By windows that threads share.

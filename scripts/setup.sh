@@ -89,7 +89,7 @@ install_torch() {
         return 1
     fi
     python3 -m venv $venv &&
-        timeout $seconds $venv/bin/pip install --quiet --disable-pip-version-check --no-cache-dir --no-compile \
+        timeout --foreground $seconds $venv/bin/pip install --quiet --disable-pip-version-check --no-cache-dir --no-compile \
             --only-binary=:all: --timeout 15 --retries 1 -r $wanted &&
         cp $wanted $venv/installed && return || code=$?
     # Which pip does not say.

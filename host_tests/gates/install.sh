@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# install.sh BUILD CC VERSION: what `cmake --install` leaves is complete, can be moved, and serves hosts that link the
+# install.sh BUILD CC VERSION LIBDIR: what `cmake --install` leaves is complete, can be moved, and serves hosts that link the
 # library or load it, found by pkg-config or by find_package, in a folder whose name has a space. A project with the tree
 # inside has the same targets, and nothing else of it.
 set -euo pipefail
@@ -7,6 +7,7 @@ set -euo pipefail
 build=$1
 cc=$2
 version=$3
+lib=$4
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/pc"
@@ -20,8 +21,8 @@ quiet cmake --install "$build" --prefix "$work/first"
 prefix="$work/the prefix"
 mv "$work/first" "$prefix"
 
-wanted=(lib/libmoxie.so include/moxie/abi.h include/moxie/loader.h share/moxie/loader.c lib/pkgconfig/moxie.pc
-    lib/cmake/moxie/moxieConfig.cmake lib/cmake/moxie/moxieConfigVersion.cmake share/doc/moxie/LICENSE
+wanted=("$lib/libmoxie.so" include/moxie/abi.h include/moxie/loader.h share/moxie/loader.c "$lib/pkgconfig/moxie.pc"
+    "$lib/cmake/moxie/moxieConfig.cmake" "$lib/cmake/moxie/moxieConfigVersion.cmake" share/doc/moxie/LICENSE
     share/moxie/python/pyproject.toml share/moxie/python/moxie/transformers.py)
 if [ -x "$build/bin/moxie" ]; then
     wanted+=(bin/moxie)
@@ -33,11 +34,11 @@ done
 # expect_version PROGRAM: it runs, and speaks to the library of this version.
 expect_version() {
     local seen
-    seen=$(LD_LIBRARY_PATH=$prefix/lib "$1")
+    seen=$(LD_LIBRARY_PATH=$prefix/$lib "$1")
     [ "$seen" = "$version" ] || { echo "$1: printed '$seen', wanted $version"; exit 1; }
 }
 
-export PKG_CONFIG_PATH=$prefix/lib/pkgconfig
+export PKG_CONFIG_PATH=$prefix/$lib/pkgconfig
 # variable NAME: pkgconf escapes spaces in it, pkg-config does not.
 variable() {
     pkg-config --variable="$1" moxie | sed 's/\\\(.\)/\1/g'
@@ -113,4 +114,9 @@ fi
 
 if [ -x "$prefix/bin/moxie" ]; then
     "$prefix/bin/moxie" info >/dev/null
+    rm "$prefix/$lib/libmoxie.so" # which a package for developers has
+    "$prefix/bin/moxie" info >/dev/null
+    mv "$prefix/$lib" "$prefix/elsewhere"
+    ! "$prefix/bin/moxie" info 2>"$work/log" || { echo "moxie info: found a library that is not there"; exit 1; }
+    LD_LIBRARY_PATH=$prefix/elsewhere "$prefix/bin/moxie" info >/dev/null
 fi

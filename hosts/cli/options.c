@@ -77,8 +77,9 @@ static error_t parse_common(int key, char *text, struct argp_state *state)
 
 static const struct argp_option common_table[] = {
     {"plugin", OPTION_PLUGIN, "PATH", 0,
-     "the library to load (default: $MOXIE_PLUGIN, else libmoxie.so beside this program or in "
-     "../lib); a name without a slash is a file of this folder, or the system's to find",
+     "the library to load (default: $MOXIE_PLUGIN, else libmoxie.so beside this program, in ../lib "
+     "or where it was installed); a name without a slash is a file of this folder, or the system's "
+     "to find",
      90},
     {"json", OPTION_JSON, NULL, 0, "print one JSON document and nothing else, also when refused",
      90},

@@ -4,6 +4,7 @@
 
 #include "hosts/cli/host.h"
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,11 +13,14 @@
 #include <unistd.h>
 
 #define LIBRARY_NAME "libmoxie.so"
+#define LIBRARY_ABI  LIBRARY_NAME "." LIBRARY_SOVERSION // all that a package for users has
 
-// Beside the executable, or in ../lib. 0 when there is none.
+// Beside the executable, in ../lib, and where this build has it or installs it. 0 when there is
+// none.
 static int find_near_executable(char *path, size_t capacity, char *folder, size_t folder_capacity)
 {
-    static const char *const places[] = {"/" LIBRARY_NAME, "/../lib/" LIBRARY_NAME};
+    static const char *const places[] = {".", "../lib", LIBRARY_BUILT, LIBRARY_INSTALLED};
+    static const char *const names[] = {LIBRARY_NAME, LIBRARY_ABI};
     ssize_t length = readlink("/proc/self/exe", folder, folder_capacity - 1);
     char *slash = NULL;
 
@@ -25,11 +29,19 @@ static int find_near_executable(char *path, size_t capacity, char *folder, size_
     slash = strrchr(folder, '/');
     if (slash == NULL) return 0;
     *slash = '\0';
-    for (size_t i = 0; i < sizeof places / sizeof places[0]; i++)
-        if ((size_t)snprintf(path, capacity, "%s%s", folder, places[i]) < capacity &&
+    for (size_t i = 0; i < 2 * sizeof places / sizeof places[0]; i++)
+        if ((size_t)snprintf(path, capacity, "%s/%s/%s", folder, places[i / 2], names[i % 2]) <
+                capacity &&
             access(path, F_OK) == 0)
             return 1;
     return 0;
+}
+
+// Whether the system's loader knows one: LD_LIBRARY_PATH, ld.so.conf.
+static int find_installed(char *path, size_t capacity)
+{
+    return dlopen(LIBRARY_ABI, RTLD_NOW) != NULL &&
+           (size_t)snprintf(path, capacity, LIBRARY_ABI) < capacity;
 }
 
 // Whether the library is the one that MOXIE_PLUGIN names; path: of --plugin, or NULL.
@@ -55,13 +67,14 @@ int plugin_find(struct plugin *plugin, const char *path, struct fault *fault)
         return fault_set(fault, EXIT_TROUBLE, "the path of the library is longer than %d bytes",
                          PATH_MAX - 1);
     }
-    if (find_near_executable(plugin->path, sizeof plugin->path, folder, sizeof folder))
+    if (find_near_executable(plugin->path, sizeof plugin->path, folder, sizeof folder) ||
+        find_installed(plugin->path, sizeof plugin->path))
         return EXIT_OK;
-    return fault_set(
-        fault, EXIT_TROUBLE,
-        "no " LIBRARY_NAME
-        " in %s or %s/../lib; name it with --plugin PATH or the environment variable MOXIE_PLUGIN",
-        folder, folder);
+    return fault_set(fault, EXIT_TROUBLE,
+                     "no " LIBRARY_NAME
+                     " in %s, %s/../lib or where the system looks for libraries; "
+                     "name it with --plugin PATH or the environment variable MOXIE_PLUGIN",
+                     folder, folder);
 }
 
 int plugin_check_file(const struct plugin *plugin, struct fault *fault)

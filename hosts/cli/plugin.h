@@ -16,7 +16,8 @@ struct plugin {
 };
 
 // Fills plugin->path with `path` when given, else $MOXIE_PLUGIN, else what lies beside the
-// executable, else in ../lib from there.
+// executable, in ../lib or where the build or the installation has libraries, else what the
+// system's loader finds.
 int plugin_find(struct plugin *plugin, const char *path, struct fault *fault);
 // Whether what was found is a file that can be read, for a command that judges what is in it. A
 // name without a slash is the loader's to look for.

@@ -153,7 +153,7 @@ static void weigh(const struct token *token, const struct best *best, double *we
     double largest = -INFINITY, sum = 0.0;
 
     for (int32_t t = 0; t < best->count; t++)
-        largest = fmax(largest, (double)best->logit[t]);
+        if ((double)best->logit[t] > largest) largest = (double)best->logit[t];
     for (int32_t t = 0; t < best->count; t++) {
         double logit = (double)best->logit[t];
 
