@@ -86,6 +86,26 @@ START_TEST(numbers_are_accepted_and_tight)
 }
 END_TEST
 
+// What is planned with the number is the whole budget: one more would pass it, one less is wasted.
+START_TEST(numbers_take_the_whole_budget)
+{
+    struct mock_host mock;
+
+    init(&mock, 4);
+    mock_set_i64(&mock, "max_prefill_tokens", 1000);
+    mock_set_i64(&mock, "device_memory_budget_bytes", planned(&mock));
+    mock_set_i64(&mock, "max_prefill_tokens", 4096);
+    assert_refused(&mock, MOXIE_E_CAPACITY, "max_prefill_tokens",
+                   "set max_prefill_tokens to 1000 or less");
+    mock_unset(&mock, "device_memory_budget_bytes");
+    mock_set_i64(&mock, "dispatch_rounds_max", 3);
+    mock_set_i64(&mock, "device_memory_budget_bytes", planned(&mock));
+    mock_unset(&mock, "dispatch_rounds_max");
+    assert_refused(&mock, MOXIE_E_CAPACITY, "max_prefill_tokens", "dispatch_rounds_max to 3, or ");
+    mock_host_fini(&mock);
+}
+END_TEST
+
 START_TEST(the_key_that_saves_most)
 {
     struct mock_host mock;
@@ -231,6 +251,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, names_key_and_largest);
     tcase_add_test(tests, names_numbers);
     tcase_add_test(tests, numbers_are_accepted_and_tight);
+    tcase_add_test(tests, numbers_take_the_whole_budget);
     tcase_add_test(tests, the_key_that_saves_most);
     tcase_add_test(tests, host_memory_is_not_counted);
     tcase_add_loop_test(tests, is_told_beside_reasons_without_a_size, 0, APART + 1);

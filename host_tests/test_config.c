@@ -129,6 +129,26 @@ static void assert_reason(struct mock_host *mock, const char *key, const char *m
     report_fini(&report);
 }
 
+// Refused as it is, the host has set it.
+START_TEST(a_value_of_the_wrong_type_is_found)
+{
+    struct mock_host mock;
+    struct config config;
+    struct report report;
+
+    mock_host_init(&mock);
+    mock_set_code(&mock, "ep_size", MOXIE_CONFIG_WRONG_TYPE);
+    read_into(&config, &report, &mock);
+    ck_assert(config_found(&config, KEY_EP_SIZE) && !config_ok(&config, KEY_EP_SIZE));
+    report_fini(&report);
+    mock_unset(&mock, "top_k");
+    read_into(&config, &report, &mock);
+    ck_assert(!config_found(&config, KEY_TOP_K) && !config_ok(&config, KEY_TOP_K));
+    report_fini(&report);
+    mock_host_fini(&mock);
+}
+END_TEST
+
 START_TEST(reasons_say_what_to_set)
 {
     struct mock_host mock;
@@ -442,6 +462,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, defaults_stand);
     tcase_add_test(tests, every_row_is_whole);
     tcase_add_test(tests, words_have_the_numbers_of_the_abi);
+    tcase_add_test(tests, a_value_of_the_wrong_type_is_found);
     tcase_add_test(tests, reasons_say_what_to_set);
     tcase_add_test(tests, reals_are_finite);
     tcase_add_loop_test(tests, numbers_do_not_follow_the_locale, 0, 2);

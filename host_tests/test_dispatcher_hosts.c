@@ -1,6 +1,6 @@
 // plugin/dispatcher.c: what hosts may do with handles and memory around a layer: empty tensors that
 // say nothing, shapes that hold for one call, two dispatchers of one instance, polls of other
-// threads, and a create that fails.
+// threads, and kernels and a create that fail.
 
 #include "plugin/dispatcher.h"
 
@@ -229,6 +229,152 @@ START_TEST(two_dispatchers_take_a_slot_by_turns)
 }
 END_TEST
 
+// set_active_ranks in the middle of a layer, where nothing has failed, ends it.
+static void regroup_scenario(struct crew_member *member)
+{
+    moxie_dispatcher *first = member->rank.dispatcher;
+    moxie_error *error = &member->rank.mock.error;
+    moxie_host *host = &member->rank.mock.host;
+    const uint8_t active[] = {1, 1};
+
+    crew_begin(member);
+    crew_expect(member, dispatcher_dispatch_send(first, &member->batch.batch, error), MOXIE_OK,
+                NULL);
+    ck_assert_int_eq(host->barrier(host->ctx), 0);
+    crew_expect(member, dispatcher_set_active_ranks(first, active, error), MOXIE_OK, NULL);
+    crew_forward(member);
+}
+
+START_TEST(a_layer_that_new_ranks_end_leaves_its_slot)
+{
+    struct crew crew = {.layer_name = "qwen3_moe_a",
+                        .ranks = 2,
+                        .dispatcher = "alltoall",
+                        .scenario = regroup_scenario};
+
+    crew_run(&crew);
+    ck_assert_double_le(golden_error(crew.y, &crew.layer.want), 2e-6);
+    crew_fini(&crew);
+}
+END_TEST
+
+// The ranks wait in different slots and fail; the failure is the first dispatcher's alone.
+static void apart_failure_scenario(struct crew_member *member)
+{
+    moxie_dispatcher *first = member->rank.dispatcher, *second = NULL;
+    moxie_error *error = &member->rank.mock.error;
+    moxie_batch *batch = &member->batch.batch;
+    moxie_host *host = &member->rank.mock.host;
+
+    crew_expect(member,
+                dispatcher_create(member->rank.instance, DISPATCHER_ALLTOALL, &second, error),
+                MOXIE_OK, NULL);
+    member->step.slot = batch->slot = member->index;
+    crew_begin(member);
+    crew_expect(member, forward_run(first, member->rank.runner, batch, error), MOXIE_E_TIMEOUT,
+                NULL);
+    ck_assert_int_eq(host->barrier(host->ctx), 0);
+    for (int32_t slot = 0; slot < 2; slot++) {
+        member->step.slot = batch->slot = slot;
+        crew_expect(member, dispatcher_begin_forward(second, &member->step, error), MOXIE_OK, NULL);
+        crew_expect(member, forward_run(second, member->rank.runner, batch, error), MOXIE_OK, NULL);
+    }
+    dispatcher_destroy(second);
+}
+
+static void apart_failure_keys(struct crew_member *member)
+{
+    two_keys(member);
+    mock_set_i64(&member->rank.mock, "timeout_ms", 1000);
+}
+
+START_TEST(a_layer_that_fails_leaves_its_slot)
+{
+    struct crew crew = {.layer_name = "qwen3_moe_a",
+                        .ranks = 2,
+                        .dispatcher = "alltoall",
+                        .configure = apart_failure_keys,
+                        .scenario = apart_failure_scenario};
+
+    crew_run(&crew);
+    ck_assert_double_le(golden_error(crew.y, &crew.layer.want), 2e-6);
+    crew_fini(&crew);
+}
+END_TEST
+
+// ---- kernels that fail -------------------------------------------------------------------------
+
+static int32_t no_gemms(const struct gemms_args *args, void *stream)
+{
+    (void)args;
+    (void)stream;
+    return 7;
+}
+
+// Without peers a layer that fails is over: the step may be run again.
+static void broken_scenario(struct crew_member *member)
+{
+    struct kernels kernels = kernels_cpu;
+    struct device device = device_cpu;
+    moxie_instance *instance = member->rank.instance;
+
+    kernels.gemms = no_gemms;
+    device.kernels = &kernels;
+    instance->device = &device;
+    crew_begin(member);
+    crew_expect(member,
+                forward_run(member->rank.dispatcher, member->rank.runner, &member->batch.batch,
+                            &member->rank.mock.error),
+                MOXIE_E_DEVICE, "gemms");
+    instance->device = &device_cpu;
+    crew_expect(member,
+                forward_run(member->rank.dispatcher, member->rank.runner, &member->batch.batch,
+                            &member->rank.mock.error),
+                MOXIE_OK, NULL);
+}
+
+START_TEST(local_runs_a_step_again_that_failed)
+{
+    struct crew crew = {.layer_name = "qwen3_moe_a",
+                        .ranks = 1,
+                        .dispatcher = "local",
+                        .scenario = broken_scenario};
+
+    crew_run(&crew);
+    ck_assert_double_le(golden_error(crew.y, &crew.layer.want), 2e-6);
+    crew_fini(&crew);
+}
+END_TEST
+
+// ---- bytes -------------------------------------------------------------------------------------
+
+// A runner and a dispatcher hold all that was planned, the windows of every slot among it.
+static void bytes_scenario(struct crew_member *member)
+{
+    const moxie_plan *plan;
+    moxie_stats stats;
+
+    crew_expect(member, instance_plan(member->rank.instance, &plan, &member->rank.mock.error),
+                MOXIE_OK, NULL);
+    instance_stats(member->rank.instance, &stats);
+    ck_assert_uint_gt(plan->symmetric_bytes, 0);
+    ck_assert_uint_eq(stats.bytes_allocated, plan->device_bytes + plan->symmetric_bytes +
+                                                 plan->pinned_bytes + plan->host_bytes);
+}
+
+START_TEST(all_that_is_planned_is_counted)
+{
+    struct crew crew = {.layer_name = "qwen3_moe_t1",
+                        .ranks = 2,
+                        .dispatcher = "alltoall",
+                        .configure = two_keys,
+                        .scenario = bytes_scenario};
+
+    crew_run(&crew);
+    crew_fini(&crew);
+}
+END_TEST
+
 // ---- a create that fails -----------------------------------------------------------------------
 
 static _Thread_local int32_t gathers_left;
@@ -381,6 +527,10 @@ static void add(TCase *tests)
     tcase_add_loop_test(tests, shapes_hold_for_one_call, 0, 2);
     tcase_add_loop_test(tests, rows_are_aligned_as_the_traits_say, 0, 2);
     tcase_add_test(tests, two_dispatchers_take_a_slot_by_turns);
+    tcase_add_test(tests, a_layer_that_new_ranks_end_leaves_its_slot);
+    tcase_add_test(tests, a_layer_that_fails_leaves_its_slot);
+    tcase_add_test(tests, local_runs_a_step_again_that_failed);
+    tcase_add_test(tests, all_that_is_planned_is_counted);
     tcase_add_test(tests, a_refused_configuration_comes_first);
     tcase_add_test(tests, a_create_that_fails_leaves_the_count_of_bytes);
     tcase_add_test(tests, another_thread_polls_while_failures_come_and_go);

@@ -289,6 +289,137 @@ START_TEST(rows_of_another_round_are_none)
 }
 END_TEST
 
+// ---- rounds without tokens ---------------------------------------------------------------------
+
+// Rank 1 has one token, all others as many as there were.
+static void leave_one(struct crew_member *member, int64_t counts[MOXIE_RANKS_MAX])
+{
+    memcpy(counts, member->crew->parts, sizeof member->crew->parts);
+    counts[1] = 1;
+    member->step.rank_tokens = counts;
+    if (member->index != 1) return;
+    member->tokens = member->step.tokens = 1;
+    for (int32_t i = 0; i < 4; i++)
+        member->batch.dims[i][0] = 1;
+}
+
+static _Thread_local int64_t rows_most; // of the batch, that a sum was told of
+
+static int32_t watched_sum(const struct sum_args *args, void *stream)
+{
+    if (args->tokens_earlier + args->tokens > rows_most)
+        rows_most = args->tokens_earlier + args->tokens;
+    return sum_cpu(args, stream);
+}
+
+// A round that fails makes rows of earlier rounds zero, where it fails in stream order.
+static void earlier_scenario(struct crew_member *member)
+{
+    struct kernels kernels = kernels_cpu;
+    struct device device = device_cpu;
+    int64_t counts[MOXIE_RANKS_MAX];
+    moxie_stats stats;
+
+    leave_one(member, counts);
+    kernels.sum = watched_sum;
+    device.kernels = &kernels;
+    member->rank.instance->device = &device;
+    crew_forward(member);
+    member->rank.instance->device = &device_cpu;
+    instance_stats(member->rank.instance, &stats);
+    ck_assert_uint_eq(stats.rounds, 2);
+    ck_assert_int_eq(rows_most, member->tokens);
+}
+
+START_TEST(rows_of_earlier_rounds_end_with_the_tokens)
+{
+    struct crew crew = {.layer_name = "qwen3_moe_a",
+                        .ranks = 2,
+                        .dispatcher = "alltoall",
+                        .configure = two_rounds,
+                        .scenario = earlier_scenario};
+
+    crew_run(&crew);
+    crew_fini(&crew);
+}
+END_TEST
+
+static void captured_rounds(struct crew_member *member)
+{
+    two_rounds(member);
+    mock_set_i64(&member->rank.mock, "capture_routed_experts", 1);
+}
+
+// Counted from the first token of the step, in whatever round.
+static void captured_scenario(struct crew_member *member)
+{
+    const struct layer *layer = &member->crew->layer;
+    const int32_t *ids = member->batch.batch.ids.data;
+    moxie_captured captured = {.struct_size = sizeof captured, .dp_rank = member->index};
+    const int32_t valid = 1;
+    const int32_t *rows;
+
+    ck_assert_int_gt(member->tokens, 2);
+    member->step.tokens_valid = &valid;
+    crew_forward(member);
+    crew_expect(member,
+                instance_captured(member->rank.instance, &captured, &member->rank.mock.error),
+                MOXIE_OK, NULL);
+    rows = captured.ids.data;
+    for (int64_t token = 0; token < member->tokens; token++) {
+        for (int64_t t = 0; t < layer->top_k; t++)
+            ck_assert_int_eq(rows[token * captured.ids.strides[0] + t],
+                             token < valid ? ids[token * layer->top_k + t] : -1);
+    }
+}
+
+START_TEST(captured_rounds_end_with_the_valid_tokens)
+{
+    struct crew crew = {.layer_name = "qwen3_moe_a",
+                        .ranks = 2,
+                        .dispatcher = "alltoall",
+                        .configure = captured_rounds,
+                        .scenario = captured_scenario};
+
+    crew_run(&crew);
+    crew_fini(&crew);
+}
+END_TEST
+
+// ---- rows that are moved -----------------------------------------------------------------------
+
+// Rank 1 brings a token, and only MAX_LEN moves as many rows as rank 0 has.
+static void padding_scenario(struct crew_member *member)
+{
+    const int32_t *padding = member->crew->arg;
+    const int64_t *parts = member->crew->parts;
+    int64_t counts[MOXIE_RANKS_MAX];
+    moxie_stats stats;
+
+    ck_assert_int_gt(parts[0], 1);
+    leave_one(member, counts);
+    member->step.padding = *padding;
+    crew_forward(member);
+    if (*padding == MOXIE_PADDING_MAX_LEN) counts[1] = parts[0];
+    instance_stats(member->rank.instance, &stats);
+    ck_assert_uint_eq(stats.rows_sent, (uint64_t)counts[member->index]);
+    ck_assert_uint_eq(stats.rows_received, (uint64_t)counts[1 - member->index]);
+}
+
+START_TEST(only_max_len_moves_rows_without_tokens)
+{
+    int32_t padding = _i;
+    struct crew crew = {.layer_name = "qwen3_moe_a",
+                        .ranks = 2,
+                        .dispatcher = "allgather",
+                        .scenario = padding_scenario,
+                        .arg = &padding};
+
+    crew_run(&crew);
+    crew_fini(&crew);
+}
+END_TEST
+
 // ---- no allocation in a step -------------------------------------------------------------------
 
 static void quiet_scenario(struct crew_member *member)
@@ -395,6 +526,10 @@ static void add(TCase *tests)
     tcase_add_test(tests, garbage_ids_write_into_nobodys_rows);
     tcase_add_loop_test(tests, slabs_are_as_large_as_the_step, 0, 2);
     tcase_add_test(tests, rows_of_another_round_are_none);
+    tcase_add_test(tests, rows_of_earlier_rounds_end_with_the_tokens);
+    tcase_add_test(tests, captured_rounds_end_with_the_valid_tokens);
+    tcase_add_loop_test(tests, only_max_len_moves_rows_without_tokens, MOXIE_PADDING_NONE,
+                        MOXIE_PADDING_SUM_LEN + 1);
     tcase_add_loop_test(tests, forward_allocates_nothing, 0, 3);
     tcase_add_test(tests, two_instances_share_nothing);
 }

@@ -1,5 +1,5 @@
-// plugin/exchange_flags.c: whom a wait names that ends without its flags. The transport and the
-// clock are scripted, so no test takes time.
+// plugin/exchange_flags.c: whom a wait names that ends without its flags, and what it takes of
+// peers that have sent theirs. The transport and the clock are scripted, so no test takes time.
 
 #include "plugin/exchange_flags.h"
 
@@ -19,6 +19,7 @@ struct transport {
     int64_t stopped_ns;   // how much too late the first wait ends, with nobody heard
     int64_t arrives_ns; // then, behind a look at the flags, all come while this one is stopped; 0:
                         // never
+    int32_t arrives_behind; // enum flag_word of that look, at the last rank
     const struct window *beat_window;
 };
 
@@ -33,15 +34,17 @@ int64_t __wrap_clock_ns(void)
 static uint64_t scripted_read(struct transport *transport, struct window *window, int32_t source,
                               enum flag_word word)
 {
+    const uint64_t seen = transport->words[word][source];
+
     ck_assert((word == WORD_BEAT) == (window == transport->beat_window));
-    // Generations are looked at behind the flags.
-    if (word == WORD_GENERATION && transport->arrives_ns != 0 && now_ns >= transport->arrives_ns) {
+    if ((int32_t)word == transport->arrives_behind && source == RANKS - 1 &&
+        transport->arrives_ns != 0 && now_ns >= transport->arrives_ns) {
         now_ns += 3 * TIMEOUT_MS * INT64_C(1000000);
         transport->arrives_ns = 0;
         for (int32_t rank = 1; rank < RANKS; rank++)
             transport->words[WORD_DISPATCH][rank] = 1;
     }
-    return transport->words[word][source];
+    return seen;
 }
 
 static void scripted_signal(struct transport *transport, struct window *window, int32_t peer,
@@ -187,15 +190,32 @@ START_TEST(listens_on_after_it_was_stopped)
 }
 END_TEST
 
-// Stopped between its last look at the flags and the clock, while they come: it looks again.
+// Stopped behind its last look at the flags, at once or when it has looked at generations, while
+// they come: it looks again.
 START_TEST(a_flag_that_has_come_is_not_silence)
 {
     struct alone alone;
 
     alone_init(&alone);
+    alone.transport.arrives_behind = _i == 0 ? WORD_DISPATCH : WORD_GENERATION;
     alone.transport.arrives_ns = now_ns + TIMEOUT_MS * INT64_C(1000000) * 6 / 10;
     ck_assert_int_eq(exchange_wait(&alone.group, &alone.slot, WORD_DISPATCH, &alone.error),
                      MOXIE_OK);
+}
+END_TEST
+
+// All have gone on, and have sent rows there: none of those is waited for here.
+START_TEST(a_flag_of_a_later_generation_is_not_of_this_one)
+{
+    struct alone alone;
+
+    alone_init(&alone);
+    for (int32_t rank = 1; rank < RANKS; rank++) {
+        alone.transport.words[WORD_DISPATCH][rank] = UINT64_C(1) << FLAG_EPOCH_BITS | 1;
+        alone.transport.words[WORD_ACTIVE][rank] = PEERS_MASK;
+        alone.transport.words[WORD_GENERATION][rank] = 1;
+    }
+    expect_wait(&alone, MOXIE_E_PEER, -1, "rank 1 has moved on to generation 1");
 }
 END_TEST
 
@@ -246,6 +266,59 @@ START_TEST(a_rank_left_out_hears_it_in_any_generation)
 }
 END_TEST
 
+static uint64_t told[2]; // of rank 1: which ranks go on, and in which generation
+
+static void telling_signal(struct transport *transport, struct window *window, int32_t peer,
+                           enum flag_word word, uint64_t value)
+{
+    (void)transport;
+    (void)window;
+    if (peer != 1) return;
+    if (word == WORD_GENERATION) ck_assert_uint_eq(told[0], PEERS_MASK & ~(1u << 2));
+    told[word == WORD_GENERATION] = value;
+}
+
+// A rank that reads the generation finds the ranks of it, or newer ones.
+START_TEST(ranks_are_told_before_the_generation)
+{
+    const struct transport_ops telling = {.signal = telling_signal};
+    struct alone alone;
+
+    alone_init(&alone);
+    alone.group.ops = &telling;
+    memset(told, 0, sizeof told);
+    exchange_regroup(&alone.group, &alone.slot, 1, PEERS_MASK & ~(1u << 2));
+    ck_assert_uint_eq(told[1], 1);
+    ck_assert_uint_eq(alone.slot.epoch, 0);
+}
+END_TEST
+
+// ---- counts ------------------------------------------------------------------------------------
+
+// A peer may write anything where its count is; and what is not moved is not counted.
+START_TEST(a_negative_count_is_no_rows)
+{
+    const struct exchange_round round = {.tokens = 7, .rows_most = 8};
+    unsigned char counts[(RANKS - 1) * FLAG_LINE_BYTES] = {0};
+    struct alone alone;
+
+    alone_init(&alone);
+    alone.window.base = counts;
+    alone.slot.counts = alone.slot.host_counts;
+    for (int32_t rank = 1; rank < RANKS; rank++)
+        alone.transport.words[WORD_DISPATCH][rank] = 1;
+    ((struct round_count *)(void *)counts)->rows = 3;
+    ((struct round_count *)(void *)(counts + FLAG_LINE_BYTES))->rows = -5;
+    expect(&alone,
+           exchange_flags_host.wait(&alone.group, &alone.slot, &round, WORD_DISPATCH, &alone.error),
+           MOXIE_OK, 0, "");
+    ck_assert_int_eq(alone.slot.host_counts[0], 7);
+    ck_assert_int_eq(alone.slot.host_counts[1], 3);
+    ck_assert_int_eq(alone.slot.host_counts[2], 0);
+    ck_assert_uint_eq(alone.instance.stats.rows_received, 3);
+}
+END_TEST
+
 static void add(TCase *tests)
 {
     tcase_add_test(tests, names_the_rank_that_all_wait_for);
@@ -253,10 +326,13 @@ static void add(TCase *tests)
     tcase_add_test(tests, names_nobody_when_all_wait);
     tcase_add_test(tests, tells_no_rank_left_out_that_it_waits);
     tcase_add_test(tests, listens_on_after_it_was_stopped);
-    tcase_add_test(tests, a_flag_that_has_come_is_not_silence);
+    tcase_add_loop_test(tests, a_flag_that_has_come_is_not_silence, 0, 2);
+    tcase_add_test(tests, a_flag_of_a_later_generation_is_not_of_this_one);
     tcase_add_test(tests, names_nobody_when_nobody_was_left_out);
     tcase_add_test(tests, names_whom_the_others_left_out);
     tcase_add_loop_test(tests, a_rank_left_out_hears_it_in_any_generation, 0, 4);
+    tcase_add_test(tests, ranks_are_told_before_the_generation);
+    tcase_add_test(tests, a_negative_count_is_no_rows);
 }
 
 SUITE_MAIN("exchange_flags", 60, add)

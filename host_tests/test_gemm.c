@@ -405,6 +405,48 @@ START_TEST(down_writes_what_combine_would)
 }
 END_TEST
 
+// Few rows, of more columns than are kept of so many at once.
+START_TEST(long_rows_have_room)
+{
+    enum { LONG = 5120, FEW = 16, OUTPUTS = 4 };
+
+    const int32_t expert_offset[] = {0, FEW};
+    float *mid = poisoned(sizeof *mid * LONG * FEW);
+    uint16_t *ones = poisoned(sizeof *ones * LONG * OUTPUTS);
+    float out[FEW * OUTPUTS];
+    const struct down_args args = {
+        .expert_offset = expert_offset,
+        .mid = mid,
+        .mid_stride_bytes = LONG * 4,
+        .w2 = {.values = ones,
+               .n = OUTPUTS,
+               .k = LONG,
+               .row_stride_bytes = LONG * 2,
+               .format = FORMAT_BF16,
+               .order = ORDER_PLAIN},
+        .pair_out = out,
+        .pair_stride_bytes = OUTPUTS * 4,
+        .mid_format = FORMAT_F32,
+        .pair_format = FORMAT_F32,
+        .experts = 1,
+        .operand_format = FORMAT_BF16,
+    };
+    struct cpu_stream stream;
+
+    for (int32_t i = 0; i < LONG * FEW; i++)
+        mid[i] = (float)(i / LONG + 2);
+    for (int32_t i = 0; i < LONG * OUTPUTS; i++)
+        ones[i] = 0x3f80;
+    stream_init(&stream, 1, cpu_isa_best());
+    ck_assert_int_eq(down_cpu(&args, &stream), 0);
+    stream_fini(&stream);
+    for (int32_t i = 0; i < FEW * OUTPUTS; i++)
+        ck_assert_float_eq(out[i], (float)(LONG * (i / OUTPUTS + 2)));
+    free(ones);
+    free(mid);
+}
+END_TEST
+
 static void add(TCase *tests)
 {
     tcase_add_loop_test(tests, every_format_and_order, 0, 3 * FORMAT_NVFP4);
@@ -412,6 +454,7 @@ static void add(TCase *tests)
     tcase_add_loop_test(tests, activations, 0, 2 * (ACTIVATION_RELU2 + 1));
     tcase_add_loop_test(tests, without_bias_and_with_single_scales, 0, 3);
     tcase_add_test(tests, scales_of_every_format);
+    tcase_add_test(tests, long_rows_have_room);
     tcase_add_loop_test(tests, operands, 0, 4);
     tcase_add_loop_test(tests, slabs_of_every_format, 0, 5);
     tcase_add_loop_test(tests, bits_depend_on_nothing_else, 0, 3 * FORMAT_NVFP4);

@@ -163,6 +163,7 @@ END_TEST
 struct careless {
     unsigned char memory[8192];
     int32_t nowhere, released, blamed;
+    int32_t answer; // beside the memory
 };
 
 static void careless_log(void *ctx, int32_t severity, const char *component, const char *text,
@@ -183,7 +184,7 @@ static int32_t careless_allocate(void *ctx, const moxie_allocation *request, voi
     (void)request;
     *memory =
         careless->nowhere ? NULL : (void *)(((uintptr_t)careless->memory + 127) / 128 * 128 + 8);
-    return 0;
+    return careless->answer;
 }
 
 static void careless_release(void *ctx, const moxie_allocation *request, void *memory)
@@ -212,6 +213,13 @@ START_TEST(careless_allocators_are_refused)
     careless.nowhere = 1;
     SAID(&s.said, MOXIE_E_MEMORY, take(&s, BIT(BUFFER_MID)), s.names[BUFFER_MID],
          s.sizes[BUFFER_MID], "answer 0, and no memory");
+    ck_assert_int_eq(careless.released, 1);
+    ck_assert_int_eq(careless.blamed, 2);
+    careless.nowhere = 0; // what a call that failed has written is nothing
+    careless.answer = 7;
+    s.plan.buffers[BUFFER_MID].align = 8;
+    SAID(&s.said, MOXIE_E_MEMORY, take(&s, BIT(BUFFER_MID)), s.names[BUFFER_MID], "answer 7");
+    ck_assert_ptr_null(memory_slot(&s.memory, BUFFER_MID, 0));
     ck_assert_int_eq(careless.released, 1);
     ck_assert_int_eq(careless.blamed, 2);
     mock_host_fini(&s.mock);

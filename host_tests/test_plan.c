@@ -376,6 +376,22 @@ START_TEST(overflow_is_a_reason)
 }
 END_TEST
 
+// No buffer passes 2^62 bytes, and all of them do.
+START_TEST(a_sum_past_2_62_is_a_reason)
+{
+    struct mock_host mock;
+
+    mock_host_init(&mock);
+    mock_set_i64(&mock, "warmup_tokens_max", 1 << 28);
+    mock_set_i64(&mock, "intermediate_size", 1 << 30);
+    assert_accepted(&mock);
+    mock_set_i64(&mock, "hidden_size", 1 << 30);
+    assert_refused(&mock, MOXIE_E_CAPACITY, "hidden_size", "pair_out: 1 x 536870912 rows");
+    ck_assert_int_eq(assert_advice_works(&mock, "hidden_size"), 1);
+    mock_host_fini(&mock);
+}
+END_TEST
+
 START_TEST(limits_carry_the_numbers)
 {
     struct mock_host mock;
@@ -560,6 +576,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, the_capture_has_room_for_padding);
     tcase_add_test(tests, uneven_experts);
     tcase_add_test(tests, overflow_is_a_reason);
+    tcase_add_test(tests, a_sum_past_2_62_is_a_reason);
     tcase_add_test(tests, limits_carry_the_numbers);
     tcase_add_test(tests, what_nccl_sends_is_staged);
     tcase_add_loop_test(tests, whole_layers_keep_mid_of_few_tokens, 0, 18);

@@ -3,6 +3,8 @@
 
 #include "host_tests/layer.h"
 #include "host_tests/said.h"
+#include "kernels/layer.h"
+#include "plugin/instance.h"
 #include "plugin/runner.h"
 #include "plugin/tensor.h"
 
@@ -132,57 +134,198 @@ START_TEST(nor_over_what_fold_writes)
     SAID(&s.said, MOXIE_E_INVALID,
          runner_fold(s.rank.runner, &call, &expanded, &index, &s.out, &s.said.error),
          "fold: what is written at", "want them apart");
-    free(slab.rows.data);
+    s.out.counts.data = s.counts;
     free(index.data);
+    index.data = s.out_slabs[1].rows.data;
+    SAID(&s.said, MOXIE_E_INVALID,
+         runner_fold(s.rank.runner, &call, &expanded, &index, &s.out, &s.said.error),
+         "fold: what is written at", "want them apart");
+    free(slab.rows.data);
     sources_close(&s);
 }
 END_TEST
 
+// Where expand may write all rows of both sources.
+struct expansion {
+    moxie_slab slab;
+    moxie_rows out;
+    moxie_tensor index;
+    int64_t pairs, dims[5][2];
+    char *memory; // of all four
+};
+
+static void expansion_init(struct expansion *e, const struct layer *layer)
+{
+    const int64_t hidden = layer->hidden, groups = ceil_div(hidden, 128);
+
+    memset(e, 0, sizeof *e);
+    e->pairs = 2 * layer->tokens * layer->top_k;
+    e->memory = calloc((size_t)e->pairs, (size_t)(4 * (hidden + groups)));
+    ck_assert_ptr_nonnull(e->memory);
+    memcpy(e->dims,
+           (int64_t[5][2]){{e->pairs, hidden},
+                           {e->pairs},
+                           {layer->experts + 1},
+                           {2 * layer->tokens, layer->top_k},
+                           {e->pairs, groups}},
+           sizeof e->dims);
+    e->slab.struct_size = sizeof e->slab;
+    e->slab.rows = tensor_make(e->memory, 2, e->dims[0], NULL, 1u << MOXIE_FORMAT_BF16);
+    e->slab.weights =
+        tensor_make(e->memory + 2 * e->pairs * hidden, 1, e->dims[1], NULL, 1u << MOXIE_FORMAT_F32);
+    e->index =
+        tensor_make((char *)e->slab.weights.data + 4 * e->pairs, 2, e->dims[3], NULL, TENSOR_INT32);
+    e->out = by_expert(&e->slab);
+    e->out.counts =
+        tensor_make((char *)e->index.data + 4 * e->pairs, 1, e->dims[2], NULL, TENSOR_INT32);
+}
+
+static int32_t expand(struct sources *s, const struct expansion *e)
+{
+    const moxie_call call = {.struct_size = sizeof call};
+
+    return runner_expand(s->rank.runner, &call, &s->in, &e->out, &e->index, &s->said.error);
+}
+
 // Whichever of two came last would be what is there.
 START_TEST(what_expand_writes_lies_apart)
 {
-    const moxie_call call = {.struct_size = sizeof call};
     struct sources s;
-    int64_t pairs, experts, dims[4][2];
-    moxie_slab slab = {.struct_size = sizeof slab};
-    moxie_rows out;
-    moxie_tensor index, *written[3];
-    char *memory;
+    struct expansion e;
+    moxie_tensor *written[3];
 
     sources_open(&s);
-    pairs = 2 * s.layer.tokens * s.layer.top_k;
-    experts = s.layer.experts + 1;
-    memory = calloc((size_t)pairs, (size_t)(4 * s.layer.hidden));
-    memcpy(dims, (int64_t[4][2]){{pairs, s.layer.hidden}, {pairs}, {experts}}, sizeof dims);
-    dims[3][0] = 2 * s.layer.tokens;
-    dims[3][1] = s.layer.top_k;
-    slab.rows = tensor_make(memory, 2, dims[0], NULL, 1u << MOXIE_FORMAT_BF16);
-    slab.weights =
-        tensor_make(memory + 2 * pairs * s.layer.hidden, 1, dims[1], NULL, 1u << MOXIE_FORMAT_F32);
-    index = tensor_make((char *)slab.weights.data + 4 * pairs, 2, dims[3], NULL, TENSOR_INT32);
-    out = by_expert(&slab);
-    out.counts = tensor_make((char *)index.data + 4 * pairs, 1, dims[2], NULL, TENSOR_INT32);
-    ACCEPTED(&s.said, runner_expand(s.rank.runner, &call, &s.in, &out, &index, &s.said.error));
-    written[0] = &slab.weights;
-    written[1] = &index;
-    written[2] = &out.counts;
+    expansion_init(&e, &s.layer);
+    ACCEPTED(&s.said, expand(&s, &e));
+    written[0] = &e.slab.weights;
+    written[1] = &e.index;
+    written[2] = &e.out.counts;
     for (int32_t i = 0; i < 3; i++) {
         void *apart = written[i]->data;
 
         for (int32_t over = 0; over < 3; over++) {
             if (over == i) continue;
             written[i]->data = written[over]->data;
-            SAID(&s.said, MOXIE_E_INVALID,
-                 runner_expand(s.rank.runner, &call, &s.in, &out, &index, &s.said.error),
-                 "expand: what is written at", "want them apart");
+            SAID(&s.said, MOXIE_E_INVALID, expand(&s, &e), "expand: what is written at",
+                 "want them apart");
         }
-        written[i]->data = memory; // the rows'
-        SAID(&s.said, MOXIE_E_INVALID,
-             runner_expand(s.rank.runner, &call, &s.in, &out, &index, &s.said.error),
-             "expand: what is written at");
+        written[i]->data = e.memory; // the rows'
+        SAID(&s.said, MOXIE_E_INVALID, expand(&s, &e), "expand: what is written at");
         written[i]->data = apart;
     }
-    free(memory);
+    free(e.memory);
+    sources_close(&s);
+}
+END_TEST
+
+// Rows of fp8, whose scales are read while the rest is written.
+START_TEST(expand_writes_over_no_scales)
+{
+    struct sources s;
+    struct expansion e;
+    moxie_tensor *written[3];
+    int64_t scale_dims[2];
+    char *scales;
+
+    sources_open(&s);
+    expansion_init(&e, &s.layer);
+    scale_dims[0] = s.layer.tokens;
+    scale_dims[1] = e.dims[4][1];
+    scales = calloc((size_t)e.pairs, (size_t)(4 * scale_dims[1]));
+    for (int32_t i = 0; i < 2; i++) {
+        s.in_slabs[i].rows =
+            tensor_make(s.batch.batch.x.data, 2, s.batch.dims[0], NULL, TENSOR_E4M3);
+        s.in_slabs[i].scales = tensor_make(scales, 2, scale_dims, NULL, 1u << MOXIE_FORMAT_F32);
+    }
+    e.slab.rows = tensor_make(e.memory, 2, e.dims[0], NULL, TENSOR_E4M3);
+    e.slab.scales = tensor_make((char *)e.out.counts.data + 4 * (s.layer.experts + 1), 2, e.dims[4],
+                                NULL, 1u << MOXIE_FORMAT_F32);
+    ACCEPTED(&s.said, expand(&s, &e));
+    written[0] = &e.slab.weights;
+    written[1] = &e.index;
+    written[2] = &e.out.counts;
+    for (int32_t i = 0; i < 3; i++) {
+        void *apart = written[i]->data;
+
+        written[i]->data = scales;
+        SAID(&s.said, MOXIE_E_INVALID, expand(&s, &e), "expand: what is written at");
+        written[i]->data = apart;
+    }
+    free(scales);
+    free(e.memory);
+    sources_close(&s);
+}
+END_TEST
+
+START_TEST(an_expansion_that_does_not_fit_is_counted)
+{
+    struct sources s;
+    struct expansion e;
+    moxie_stats stats;
+
+    sources_open(&s);
+    expansion_init(&e, &s.layer);
+    e.dims[0][0] = --e.dims[1][0];
+    SAID(&s.said, MOXIE_E_CAPACITY, expand(&s, &e), "expand: out has");
+    instance_stats(s.rank.instance, &stats);
+    ck_assert_uint_eq(stats.refused, 1);
+    free(e.memory);
+    sources_close(&s);
+}
+END_TEST
+
+static int32_t layers; // that were offered to a device as one launch
+
+static int32_t watched_layer(const struct layer_args *args, void *stream)
+{
+    (void)args;
+    (void)stream;
+    layers++;
+    return LAYER_UNFIT;
+}
+
+// One launch for everything reads while it writes: results that lie over an input are not for it.
+START_TEST(results_over_an_input_take_launches_apart)
+{
+    struct kernels kernels = kernels_cpu;
+    struct device device = device_cpu;
+    struct sources s;
+    moxie_tensor *read[4];
+    int64_t scale_dims[2], map_dim;
+
+    sources_open(&s);
+    scale_dims[0] = s.layer.tokens;
+    scale_dims[1] = ceil_div(s.layer.hidden, 128);
+    map_dim = s.layer.experts;
+    s.in.slabs_count = s.out.slabs_count = 1;
+    s.counts_dim = 1;
+    s.in_slabs[0].rows = tensor_make(s.batch.batch.x.data, 2, s.batch.dims[0], NULL, TENSOR_E4M3);
+    s.in_slabs[0].scales =
+        tensor_make(calloc((size_t)(scale_dims[0] * scale_dims[1]), sizeof(float)), 2, scale_dims,
+                    NULL, 1u << MOXIE_FORMAT_F32);
+    s.in.expert_map =
+        tensor_make(calloc((size_t)map_dim, sizeof(int32_t)), 1, &map_dim, NULL, TENSOR_INT32);
+    kernels.layer = watched_layer;
+    device.kernels = &kernels;
+    s.rank.instance->device = &device;
+    layers = 0;
+    ACCEPTED(&s.said, run(&s));
+    ck_assert_int_eq(layers, 1);
+    read[0] = &s.in_slabs[0].scales;
+    read[1] = &s.in_slabs[0].ids;
+    read[2] = &s.in_slabs[0].weights;
+    read[3] = &s.in.expert_map;
+    for (int32_t i = 0; i < 4; i++) {
+        void *apart = read[i]->data;
+
+        read[i]->data = s.y;
+        ACCEPTED(&s.said, run(&s));
+        ck_assert_msg(layers == 1, "input %d", i);
+        read[i]->data = apart;
+    }
+    s.rank.instance->device = &device_cpu;
+    free(s.in_slabs[0].scales.data);
+    free(s.in.expert_map.data);
     sources_close(&s);
 }
 END_TEST
@@ -209,6 +352,9 @@ static void add(TCase *tests)
     tcase_add_loop_test(tests, counts_lie_over_no_results, 0, 2);
     tcase_add_test(tests, nor_over_what_fold_writes);
     tcase_add_test(tests, what_expand_writes_lies_apart);
+    tcase_add_test(tests, expand_writes_over_no_scales);
+    tcase_add_test(tests, an_expansion_that_does_not_fit_is_counted);
+    tcase_add_test(tests, results_over_an_input_take_launches_apart);
     tcase_add_test(tests, a_count_of_tokens_may);
 }
 

@@ -278,7 +278,7 @@ START_TEST(a_process_that_poses_as_a_thread_is_found_out)
 END_TEST
 
 // The number of the file that threads are counted in, at 112: of no file, of another, of one that
-// cannot be read.
+// cannot be read, and of one that could be another window's.
 static void name_another_file(struct rank *rank, unsigned char *sent)
 {
     const struct trial *trial = rank->arg;
@@ -287,12 +287,26 @@ static void name_another_file(struct rank *rank, unsigned char *sent)
     if (rank->calls - 1 == 2) memcpy(sent + 112, &fd, sizeof fd);
 }
 
+// As large as what threads are counted in, and with one rank that is.
+static int count_of_others(void)
+{
+    const uint32_t words[10] = {1};
+    int fd = memfd_create("others", MFD_CLOEXEC);
+
+    ck_assert_int_eq(write(fd, words, sizeof words), sizeof words);
+    return fd;
+}
+
 START_TEST(threads_look_at_any_file_unharmed)
 {
     struct trial *trial = trial_create(WINDOW);
     int pair[2];
-    const int files[] = {-1, 1 << 20, open("/proc/self/exe", O_RDONLY | O_CLOEXEC),
-                         open("/dev/null", O_RDWR | O_CLOEXEC), pipe(pair) == 0 ? pair[0] : -1};
+    const int files[] = {-1,
+                         1 << 20,
+                         open("/proc/self/exe", O_RDONLY | O_CLOEXEC),
+                         open("/dev/null", O_RDWR | O_CLOEXEC),
+                         pipe(pair) == 0 ? pair[0] : -1,
+                         count_of_others()};
     int32_t before = files_open();
     struct rank all[HUB_RANKS_MAX];
 
@@ -369,7 +383,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, ranks_of_another_host_are_named);
     tcase_add_test(tests, ranks_that_do_not_see_the_memory_say_so);
     tcase_add_test(tests, a_process_that_poses_as_a_thread_is_found_out);
-    tcase_add_loop_test(tests, threads_look_at_any_file_unharmed, 0, 5);
+    tcase_add_loop_test(tests, threads_look_at_any_file_unharmed, 0, 6);
     tcase_add_test(tests, a_rank_killed_while_opening_leaves_no_name);
     tcase_add_test(tests, a_bootstrap_must_make_sense);
 }

@@ -83,6 +83,7 @@ START_TEST(no_more_than_there_is)
     ck_assert_msg(strstr(said.text, words) != NULL, "%s", said.text);
     if (available > 0)
         ck_assert_int_eq(shared_memory_check(available / 2, 2, &said.error), MOXIE_OK);
+    ck_assert_int_eq(shared_memory_check(available / 2 + 1, 2, &said.error), MOXIE_E_MEMORY);
     kernel_files = NULL;
 }
 END_TEST

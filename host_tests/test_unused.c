@@ -221,6 +221,8 @@ START_TEST(a_long_timeout_is_cut)
     verdict_make(&verdict, &mock);
     ck_assert_int_eq(verdict.plan.limits.timeout_ms, INT32_MAX);
     verdict_free(&verdict);
+    mock_set_i64(&mock, "timeout_ms", INT32_MAX);
+    assert_not_warned(&mock, "timeout_ms");
     mock_host_fini(&mock);
 }
 END_TEST

@@ -318,6 +318,35 @@ START_TEST(rows_of_several_keys)
 }
 END_TEST
 
+// While chunks are on, a context of any length brings no more than a chunk.
+START_TEST(rows_of_chunks_alone)
+{
+    struct mock_host mock;
+
+    mock_host_init(&mock);
+    mock_set_i64(&mock, "chunked_prefill_size", (int64_t)1 << 31);
+    mock_set_i64(&mock, "context_length", (int64_t)1 << 40);
+    assert_refused(&mock, MOXIE_E_UNSUPPORTED, "chunked_prefill_size", "2147483648 rows");
+    ck_assert_int_eq(assert_advice_works(&mock, "chunked_prefill_size"), 1);
+    mock_host_fini(&mock);
+}
+END_TEST
+
+// Ranks that share a DP rank's tokens may bring a row more each than their share is.
+START_TEST(rows_of_uneven_shares)
+{
+    struct mock_host mock;
+
+    mock_host_init(&mock);
+    mock_set_i64(&mock, "tp_size", 64);
+    mock_set_i64(&mock, "ep_size", 64);
+    mock_set_i64(&mock, "forward_tokens_max", (int64_t)1 << 31);
+    assert_refused(&mock, MOXIE_E_UNSUPPORTED, "forward_tokens_max", "2147483648 rows");
+    ck_assert_int_eq(assert_advice_works(&mock, "forward_tokens_max"), 1);
+    mock_host_fini(&mock);
+}
+END_TEST
+
 START_TEST(rows_of_verify_steps)
 {
     struct mock_host mock;
@@ -483,6 +512,8 @@ static void add(TCase *tests)
     tcase_add_test(tests, rows_of_an_explicit_cap);
     tcase_add_test(tests, rows_of_dynamic_chunks);
     tcase_add_test(tests, rows_of_several_keys);
+    tcase_add_test(tests, rows_of_chunks_alone);
+    tcase_add_test(tests, rows_of_uneven_shares);
     tcase_add_test(tests, rows_of_verify_steps);
     tcase_add_test(tests, rows_of_the_capture);
     tcase_add_test(tests, activation_parameters_are_honoured);

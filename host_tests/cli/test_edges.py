@@ -13,6 +13,7 @@ import signal
 import stat
 import struct
 import subprocess
+import time
 import unittest
 
 import safetensors_files as files
@@ -33,6 +34,30 @@ class Output(Case):
                                       timeout=TIMEOUT_S, check=False)
                 self.assertEqual(done.returncode, 1, done.stderr)
                 self.assertRegex(done.stderr, r"moxie[a-z ]*: [^\n]*output[^\n]*\n$")
+
+    def test_ranks_print_beside_the_result(self):
+        """What a rank's library prints is no part of it, and no signal is blocked in a rank."""
+        with subprocess.Popen([COMMAND, "bench", "--shape", "512,512,16,4", "--tokens", "256,256", "--seconds", "60",
+                               "--ranks", "2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            self.addCleanup(process.kill)
+            deadline = time.monotonic() + 30
+            while not self.ranks_print_apart(process.pid):
+                self.assertLess(time.monotonic(), deadline)
+                time.sleep(0.1)
+            process.kill()
+
+    @staticmethod
+    def ranks_print_apart(parent):
+        """Whether both ranks are there, as programs of their own, write to stderr alone and block no signal."""
+        with open("/proc/%d/task/%d/children" % (parent, parent), encoding="ascii") as file:
+            pids = file.read().split()
+        for pid in pids:
+            with open("/proc/%s/status" % pid, encoding="ascii") as file:
+                if "\nSigBlk:\t0000000000000000\n" not in file.read():
+                    return False
+            if os.readlink("/proc/%s/fd/1" % pid) != os.readlink("/proc/%s/fd/2" % pid):
+                return False
+        return len(pids) == 2
 
     def refuse(self, path, words):
         """Exit code 1, before anything is measured."""

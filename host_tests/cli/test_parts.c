@@ -3,6 +3,8 @@
 #include "hosts/cli/bench_check.h"
 #include "hosts/cli/conform_numbers.h"
 #include "hosts/cli/inputs.h"
+#include "hosts/cli/machine.h"
+#include "hosts/cli/preflight.h"
 #include "hosts/cli/progress.h"
 #include "hosts/cli/router.h"
 #include "hosts/cli/table.h"
@@ -289,6 +291,24 @@ START_TEST(what_nobody_takes_ends)
 }
 END_TEST
 
+// Each has what the plan says, and all are on one machine.
+START_TEST(ranks_share_the_memory)
+{
+    const moxie_bounds bounds = {.struct_size = sizeof bounds, .forward_tokens = 1};
+    const moxie_plan plan = {.struct_size = sizeof plan,
+                             .bounds = &bounds,
+                             .device_bytes = machine_memory_available() / 3};
+    const struct instance instance = {.plan = &plan};
+    struct preflight_memory need = {.ranks = 1, .advice = "take another machine"};
+    struct fault fault;
+
+    ck_assert_int_eq(preflight_check_memory(&instance, &need, &fault), EXIT_OK);
+    need.ranks = 6;
+    ck_assert_int_eq(preflight_check_memory(&instance, &need, &fault), EXIT_REFUSED);
+    ck_assert_ptr_nonnull(strstr(fault.text, "take another machine"));
+}
+END_TEST
+
 START_TEST(bytes_for_people)
 {
     static const struct {
@@ -316,6 +336,7 @@ static void add_tests(TCase *tests)
     tcase_add_test(tests, random_fp8_weights_are_of_moderate_size);
     tcase_add_test(tests, a_reference_of_zero_is_no_match);
     tcase_add_test(tests, impossible_weights_are_refused);
+    tcase_add_test(tests, ranks_share_the_memory);
     tcase_add_test(tests, bytes_for_people);
     tcase_add_test(tests, what_nobody_takes_ends);
 }

@@ -489,7 +489,8 @@ START_TEST(a_generation_is_told_to_all)
     scene_open(&scene);
     put(line_of(&scene, OWN, WORD_DISPATCH, 0), 0);
     (void)wait_kernel(&scene);
-    put(&scene.state->epochs[0], 77); // another slot's
+    put(&scene.state->epochs[0], 77);         // another slot's
+    put(&scene.state->returned[SLOT], EPOCH); // its last layer came as words
     args.state = scene.state;
     for (int32_t r = 0; r < RANKS; r++)
         peers[r] = scene.windows[r];
@@ -500,6 +501,7 @@ START_TEST(a_generation_is_told_to_all)
     ck_assert_uint_eq(state.active, 3);
     ck_assert_uint_eq(state.epochs[SLOT], 0);
     ck_assert_uint_eq(state.epochs[0], 77);
+    ck_assert_uint_eq(state.returned[SLOT], 0);
     ck_assert_uint_eq(state.failed, 0);
     for (int32_t r = 0; r < RANKS; r++) {
         ck_assert_uint_eq(get(line_of(&scene, r, WORD_ACTIVE, OWN)), r == OWN ? 0 : 3);

@@ -213,6 +213,36 @@ START_TEST(rounds)
 }
 END_TEST
 
+// Rank 0 alone has tokens, of more than a round: the others say in each that they bring none.
+static void lone_scenario(struct gpu_member *member)
+{
+    const struct gpu_crew *crew = member->crew;
+
+    ck_assert_int_gt(crew->parts[0], member->rank.instance->plan.limits.tokens_max);
+    for (int32_t rank = 0; rank < crew->ranks; rank++)
+        member->rank_tokens[rank] = rank == 0 ? crew->parts[0] : 0;
+    gpu_member_take(member, 0, member->rank_tokens[member->index]);
+    gpu_member_forward(member);
+    ck_assert_double_le(crew_difference(member->y, crew->arg, member->tokens * crew->layer.hidden),
+                        5e-3);
+}
+
+START_TEST(rounds_of_one_rank)
+{
+    struct gpu_crew crew = {.layer_name = "mixtral_a",
+                            .ranks = gpu_crew_ranks(3),
+                            .dispatcher = "alltoall",
+                            .configure = few_rows_a_round,
+                            .scenario = lone_scenario};
+    float *one = one_rank(crew.layer_name);
+
+    crew.arg = one;
+    gpu_crew_run(&crew);
+    free(one);
+    gpu_crew_fini(&crew);
+}
+END_TEST
+
 // Steps in one dispatcher in which every rank has 0, 1, cap - 1 or cap tokens, all of them alike
 // and in turn, and refusals of one more between them.
 #define EDGE_CAP 3
@@ -371,6 +401,13 @@ static void count_scenario(struct gpu_member *member)
     ck_assert_uint_eq(after.rows_sent, 2 * (uint64_t)((member->crew->ranks - 1) * member->tokens));
     ck_assert_uint_eq(after.rows_received,
                       2 * (uint64_t)(member->crew->layer.tokens - member->tokens));
+    // Since open, whoever has moved them.
+    before = after;
+    dispatcher_destroy(member->rank.dispatcher);
+    member->rank.dispatcher = NULL;
+    instance_stats(member->rank.instance, &after);
+    ck_assert_uint_eq(after.rows_sent, before.rows_sent);
+    ck_assert_uint_eq(after.rows_received, before.rows_received);
 }
 
 START_TEST(rows_and_bytes_are_counted)
@@ -484,6 +521,7 @@ static void tests(TCase *cases)
                         LL_RANKS_MAX + 2);
     tcase_add_loop_test(cases, few_rows_have_the_bits_of_many, 0, 4);
     tcase_add_test(cases, rounds);
+    tcase_add_test(cases, rounds_of_one_rank);
     tcase_add_test(cases, rows_and_bytes_are_counted);
     tcase_add_test(cases, expert_load_is_counted);
     tcase_add_test(cases, ranks_of_another_host);

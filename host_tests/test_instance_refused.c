@@ -1,0 +1,82 @@
+// plugin/instance.c: a configuration that is refused has no plan, and its text loses no reason
+// unseen.
+
+#include "plugin/instance.h"
+
+#include "host_tests/mock_host.h"
+#include "host_tests/said.h"
+#include "host_tests/suite.h"
+
+#include <string.h>
+
+static moxie_instance *open_instance(struct mock_host *mock)
+{
+    static const struct registry nobody;
+    moxie_instance *instance = NULL;
+
+    ck_assert_int_eq(instance_open(&mock->host, &nobody, &instance, &mock->error), MOXIE_OK);
+    return instance;
+}
+
+// The sizes are known, and are what is wrong.
+START_TEST(a_plan_over_its_budget_shows_no_buffers)
+{
+    struct mock_host mock;
+    moxie_instance *instance;
+    const moxie_plan *plan = NULL;
+    struct said said;
+
+    said_init(&said);
+    mock_host_init(&mock);
+    mock_set_i64(&mock, "device_memory_budget_bytes", 1);
+    instance = open_instance(&mock);
+    SAID(&said, MOXIE_E_CONFIG, instance_plan(instance, &plan, &said.error),
+         "device_memory_budget_bytes to ");
+    ck_assert_uint_eq(plan->buffers_count, 0);
+    ck_assert_ptr_null(plan->buffers);
+    ck_assert_uint_eq(
+        plan->device_bytes + plan->symmetric_bytes + plan->pinned_bytes + plan->host_bytes, 0);
+    ck_assert_int_eq(instance_close(instance, &mock.error), MOXIE_OK);
+    mock_host_fini(&mock);
+}
+END_TEST
+
+// Whatever the length of what is before: all of them, or how many more there are.
+START_TEST(reasons_that_do_not_fit_are_counted)
+{
+    static const char *const keys[] = {
+        "hidden_size", "intermediate_size", "num_experts",        "top_k",
+        "num_layers",  "dp_size",           "max_prefill_tokens", "context_length",
+        "tp_size",     "ep_size",           "warmup_tokens_max",  "cpu_threads"};
+    char word[101] = "", text[2048]; // more than there is to say
+    moxie_error error = {.struct_size = sizeof error, .text_bytes = sizeof text, .text = text};
+    const moxie_report *report = NULL;
+    struct mock_host mock;
+    moxie_instance *instance;
+    int counted;
+
+    mock_host_init(&mock);
+    memset(word, 'x', (size_t)_i);
+    mock_set_str(&mock, "activation", word);
+    mock_set_str(&mock, "weight_format", word);
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++)
+        mock_set_i64(&mock, keys[i], -1);
+    instance = open_instance(&mock);
+    ck_assert_int_eq(instance_accepted(instance, &error), MOXIE_E_CONFIG);
+    ck_assert_int_eq(instance_validate(instance, &report), MOXIE_OK);
+    counted = strstr(text, " more, see validate()") != NULL;
+    for (uint64_t i = 0; i < report->reasons_count && !counted; i++)
+        ck_assert_msg(strstr(text, report->reasons[i].message) != NULL, "%s is not in %s",
+                      report->reasons[i].key, text);
+    ck_assert_int_eq(instance_close(instance, &mock.error), MOXIE_OK);
+    mock_host_fini(&mock);
+}
+END_TEST
+
+static void add(TCase *tests)
+{
+    tcase_add_test(tests, a_plan_over_its_budget_shows_no_buffers);
+    tcase_add_loop_test(tests, reasons_that_do_not_fit_are_counted, 1, 101);
+}
+
+SUITE_MAIN("instance_refused", 20, add)
