@@ -140,6 +140,7 @@ static void layer_by_halves(struct crew_member *member, struct rows_seen *seen)
         seen->result_bytes = tensor_stride_bytes(&out->slabs[rank].rows, 0);
         seen->cap = rows->shape[0];
         seen->counts[rank] = ((const int32_t *)in->counts.data)[rank];
+        ck_assert_int_eq(((const int32_t *)out->counts.data)[rank], seen->counts[rank]);
     }
     ck_assert_int_eq(runner_run(member->rank.runner, &call, in, out, error), MOXIE_OK);
     ck_assert_int_eq(dispatcher_combine_send(dispatcher, batch, error), MOXIE_OK);

@@ -221,7 +221,7 @@ static int try_dispatch()
 static int try_sum()
 {
     bool wide = one_in(8); // a row has more pieces than a block has warps
-    int ranks = one_in(12) ? 10 + (int)draw(55) : 1 + (int)draw(9), rank = (int)draw(ranks), tokens = (int)draw(wide ? 5 : 40);
+    int ranks = one_in(6) ? 10 + (int)draw(55) : 1 + (int)draw(9), rank = (int)draw(ranks), tokens = (int)draw(wide ? 5 : 40);
     int cap = 1 + (int)draw(wide ? 4 : 40), hidden = 8 * (1 + (wide ? 1024 : 0) + (int)draw(80)), format = draw_format(), bytes = (int)number_bytes(format);
     int64_t y_stride = (hidden + 4 * draw(3)) * bytes, part_stride = (hidden + 4 * draw(3)) * bytes;
     int64_t y_offset = draw(2) * bytes, part_offset = draw(2) * bytes;
