@@ -17,7 +17,8 @@ install(FILES abi.h abi/loader.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/moxie)
 # Its headers beside it: an engine may have a loader.h or an abi.h of its own on its path.
 install(FILES abi/loader.c abi/loader.h abi.h DESTINATION ${CMAKE_INSTALL_DATADIR}/moxie)
 # For PYTHONPATH, or for pip from a copy of it, since pip writes into what it builds.
-install(DIRECTORY hosts/python/moxie DESTINATION ${CMAKE_INSTALL_DATADIR}/moxie/python FILES_MATCHING PATTERN *.py)
+install(DIRECTORY hosts/python/moxie DESTINATION ${CMAKE_INSTALL_DATADIR}/moxie/python FILES_MATCHING
+    PATTERN *.py PATTERN __pycache__ EXCLUDE)
 install(FILES hosts/python/pyproject.toml hosts/python/README.md LICENSE DESTINATION ${CMAKE_INSTALL_DATADIR}/moxie/python)
 install(FILES LICENSE README.md CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
 # Where the links of README.md point, and of these: gates/install.sh follows them.

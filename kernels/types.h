@@ -53,7 +53,7 @@ struct round_count {
 };
 
 // Rows of one source, as a dispatcher delivers them. Device memory; a peer may still own the pages,
-// so counts and ids are read once and checked, never trusted.
+// so whoever reads counts and ids does so once, and checks them.
 struct row_slab {
     const void *rows;     // [cap, hidden] of `format`
     const void *scales;   // FP8_BLOCK128: f32 [cap, ceil(hidden/128)]; NVFP4: per row one f32, then
