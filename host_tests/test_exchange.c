@@ -247,6 +247,13 @@ static void two_rounds(struct crew_member *member)
     mock_set_i64(&member->rank.mock, "dispatch_rounds_max", 2);
 }
 
+static void bring_one(struct crew_member *member)
+{
+    member->tokens = member->step.tokens = 1;
+    for (int32_t i = 0; i < 4; i++)
+        member->batch.dims[i][0] = 1;
+}
+
 // The last rank has a token, and believes that the others fit in a round: when they are in their
 // second one, it is in the next forward.
 static void rounds_scenario(struct crew_member *member)
@@ -260,9 +267,7 @@ static void rounds_scenario(struct crew_member *member)
 
     if (is_last) {
         member->step.rank_tokens = believed;
-        member->tokens = member->step.tokens = 1;
-        for (int32_t i = 0; i < 4; i++)
-            member->batch.dims[i][0] = 1;
+        bring_one(member);
         crew_forward(member);
     } else {
         member->step.rank_tokens = NULL;
@@ -298,10 +303,7 @@ static void leave_one(struct crew_member *member, int64_t counts[MOXIE_RANKS_MAX
     memcpy(counts, member->crew->parts, sizeof member->crew->parts);
     counts[1] = 1;
     member->step.rank_tokens = counts;
-    if (member->index != 1) return;
-    member->tokens = member->step.tokens = 1;
-    for (int32_t i = 0; i < 4; i++)
-        member->batch.dims[i][0] = 1;
+    if (member->index == 1) bring_one(member);
 }
 
 static _Thread_local int64_t rows_most; // of the batch, that a sum was told of

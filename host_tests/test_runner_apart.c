@@ -149,7 +149,7 @@ END_TEST
 struct expansion {
     moxie_slab slab;
     moxie_rows out;
-    moxie_tensor index;
+    moxie_tensor index, *written[3]; // besides the rows
     int64_t pairs, dims[5][2];
     char *memory; // of all four
 };
@@ -178,6 +178,9 @@ static void expansion_init(struct expansion *e, const struct layer *layer)
     e->out = by_expert(&e->slab);
     e->out.counts =
         tensor_make((char *)e->index.data + 4 * e->pairs, 1, e->dims[2], NULL, TENSOR_INT32);
+    e->written[0] = &e->slab.weights;
+    e->written[1] = &e->index;
+    e->written[2] = &e->out.counts;
 }
 
 static int32_t expand(struct sources *s, const struct expansion *e)
@@ -187,32 +190,39 @@ static int32_t expand(struct sources *s, const struct expansion *e)
     return runner_expand(s->rank.runner, &call, &s->in, &e->out, &e->index, &s->said.error);
 }
 
+// Nothing that is written may lie at `memory`.
+static void expect_apart(struct sources *s, struct expansion *e, void *memory)
+{
+    for (int32_t i = 0; i < 3; i++) {
+        void *apart = e->written[i]->data;
+
+        e->written[i]->data = memory;
+        SAID(&s->said, MOXIE_E_INVALID, expand(s, e), "expand: what is written at");
+        e->written[i]->data = apart;
+    }
+}
+
 // Whichever of two came last would be what is there.
 START_TEST(what_expand_writes_lies_apart)
 {
     struct sources s;
     struct expansion e;
-    moxie_tensor *written[3];
 
     sources_open(&s);
     expansion_init(&e, &s.layer);
     ACCEPTED(&s.said, expand(&s, &e));
-    written[0] = &e.slab.weights;
-    written[1] = &e.index;
-    written[2] = &e.out.counts;
     for (int32_t i = 0; i < 3; i++) {
-        void *apart = written[i]->data;
+        void *apart = e.written[i]->data;
 
         for (int32_t over = 0; over < 3; over++) {
             if (over == i) continue;
-            written[i]->data = written[over]->data;
+            e.written[i]->data = e.written[over]->data;
             SAID(&s.said, MOXIE_E_INVALID, expand(&s, &e), "expand: what is written at",
                  "want them apart");
         }
-        written[i]->data = e.memory; // the rows'
-        SAID(&s.said, MOXIE_E_INVALID, expand(&s, &e), "expand: what is written at");
-        written[i]->data = apart;
+        e.written[i]->data = apart;
     }
+    expect_apart(&s, &e, e.memory); // the rows'
     free(e.memory);
     sources_close(&s);
 }
@@ -223,7 +233,6 @@ START_TEST(expand_writes_over_no_scales)
 {
     struct sources s;
     struct expansion e;
-    moxie_tensor *written[3];
     int64_t scale_dims[2];
     char *scales;
 
@@ -241,16 +250,7 @@ START_TEST(expand_writes_over_no_scales)
     e.slab.scales = tensor_make((char *)e.out.counts.data + 4 * (s.layer.experts + 1), 2, e.dims[4],
                                 NULL, 1u << MOXIE_FORMAT_F32);
     ACCEPTED(&s.said, expand(&s, &e));
-    written[0] = &e.slab.weights;
-    written[1] = &e.index;
-    written[2] = &e.out.counts;
-    for (int32_t i = 0; i < 3; i++) {
-        void *apart = written[i]->data;
-
-        written[i]->data = scales;
-        SAID(&s.said, MOXIE_E_INVALID, expand(&s, &e), "expand: what is written at");
-        written[i]->data = apart;
-    }
+    expect_apart(&s, &e, scales);
     free(scales);
     free(e.memory);
     sources_close(&s);

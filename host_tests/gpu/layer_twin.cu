@@ -1,7 +1,7 @@
 // One MoE layer on the GPU and on its CPU twin, same args structs, same random data: sizes, orders, activations, skew.
 // With --time, the layer's time in a replayed graph instead, of many layers or of the one that --time TOKENS HIDDEN INTERMEDIATE
-// EXPERTS TOP_K [bf16|fp8|fp8_channel|f16|bf16_in|gpt_oss] names (bf16_in: weights [E, K, N]; gpt_oss: those interleaved, with that model's biases and
-// activation); with --random SEED COUNT, random layers.
+// EXPERTS TOP_K [WORD] names, where WORD is one of `timed` (bf16_in: weights [E, K, N]; gpt_oss: those interleaved, with that model's
+// biases and activation); with --random SEED COUNT, random layers.
 
 #include "host_tests/gpu/layer_slabs.cuh"
 #include "kernels/cuda/launch.cuh"
@@ -456,7 +456,10 @@ static int time_named(int argc, char **argv)
                         one.rows_in, one.format});
             return 0;
         }
-    fprintf(stderr, "%s: after --time TOKENS H I E K wanted is bf16, fp8, fp8_channel, f16, bf16_in, gpt_oss or nothing\n", argv[argc - 1]);
+    fprintf(stderr, "%s: after --time TOKENS H I E K wanted is ", argv[argc - 1]);
+    for (const auto &one : timed)
+        fprintf(stderr, "%s%s", &one == timed ? "" : ", ", one.word);
+    fprintf(stderr, " or nothing\n");
     return 1;
 }
 

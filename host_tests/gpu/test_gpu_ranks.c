@@ -84,6 +84,17 @@ static float *one_rank(const char *layer_name)
     return y;
 }
 
+// The scenario compares with that, which is the crew's arg.
+static void run_beside_one(struct gpu_crew *crew)
+{
+    float *one = one_rank(crew->layer_name);
+
+    crew->arg = one;
+    gpu_crew_run(crew);
+    free(one);
+    gpu_crew_fini(crew);
+}
+
 static void repeat_scenario(struct gpu_member *member)
 {
     size_t bytes = (size_t)(member->tokens * member->crew->layer.hidden) * sizeof(float);
@@ -234,12 +245,8 @@ START_TEST(rounds_of_one_rank)
                             .dispatcher = "alltoall",
                             .configure = few_rows_a_round,
                             .scenario = lone_scenario};
-    float *one = one_rank(crew.layer_name);
 
-    crew.arg = one;
-    gpu_crew_run(&crew);
-    free(one);
-    gpu_crew_fini(&crew);
+    run_beside_one(&crew);
 }
 END_TEST
 
@@ -278,12 +285,8 @@ START_TEST(tokens_at_the_edges)
                             .dispatcher = dispatchers[_i],
                             .configure = edge_cap,
                             .scenario = edge_scenario};
-    float *one = one_rank(crew.layer_name);
 
-    crew.arg = one;
-    gpu_crew_run(&crew);
-    free(one);
-    gpu_crew_fini(&crew);
+    run_beside_one(&crew);
 }
 END_TEST
 
@@ -369,12 +372,8 @@ START_TEST(ids_of_a_token_each_are_where_no_peer_writes)
                             .ranks = gpu_crew_ranks(_i),
                             .dispatcher = "allgather",
                             .scenario = token_each};
-    float *one = one_rank(crew.layer_name);
 
-    crew.arg = one;
-    gpu_crew_run(&crew);
-    free(one);
-    gpu_crew_fini(&crew);
+    run_beside_one(&crew);
 }
 END_TEST
 
