@@ -45,7 +45,7 @@ void set_registers(uint32_t registers);
 enum number { kBf16, kF16, kE4m3 };
 
 // c[64 x n] = a . b^T, plus c where it adds, over 32 bytes of inputs; `c` is the thread's n / 2
-// sums.
+// sums. Where the thread has four registers of a, they are read when the product runs.
 struct wgmma_operands {
     uint64_t a, b;
     int n;
@@ -60,7 +60,7 @@ struct wgmma_operands {
     }
 };
 void wgmma_fence();
-void wgmma_issue(const wgmma_operands &operands, float *c);
+void wgmma_issue(const wgmma_operands &operands, float *c, const uint32_t *a = nullptr);
 void wgmma_commit();
 void wgmma_wait(unsigned pending);
 

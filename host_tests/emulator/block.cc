@@ -54,7 +54,7 @@ struct fiber {
 };
 
 struct warp {
-    uint64_t values[2][kWarpThreads];
+    uint64_t values[2][3][kWarpThreads];
     const char *what;
     unsigned arrived, phase;
 };
@@ -395,7 +395,7 @@ void barrier(unsigned index, unsigned threads)
     wait_until([&] { return at.generation != generation; }, "a barrier");
 }
 
-const uint64_t *warp_exchange(const char *what, uint64_t value)
+const uint64_t *warp_exchange(const char *what, uint64_t value, uint64_t second, uint64_t third)
 {
     warp &w = m().warps[block_of_cluster() * kWarps + here.thread.x / kWarpThreads];
     unsigned phase = w.phase;
@@ -403,13 +403,15 @@ const uint64_t *warp_exchange(const char *what, uint64_t value)
     if (w.arrived == 0) w.what = what;
     if (w.what != what && std::strcmp(w.what, what) != 0)
         die("%s, while lanes of the same warp are at %s", what, w.what);
-    w.values[phase & 1][lane()] = value;
+    w.values[phase & 1][0][lane()] = value;
+    w.values[phase & 1][1][lane()] = second;
+    w.values[phase & 1][2][lane()] = third;
     if (++w.arrived == kWarpThreads) {
         w.arrived = 0;
         w.phase++;
     }
     wait_until([&] { return w.phase != phase; }, what);
-    return w.values[phase & 1];
+    return w.values[phase & 1][0];
 }
 
 void check_mask(uint32_t mask)

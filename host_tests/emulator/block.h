@@ -76,8 +76,10 @@ const unsigned char *of_block(const void *own, unsigned block);
 // What a cluster's blocks cannot do here ends the program.
 void check_alone(const char *what);
 
-// All lanes of a warp give a value and get everyone's, [32]. `what` must be the same for all.
-const uint64_t *warp_exchange(const char *what, uint64_t value);
+// All lanes of a warp give up to three values and get everyone's, [3][32]. `what` must be the same
+// for all.
+const uint64_t *warp_exchange(const char *what, uint64_t value, uint64_t second = 0,
+                              uint64_t third = 0);
 uint32_t warp_match(uint32_t mask, uint32_t value);
 uint32_t warp_ballot(uint32_t mask, bool value);
 void check_mask(uint32_t mask);

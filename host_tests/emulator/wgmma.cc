@@ -25,7 +25,8 @@ constexpr int kRows = 64, kDepthMax = 32, kColumnsMax = 256;
 struct product {
     wgmma_operands operands;
     float *c[kWarpgroupThreads];
-    unsigned issued; // threads
+    const uint32_t *a[kWarpgroupThreads]; // NULL: by descriptor
+    unsigned issued;                      // threads
 };
 
 struct thread_state {
@@ -133,6 +134,18 @@ void read_operand(const matrix &from, number type)
         }
 }
 
+// a from registers, as mma's lanes have it: of 16-bit numbers, bf16.
+void read_registers(const product &p, float (*to)[kDepthMax])
+{
+    for (unsigned thread = 0; thread < kWarpgroupThreads; thread++)
+        for (unsigned i = 0; i < 8; i++) {
+            unsigned row = thread / 32 * 16 + thread % 32 / 4 + i / 2 % 2 * 8;
+            unsigned k = thread % 4 * 2 + i / 4 * 8 + i % 2;
+
+            to[row][k] = from_bf16(static_cast<uint16_t>(p.a[thread][i / 2] >> i % 2 * 16));
+        }
+}
+
 // Of 64 x N sums a thread has those of two rows, two columns of every eight.
 float &sum_at(const product &p, int row, int column)
 {
@@ -182,7 +195,11 @@ void run_product(const product &p)
     float(*a)[kDepthMax] = all().a, (*b)[kColumnsMax] = all().b;
     int n = p.operands.n, depth = p.operands.type == kE4m3 ? 32 : 16;
 
-    read_operand({p.operands.a, p.operands.a_rows_in, kRows, a[0], kDepthMax, 1}, p.operands.type);
+    if (p.a[0] != nullptr)
+        read_registers(p, a);
+    else
+        read_operand({p.operands.a, p.operands.a_rows_in, kRows, a[0], kDepthMax, 1},
+                     p.operands.type);
     read_operand({p.operands.b, false, static_cast<uint32_t>(n), b[0], 1, kColumnsMax},
                  p.operands.type);
     if (p.operands.type == kE4m3 && !sums_are_exact()) {
@@ -221,17 +238,18 @@ void wgmma_fence()
     me(mine()).fenced = true;
 }
 
-void wgmma_issue(const wgmma_operands &operands, float *c)
+void wgmma_issue(const wgmma_operands &operands, float *c, const uint32_t *a)
 {
     warpgroup &w = mine();
     thread_state &thread = me(w);
     size_t index = thread.issued++ - w.run;
 
     if (!thread.fenced) die("wgmma without a fence before it");
-    if (index == w.products.size()) w.products.push_back({operands, {}, 0});
+    if (index == w.products.size()) w.products.push_back({operands, {}, {}, 0});
     if (!(w.products[index].operands == operands))
         die("a warpgroup's threads disagree about a wgmma");
     w.products[index].c[here.thread.x % kWarpgroupThreads] = c;
+    w.products[index].a[here.thread.x % kWarpgroupThreads] = a;
     w.products[index].issued++;
 }
 

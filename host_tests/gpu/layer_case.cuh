@@ -45,10 +45,20 @@ struct layer_case {
 
 static bool is_fp8(const layer_case &c)
 {
-    return c.format != FORMAT_BF16 && c.format != FORMAT_F16;
+    return c.format == FORMAT_FP8_BLOCK128 || c.format == FORMAT_FP8_CHANNEL || c.format == FORMAT_FP8_TENSOR;
 }
 
-// Of x, biases and results, and of weights that are not fp8.
+static bool is_packed(const layer_case &c)
+{
+    return c.format == FORMAT_INT4_G32 || c.format == FORMAT_MXFP4 || c.format == FORMAT_NVFP4;
+}
+
+static double weight_bytes(const layer_case &c)
+{
+    return is_fp8(c) ? 1 : !is_packed(c) ? 2 : c.format == FORMAT_MXFP4 ? 17.0 / 32 : 9.0 / 16;
+}
+
+// Of x, biases and results, and of weights of 16 bits.
 static int format_16(const layer_case &c)
 {
     return c.format == FORMAT_F16 ? FORMAT_F16 : FORMAT_BF16;
@@ -57,8 +67,9 @@ static int format_16(const layer_case &c)
 struct layer {
     layer_case shape;
     std::vector<uint16_t> x, w1, w2, b1, b2;
-    std::vector<uint8_t> q1, q2; // fp8 weights
-    std::vector<float> s1, s2;   // and their scales
+    std::vector<uint8_t> q1, q2; // weights of fewer than 16 bits
+    std::vector<float> s1, s2;   // and their scales; of nvfp4, those of experts
+    std::vector<uint8_t> p1, p2; // scales by group of packed ones
     std::vector<int32_t> ids;
     std::vector<float> weights;
 };
@@ -94,6 +105,45 @@ static void quantise_weights(const std::vector<uint16_t> &from, int experts, int
         scale = (float)(0.5 + uniform()) / sqrtf((float)columns) / 4;
 }
 
+// By size, so that all are had.
+static int scale_format_of(const layer_case &c)
+{
+    return c.hidden / 32 % 3 == 0 ? FORMAT_F32 : c.hidden / 32 % 3 == 1 ? FORMAT_BF16 : FORMAT_F16;
+}
+
+// Of a weight row, bytes of scales.
+static int64_t packed_scales_bytes(const layer_case &c, int columns)
+{
+    if (c.format == FORMAT_NVFP4) return columns / 16;
+    return columns / 32 * (c.format == FORMAT_MXFP4 ? 1 : scale_format_of(c) == FORMAT_F32 ? 4 : 2);
+}
+
+// Any codes, and any scales that make numbers of the size that 16 bits have above.
+static void pack_weights(const layer_case &c, int64_t rows, int columns, int halves, std::vector<uint8_t> &codes, std::vector<uint8_t> &scales,
+                         std::vector<float> &globals)
+{
+    const double size = 1.0 / sqrt((double)columns) / 2.5;
+    const int bytes = c.format != FORMAT_INT4_G32 ? 1 : scale_format_of(c) == FORMAT_F32 ? 4 : 2;
+
+    codes.resize((size_t)(rows * columns / 2));
+    for (auto &code : codes)
+        code = (uint8_t)(uniform() * 256);
+    scales.resize((size_t)(rows * packed_scales_bytes(c, columns)));
+    for (size_t i = 0; i < scales.size(); i += bytes) {
+        const float scale = (float)(size * (0.5 + uniform()) / (c.format == FORMAT_INT4_G32 ? 2 : 1));
+
+        if (c.format == FORMAT_MXFP4)
+            scales[i] = (uint8_t)(127 + lrint(log2(size) + uniform() * 2 - 1));
+        else if (c.format == FORMAT_NVFP4)
+            scales[i] = (uint8_t)(0x40 + (int)(uniform() * 0x20) + (uniform() < 0.1) * 0x80); // 2 to 30, now and then below 0
+        else
+            numbers_encode(scale_format_of(c), &scale, 1, &scales[i]);
+    }
+    globals.resize(c.format == FORMAT_NVFP4 ? (size_t)c.experts * halves : 0);
+    for (auto &global : globals)
+        global = (float)(size * (0.5 + uniform()) / 12);
+}
+
 static void make(layer &l, const layer_case &c)
 {
     int rows = c.order == ORDER_PLAIN ? c.intermediate : 2 * c.intermediate;
@@ -106,6 +156,10 @@ static void make(layer &l, const layer_case &c)
     if (is_fp8(c)) {
         quantise_weights(l.w1, c.experts, rows, c.hidden, c.order == ORDER_PLAIN ? 1 : 2, c.format, l.q1, l.s1);
         quantise_weights(l.w2, c.experts, c.hidden, c.intermediate, 1, c.format, l.q2, l.s2);
+    }
+    if (is_packed(c)) {
+        pack_weights(c, (int64_t)c.experts * rows, c.hidden, c.one_scale || c.order == ORDER_PLAIN ? 1 : 2, l.q1, l.p1, l.s1);
+        pack_weights(c, (int64_t)c.experts * c.hidden, c.intermediate, 1, l.q2, l.p2, l.s2);
     }
     l.ids.resize((size_t)c.tokens * c.top_k);
     l.weights.resize(l.ids.size());
@@ -145,8 +199,21 @@ struct stages {
     int64_t *load;   // with turns, [experts]; NULL: not counted
 };
 
-// Of one product: [E, N, K], or [E, K, N] where rows_in; scales of fp8 alone.
-static weight_view view_of(const layer_case &c, bool is_down, const void *values, const void *scales, const void *bias)
+static void take_packed(weight_view &v, const layer_case &c, const void *by_group, int64_t globals_each)
+{
+    v.row_stride_bytes = v.k / 2;
+    v.expert_stride_bytes = v.n * v.k / 2;
+    v.globals = (const float *)v.scales;
+    v.scales = by_group;
+    v.scale_row_stride_bytes = packed_scales_bytes(c, (int)v.k);
+    v.scale_expert_stride_bytes = v.n * v.scale_row_stride_bytes;
+    v.scale_format = c.format == FORMAT_INT4_G32 ? scale_format_of(c) : 0;
+    v.global_stride = c.format == FORMAT_NVFP4 ? (int32_t)globals_each : 0;
+    v.global_expert_stride_bytes = globals_each * 4;
+}
+
+// Of one product: [E, N, K], or [E, K, N] where rows_in; scales of fewer than 16 bits alone.
+static weight_view view_of(const layer_case &c, bool is_down, const void *values, const void *scales, const void *by_group, const void *bias)
 {
     weight_view v = {};
     int order = is_down ? ORDER_PLAIN : c.order, bytes = is_fp8(c) ? 1 : 2;
@@ -164,8 +231,9 @@ static weight_view view_of(const layer_case &c, bool is_down, const void *values
     v.format = c.format;
     v.order = order;
     v.bias_format = format_16(c);
-    if (!is_fp8(c)) return v;
     v.scales = scales;
+    if (is_packed(c)) take_packed(v, c, by_group, scales_each);
+    if (!is_fp8(c)) return v;
     v.scale_row_stride_bytes = c.format == FORMAT_FP8_BLOCK128 ? columns * 4 : 4;
     v.scale_expert_stride_bytes = (c.format == FORMAT_FP8_BLOCK128  ? block_rows * columns
                                    : c.format == FORMAT_FP8_CHANNEL ? n
@@ -400,7 +468,7 @@ static void buffers_for(const layer_case &c, size_t sizes[BUFFERS])
 
 struct gpu_layer {
     stages s;
-    void *memory[BUFFERS + 15];
+    void *memory[BUFFERS + 17];
     uint64_t *turns;
     int64_t *load;
     float *y;
@@ -438,15 +506,19 @@ static void upload_layer(gpu_layer &g, const layer &l, const gpu_layer *first = 
         buffers[i] = first == NULL ? g.memory[i] : first->memory[i];
     }
     m[0] = upload(l.x);
-    m[1] = m[10] = m[14] = NULL;
+    m[1] = m[10] = m[14] = m[15] = m[16] = NULL;
     if (c.skew != 2) m[1] = upload(l.ids);
     m[2] = upload(l.weights);
-    m[3] = fp8 ? (void *)upload(l.q1) : upload(l.w1);
-    m[4] = fp8 ? (void *)upload(l.q2) : upload(l.w2);
+    m[3] = !l.q1.empty() ? (void *)upload(l.q1) : upload(l.w1);
+    m[4] = !l.q2.empty() ? (void *)upload(l.q2) : upload(l.w2);
     m[5] = c.bias ? upload(l.b1) : NULL;
     m[6] = c.bias ? upload(l.b2) : NULL;
-    m[7] = fp8 ? upload(l.s1) : NULL;
-    m[8] = fp8 ? upload(l.s2) : NULL;
+    m[7] = !l.s1.empty() ? upload(l.s1) : NULL;
+    m[8] = !l.s2.empty() ? upload(l.s2) : NULL;
+    if (is_packed(c)) {
+        m[15] = upload(l.p1);
+        m[16] = upload(l.p2);
+    }
     m[9] = poison<uint32_t>(GEMM_PROGRESS_WORDS + c.experts);
     m[11] = upload(std::vector<uint64_t>(LAYER_TURNS));
     g.turns = (uint64_t *)m[11];
@@ -455,7 +527,7 @@ static void upload_layer(gpu_layer &g, const layer &l, const gpu_layer *first = 
     m[12] = upload(std::vector<int64_t>(c.experts));
     g.load = (int64_t *)m[12];
     g.y = poison<float>((size_t)c.tokens * c.hidden);
-    weight_view w1 = view_of(c, false, m[3], m[7], m[5]), w2 = view_of(c, true, m[4], m[8], m[6]);
+    weight_view w1 = view_of(c, false, m[3], m[7], m[15], m[5]), w2 = view_of(c, true, m[4], m[8], m[16], m[6]);
     make_stages(g.s, c, m[0], m[1], m[2], w1, w2, format_16(c), buffers, g.y);
     if (fp8) {
         g.s.gemms.halves_places = gemms_halves_places(c.intermediate, (int64_t)c.tokens * c.top_k);
@@ -505,8 +577,8 @@ static void run_cpu(const layer &l, const struct kernels &kernels, std::vector<f
     stream.isa = cpu_isa_best();
     y.assign((size_t)c.tokens * c.hidden, NAN);
     const void *b1 = c.bias ? l.b1.data() : NULL, *b2 = c.bias ? l.b2.data() : NULL;
-    weight_view w1 = view_of(c, false, fp8 ? (const void *)l.q1.data() : l.w1.data(), l.s1.data(), b1);
-    weight_view w2 = view_of(c, true, fp8 ? (const void *)l.q2.data() : l.w2.data(), l.s2.data(), b2);
+    weight_view w1 = view_of(c, false, !l.q1.empty() ? (const void *)l.q1.data() : l.w1.data(), l.s1.data(), l.p1.data(), b1);
+    weight_view w2 = view_of(c, true, !l.q2.empty() ? (const void *)l.q2.data() : l.w2.data(), l.s2.data(), l.p2.data(), b2);
     // mid rounds as on the device, so that both quantise the same numbers.
     make_stages(s, c, l.x.data(), l.ids.data(), l.weights.data(), w1, w2, fp8 ? FORMAT_BF16 : FORMAT_F32, buffers, y.data());
     if (fp8) {

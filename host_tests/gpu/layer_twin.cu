@@ -282,7 +282,7 @@ static float time_behind(std::vector<gpu_layer> &g, cudaStream_t stream)
 static int copies_of(const layer_case &c)
 {
     const int choices = c.tokens * c.top_k, hit = choices < c.experts ? choices : c.experts;
-    const double touched_mb = hit * (is_fp8(c) ? 3e-6 : 6e-6) * c.hidden * c.intermediate, copies = 600 / touched_mb + 1;
+    const double touched_mb = hit * weight_bytes(c) * 3e-6 * c.hidden * c.intermediate, copies = 600 / touched_mb + 1;
     return copies < 2 ? 2 : copies > 8 ? 8 : (int)copies;
 }
 
@@ -308,7 +308,7 @@ static void time_layer(const layer_case &c)
         CHECK(run_stages(&kernels_cuda, g[i].s, stream));
     CHECK(cudaStreamSynchronize(stream));
     bool fp8 = is_fp8(c);
-    double memory = experts * (fp8 ? 3.0 : 6.0) * c.hidden * c.intermediate / 4.5e6;
+    double memory = experts * weight_bytes(c) * 3.0 * c.hidden * c.intermediate / 4.5e6;
     double flops = 6.0 * c.tokens * c.top_k * c.hidden * c.intermediate / (fp8 ? 1580e6 : 790e6);
     double floor_us = memory > flops ? memory : flops;
     float us = time_stage(g, 4, stream);
@@ -338,14 +338,15 @@ static layer_case random_case()
 {
     static const int orders[] = {ORDER_GATE_UP, ORDER_UP_GATE, ORDER_INTERLEAVED, ORDER_PLAIN};
     static const int gated[] = {ACTIVATION_SILU, ACTIVATION_GELU, ACTIVATION_GELU_TANH, ACTIVATION_SWIGLUOAI};
-    static const int formats[] = {FORMAT_BF16, FORMAT_F16, FORMAT_FP8_BLOCK128, FORMAT_FP8_CHANNEL, FORMAT_FP8_TENSOR};
+    static const int formats[] = {FORMAT_BF16,       FORMAT_F16,      FORMAT_FP8_BLOCK128, FORMAT_FP8_CHANNEL,
+                                  FORMAT_FP8_TENSOR, FORMAT_INT4_G32, FORMAT_MXFP4,        FORMAT_NVFP4};
     layer_case c = {};
-    c.format = formats[below(5)];
-    int multiple = is_fp8(c) ? 16 : 8;
+    c.format = formats[below(8)];
+    int multiple = is_packed(c) ? 32 : is_fp8(c) ? 16 : 8;
     c.tokens = 1 + below(below(3) ? 40 : 400);
     if (!below(3)) c.tokens = 1 + below(8); // one launch
-    c.hidden = multiple * (1 + below(50));
-    c.intermediate = multiple * (1 + below(30));
+    c.hidden = multiple * (1 + below(800 / multiple));
+    c.intermediate = multiple * (1 + below(480 / multiple));
     c.experts = 1 + below(below(3) ? 12 : 200);
     c.top_k = 1 + below(c.experts < 6 ? c.experts : 6);
     c.order = orders[below(4)];
@@ -353,8 +354,8 @@ static layer_case random_case()
     c.skew = below(3);
     c.bias = below(2);
     c.weight_on_input = below(4) == 0;
-    c.rows_in = is_fp8(c) ? 0 : below(2);
-    c.one_scale = c.format == FORMAT_FP8_TENSOR ? below(2) : 0;
+    c.rows_in = c.format == FORMAT_BF16 || c.format == FORMAT_F16 ? below(2) : 0;
+    c.one_scale = c.format == FORMAT_FP8_TENSOR || c.format == FORMAT_NVFP4 ? below(2) : 0;
     return c;
 }
 
@@ -428,6 +429,15 @@ static const layer_case cases[] = {
     {3, 384, 144, 2, 4, ORDER_PLAIN, ACTIVATION_RELU2, 0, 1, 0, 0, FORMAT_FP8_CHANNEL},
     {5, 136, 72, 200, 8, ORDER_GATE_UP, ACTIVATION_SILU, 0, 1, 0, 0, FORMAT_BF16}, // more choices than a warp has lanes, parts of down than sums
     {8, 136, 528, 1, 4, ORDER_UP_GATE, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_BF16}, // fewer stages than warps
+    {1, 128, 64, 4, 2, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_MXFP4},
+    {7, 288, 96, 8, 2, ORDER_INTERLEAVED, ACTIVATION_SWIGLUOAI, 0, 1, 0, 0, FORMAT_MXFP4}, // scales of 9 bytes a row, at any address
+    {33, 1376, 96, 4, 2, ORDER_UP_GATE, ACTIVATION_GELU, 2, 1, 0, 0, FORMAT_MXFP4},
+    {300, 256, 320, 2, 1, ORDER_PLAIN, ACTIVATION_RELU2, 0, 1, 1, 0, FORMAT_MXFP4},
+    {9, 352, 128, 4, 2, ORDER_UP_GATE, ACTIVATION_SILU, 0, 1, 0, 0, FORMAT_NVFP4},
+    {100, 608, 224, 4, 2, ORDER_GATE_UP, ACTIVATION_GELU_TANH, 2, 0, 0, 0, FORMAT_NVFP4, 1},
+    {3, 96, 64, 8, 1, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_INT4_G32}, // scales in f32, bf16 and f16
+    {64, 416, 192, 8, 4, ORDER_GATE_UP, ACTIVATION_SILU, 0, 1, 1, 0, FORMAT_INT4_G32},
+    {150, 160, 96, 1, 1, ORDER_INTERLEAVED, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_INT4_G32},
     {9, 128, 64, 0, 2, ORDER_GATE_UP, ACTIVATION_SILU, 2, 0, 0, 0, FORMAT_BF16}, // a rank that owns no expert
     {9, 128, 64, 0, 1, ORDER_GATE_UP, ACTIVATION_SILU, 2, 0, 0, 0, FORMAT_BF16},
     {90, 256, 128, 0, 2, ORDER_GATE_UP, ACTIVATION_SILU, 2, 0, 0, 0, FORMAT_FP8_BLOCK128},
@@ -444,6 +454,10 @@ static const struct {
     {"f16", ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, FORMAT_F16},
     {"bf16_in", ORDER_GATE_UP, ACTIVATION_SILU, 0, 1, FORMAT_BF16},
     {"gpt_oss", ORDER_INTERLEAVED, ACTIVATION_SWIGLUOAI, 1, 1, FORMAT_BF16},
+    {"mxfp4", ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, FORMAT_MXFP4},
+    {"nvfp4", ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, FORMAT_NVFP4},
+    {"int4", ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, FORMAT_INT4_G32},
+    {"gpt_oss_mxfp4", ORDER_INTERLEAVED, ACTIVATION_SWIGLUOAI, 1, 0, FORMAT_MXFP4},
 };
 
 static int time_named(int argc, char **argv)

@@ -24,6 +24,7 @@
 #include "kernels/cuda/gemm_gather.cuh"
 #include "kernels/cuda/gemm_load.cuh"
 #include "kernels/cuda/gemm_many.cuh"
+#include "kernels/cuda/gemm_packed.cuh"
 #include "kernels/cuda/gemm_quantise.cuh"
 #include "kernels/cuda/gemm_scale.cuh"
 #include "kernels/cuda/gemm_tile.cuh"
@@ -133,6 +134,108 @@ __device__ __forceinline__ void multiply_scaled(const gemm_args &args, gemm_smem
         to.c[0][i] *= i & 2 ? rows.whole.y : rows.whole.x;
 }
 
+template <class P>
+__device__ __forceinline__ void begin_packed_step(const gemm_args &args, gemm_smem<P> &smem, const packed_rows &rows, const stage_ring &ring,
+                                                  int32_t step)
+{
+    mbarrier_wait(&smem.full[ring.stage], ring.round_odd);
+    fence_proxy_async(); // copies of threads brought the tokens
+    prepare_scales<P>(args.packed, rows, ring, smem, step);
+}
+
+// Packed: a warp decodes its 16 weight rows, 64 inputs at a time, into registers, beside what wgmma multiplies with those before.
+template <int N, class P>
+__device__ __forceinline__ void multiply_packed(const gemm_args &args, gemm_smem<P> &smem, const tile &t, int32_t warpgroup, stage_ring &ring,
+                                                sums<N, P> &to)
+{
+    constexpr int next_part = N * kRowBytes >> 4;
+    const packed_rows rows = find_packed_rows<P>(args, t, warpgroup);
+    const packed_codes codes = codes_of<P::type>();
+    const int32_t steps = steps_of<P>(args);
+    uint32_t weights[2][4][4];
+
+    begin_packed_step<P>(args, smem, rows, ring, 0);
+    decode_part<P>(codes, rows, ring, smem, 0, weights[0]);
+    for (int32_t step = 0; step < steps; step++) {
+        const uint32_t b = wgmma_descriptor(ring.tokens(smem));
+        const int32_t stage = ring.stage;
+
+#pragma unroll
+        for (int32_t part = 0; part < P::parts; part++) {
+            wgmma_fence_registers(weights[part % 2]);
+#pragma unroll
+            for (int32_t i = 0; i < 4; i++)
+                wgmma_packed<N>::run(to.c[0], weights[part % 2][i], b + part * next_part + i * wgmma_next_inputs<false>);
+            wgmma_commit();
+            if (part + 1 < P::parts) {
+                decode_part<P>(codes, rows, ring, smem, part + 1, weights[(part + 1) % 2]);
+            } else {
+                ring.advance();
+                if (step + 1 < steps) {
+                    begin_packed_step<P>(args, smem, rows, ring, step + 1);
+                    decode_part<P>(codes, rows, ring, smem, 0, weights[0]);
+                }
+            }
+            wgmma_wait<0>();
+        }
+        release_stage(smem, stage);
+    }
+}
+
+// The same for few tokens by mma, which costs less than wgmma for 64 rows whose numbers are in registers. Both give the same bits.
+template <int N, class P>
+__device__ __forceinline__ void multiply_packed_few(const gemm_args &args, gemm_smem<P> &smem, const tile &t, int32_t warpgroup, stage_ring &ring,
+                                                    sums<N, P> &to)
+{
+    const packed_rows rows = find_packed_rows<P>(args, t, warpgroup);
+    const packed_codes codes = codes_of<P::type>();
+    const int32_t lane = threadIdx.x % 32, steps = steps_of<P>(args);
+
+    for (int32_t step = 0; step < steps; step++, ring.advance()) {
+        const uint32_t tokens = smem_address(ring.tokens(smem)) + lane % 8 * kRowBytes;
+
+        begin_packed_step<P>(args, smem, rows, ring, step);
+#pragma unroll
+        for (int32_t part = 0; part < P::parts; part++) {
+            uint32_t weights[4][4];
+
+            decode_part<P>(codes, rows, ring, smem, part, weights);
+#pragma unroll
+            for (int32_t block = 0; block < 2; block++)
+#pragma unroll
+                for (int32_t n = 0; n < N; n += 8) {
+                    const int32_t piece = (block * 4 + lane / 8) ^ lane % 8;
+                    float(&c)[4] = *reinterpret_cast<float(*)[4]>(&to.c[0][n / 2]);
+                    uint32_t inputs[4];
+
+                    load_matrices(inputs, tokens + (part * N + n) * kRowBytes + piece * 16);
+                    mma<true>(c, weights[block * 2], inputs[0], inputs[1]);
+                    mma<true>(c, weights[block * 2 + 1], inputs[2], inputs[3]);
+                }
+        }
+        release_stage(smem, ring.stage);
+    }
+}
+
+// What a tile of packed weights needs before its end, by the warpgroup that has its sums.
+template <int N, class P>
+__device__ __forceinline__ void scale_packed(const gemm_args &args, gemm_smem<P> &smem, const tile &t, int32_t warpgroup, sums<N, P> &to)
+{
+    find_results<N, P>(args, smem, t, warpgroup, 0);
+    if constexpr (P::type == OPERAND_MXFP4) {
+#pragma unroll
+        for (int32_t i = 0; i < N / 2; i++)
+            to.c[0][i] *= 1024.0f; // times_of_e8m0
+    }
+    if constexpr (P::type == OPERAND_NVFP4) {
+        const float2 whole = row_scales_of_thread<P>(args, t, warpgroup).whole;
+
+#pragma unroll
+        for (int32_t i = 0; i < N / 2; i++)
+            to.c[0][i] *= i & 2 ? whole.y : whole.x;
+    }
+}
+
 template <int N, class P>
 __device__ __forceinline__ void finish(const gemm_args &args, gemm_smem<P> &smem, const tile &t, int32_t warpgroup, sums<N, P> &from)
 {
@@ -185,7 +288,13 @@ __device__ __forceinline__ void consume(const gemm_args &args, gemm_smem<P> &sme
             own.c[block][i] = 0.0f;
     if constexpr (P::is_scaled)
         multiply_scaled<N, P>(args, smem, t, warpgroup, ring, own);
-    else
+    else if constexpr (P::is_packed) {
+        if constexpr (N <= kFewPacked)
+            multiply_packed_few<N, P>(args, smem, t, warpgroup, ring, own);
+        else
+            multiply_packed<N, P>(args, smem, t, warpgroup, ring, own);
+        scale_packed<N, P>(args, smem, t, warpgroup, own);
+    } else
         multiply<N, P>(args, smem, t, warpgroup, ring, own);
     finish<N, P>(args, smem, t, warpgroup, own);
 }
@@ -319,7 +428,8 @@ __global__ void __launch_bounds__((product_of<type, true, rows_in, is_few>::thre
         prefetch_tensormap(&args.down.weights);
         for (int32_t stage = 0; stage < kStagesMax; stage++) {
             mbarrier_init(&smem.full[stage], 1 + U::loaders);
-            mbarrier_init(&smem.empty[stage], U::is_scaled ? 4 * U::warpgroups : U::warpgroups); // a warp, or a warpgroup, releases a stage
+            // A warp, or a warpgroup, releases a stage.
+            mbarrier_init(&smem.empty[stage], U::is_scaled || U::is_packed ? 4 * U::warpgroups : U::warpgroups);
         }
         fence_mbarrier_init();
     }
@@ -370,6 +480,12 @@ gemms_entry entry_of(operand type, bool rows_in, bool is_few)
         return entry_of<OPERAND_BF16>(rows_in, is_few);
     case OPERAND_F16:
         return entry_of<OPERAND_F16>(rows_in, is_few);
+    case OPERAND_INT4:
+        return entry<OPERAND_INT4, false>();
+    case OPERAND_MXFP4:
+        return entry<OPERAND_MXFP4, false>();
+    case OPERAND_NVFP4:
+        return entry<OPERAND_NVFP4, false>();
     default:
         return entry<OPERAND_E4M3, false>();
     }
@@ -381,7 +497,7 @@ extern "C" int32_t gemm_cuda_load(void)
 {
     cudaError_t st = cudaSuccess;
 
-    for (int32_t i = 0; i < 12 && st == cudaSuccess; i++) {
+    for (int32_t i = 0; i < 4 * OPERANDS && st == cudaSuccess; i++) {
         gemms_entry entry = entry_of(static_cast<operand>(i / 4), i & 1, i & 2);
 
         st = load_kernel(entry.kernel, entry.smem_bytes);

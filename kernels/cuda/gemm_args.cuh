@@ -24,11 +24,12 @@ CUtensorMapDataType numbers_of(int32_t format)
 }
 
 // The weights of all experts, `rows` of a box. Rows along K and gated: (K, 8 units, gate | up, units / 8, expert), whatever their order.
+// Packed ones are pairs along K, in bytes.
 tensor_map_shape weights_shape(const weight_view &view, int32_t experts, cuuint32_t rows)
 {
     cuuint64_t row = view.row_stride_bytes, expert = view.expert_stride_bytes;
-    cuuint64_t k = view.k, units = view.n / 2;
-    cuuint32_t depth = kRowBytes / element_bytes_of(view.format);
+    cuuint64_t k = is_packed(view.format) ? view.k / 2 : view.k, units = view.n / 2;
+    cuuint32_t depth = is_packed(view.format) ? kRowBytes : kRowBytes / element_bytes_of(view.format);
 
     if (experts == 1) expert = row * (view.rows_in ? view.k : view.n);
     if (view.rows_in)
@@ -48,10 +49,13 @@ void take_weights(gemm_args &to, const weight_view &view)
     to.order = view.order;
     to.depth = static_cast<int32_t>(view.k);
     to.scales = scales_of(view);
+    if (is_packed(view.format)) to.packed = packed_scales_of(view);
 }
 
+// Of what the weights are multiplied with.
 int32_t rows_format_of(const weight_view &view)
 {
+    if (is_packed(view.format)) return FORMAT_BF16;
     return element_bytes_of(view.format) == 1 ? FORMAT_FP8_BLOCK128 : view.format;
 }
 
@@ -69,7 +73,7 @@ void ask_for_weights(map_requests &asked, gemm_args &to, const weight_view &by, 
 // Of rows in the order of the pairs, which come in boxes, and of their scales, where they have any, by group.
 cudaError_t ask_for_rows(map_requests &asked, gemm_args &to, const weight_view &by, const row_slab &rows)
 {
-    const CUtensorMapDataType numbers = numbers_of(by.format);
+    const CUtensorMapDataType numbers = numbers_of(rows_format_of(by));
     const cuuint32_t depth = kRowBytes / element_bytes_of(by.format);
     const cuuint64_t k = by.k, groups = (k + 127) / 128, cap = rows.cap, stride = rows.row_stride_bytes, group_stride = rows.group_stride_bytes;
 
@@ -145,7 +149,7 @@ cudaError_t take_gate_up(gemms_args_device &to, map_requests &asked, const gate_
 
 cudaError_t take_down(gemms_args_device &to, map_requests &asked, const down_args &from, int32_t tile_rows)
 {
-    const int32_t step_depth = kRowBytes / element_bytes_of(from.w2.format) * (kRows / tile_rows);
+    const int32_t parts = is_packed(from.w2.format) ? 4 : kRows / tile_rows, step_depth = kRowBytes / element_bytes_of(from.w2.format) * parts;
     const int32_t steps = static_cast<int32_t>((from.w2.k + step_depth - 1) / step_depth);
     row_slab mid = {};
     gemm_args &own = to.down;
@@ -167,8 +171,10 @@ cudaError_t take_down(gemms_args_device &to, map_requests &asked, const down_arg
     own.result_scale = from.result_scale;
     own.is_bare = own.bias == nullptr;
     own.outputs = static_cast<int32_t>(from.w2.n);
-    own.lot_tiles = from.w2.rows_in ? 1 : max(min(kLotSteps / steps, kLotTiles), 1);
+    own.lot_tiles = from.w2.rows_in || is_packed(from.w2.format) ? 1 : max(min(kLotSteps / steps, kLotTiles), 1);
     own.row_tiles = static_cast<int32_t>((from.w2.n + tile_rows * own.lot_tiles - 1) / (tile_rows * own.lot_tiles));
+    own.rows = static_cast<const unsigned char *>(from.mid);
+    own.rows_stride_bytes = from.mid_stride_bytes;
     ask_for_weights(asked, own, from.w2, from.experts, tile_rows);
     return ask_for_rows(asked, own, from.w2, mid);
 }
@@ -205,7 +211,7 @@ bool tokens_are_few(const gemms_args &from)
 
     for (int32_t i = 0; i < gate_up.slabs_count; i++)
         tokens += gate_up.slabs[i].cap;
-    return tokens <= kFew && element_bytes_of(gate_up.w1.format) == 2 && !gate_up.w1.rows_in;
+    return tokens <= kFew && weight_bits_of(gate_up.w1.format) == 16 && !gate_up.w1.rows_in;
 }
 
 // tile_rows: weight rows of a tile.

@@ -3,6 +3,7 @@
 #ifndef MOXIE_KERNELS_CUDA_GEMM_LOAD_CUH
 #define MOXIE_KERNELS_CUDA_GEMM_LOAD_CUH
 
+#include "kernels/cuda/gemm_packed.cuh"
 #include "kernels/cuda/gemm_tile.cuh"
 #include "kernels/cuda/ptx.cuh"
 
@@ -51,9 +52,11 @@ __device__ __forceinline__ void find_rows(const gemms_args_device &args, gemm_sm
         smem.token_row[thread + i * 128] = slab.rows + row * slab.row_stride_bytes;
     }
     bar_sync<1, 128>();
+    if constexpr (!P::is_packed) {
 #pragma unroll
-    for (int32_t i = 0; i < gathered<P>::rows; i++)
-        to.row[i] = smem.token_row[thread / gathered<P>::threads + i * gathered<P>::stride] + thread % gathered<P>::threads * 16;
+        for (int32_t i = 0; i < gathered<P>::rows; i++)
+            to.row[i] = smem.token_row[thread / gathered<P>::threads + i * gathered<P>::stride] + thread % gathered<P>::threads * 16;
+    }
 }
 
 // A stage's inputs of the tile's token rows, from byte `at` of the rows on, swizzled as the copy engine would. Past the end of
@@ -75,6 +78,19 @@ __device__ __forceinline__ void gather(const gathered<P> &from, unsigned char *t
     }
 }
 
+// The same where a step has so many inputs that a warp copies a row of it. Row n is at row_at(n).
+template <class P, class Rows>
+__device__ __forceinline__ void gather_by_warps(const Rows &row_at, unsigned char *tokens, int32_t left, int32_t at, int32_t columns)
+{
+    const int32_t lane = threadIdx.x % 32;
+    const uint32_t to = smem_address(tokens) + lane / 8 * columns * kRowBytes, bytes = lane * 16 < left ? 16 : 0;
+
+    static_assert(P::depth * P::element_bytes == 32 * 16);
+#pragma unroll 1
+    for (int32_t n = threadIdx.x / 32 % 4; n < columns; n += 4)
+        cp_async(to + n * kRowBytes + (lane % 8 ^ (n & 7)) * 16, row_at(n) + at + lane * 16, bytes);
+}
+
 // Two blocks of 64 rows, [64 rows][64 inputs], or rows_in [64 inputs][64 rows]: gate and up of 64 units, or rows in their order.
 // Where rows lie along K a tensor map can put gate and up of eight units in turns, so both blocks hold both.
 template <class P, bool read_once>
@@ -85,7 +101,7 @@ __device__ __forceinline__ void load_weights(const gemm_args &args, gemm_smem<P>
 
     if (!P::rows_in) {
 #pragma unroll
-        for (int32_t part = 0; part < P::parts; part++, to += kBlockBytes, k += P::part_depth)
+        for (int32_t part = 0; part < (P::is_packed ? 1 : P::parts); part++, to += kBlockBytes, k += P::part_depth)
             if (args.order != ORDER_PLAIN)
                 cp_async_bulk_tensor_5d<read_once>(to, &args.weights, full, k, 0, 0, t.row_tile * (P::rows / 16), t.expert);
             else
@@ -187,10 +203,10 @@ __device__ __forceinline__ void begin_stage(const gemm_args &args, gemm_smem<P> 
     mbarrier_arrive_expect_tx(&smem.full[ring.stage],
                               (kRows + (P::gathers || (P::is_scaled && args.gathers) ? 0 : boxed_rows<P>(t) * P::parts)) * kRowBytes + scales_bytes);
     // Where no expert has pairs for two tiles its weights are read once.
-    if (P::is_few || ring.bytes < (kRows + P::columns) * kRowBytes)
-        load_weights<P, true>(args, smem, ring, t, k);
+    if (P::is_few || ring.bytes < stage_bytes<P>(P::columns))
+        load_weights<P, true>(args, smem, ring, t, P::is_packed ? k / 2 : k);
     else
-        load_weights<P, false>(args, smem, ring, t, k);
+        load_weights<P, false>(args, smem, ring, t, P::is_packed ? k / 2 : k);
 }
 
 // A lot's tiles, from place `at` of the block's on, or the only one.
@@ -320,6 +336,32 @@ __device__ __forceinline__ void load_boxes_in_turns(const gemm_args &args, gemm_
     }
 }
 
+// The same beside packed weights, whose scales come so, too: of either product, since a step has as many boxes of rows as four of others.
+template <class P, class Rows>
+__device__ __forceinline__ void load_packed(const gemm_args &args, gemm_smem<P> &smem, const tile &t, const Rows &row_at, stage_ring &ring,
+                                            const steps &which)
+{
+    const unsigned char *scales = packed_row_scales<P>(args, t, threadIdx.x % 128);
+
+    for (int32_t step = which.first, k = step * P::depth; step < which.end; step++, k += P::depth, ring.advance()) {
+        mbarrier_wait(&smem.empty[ring.stage], ring.round_odd ^ 1);
+        if (step >= which.ahead && is_turn(step) && elect_one()) begin_stage<P>(args, smem, ring, t, k);
+        gather_by_warps<P>(row_at, ring.tokens(smem), (args.depth - k) * P::element_bytes, k * P::element_bytes, t.columns);
+        load_packed_scales<P>(args.packed, smem, ring, scales, step);
+        cp_async_mbarrier_arrive_noinc(&smem.full[uniform(ring.stage)]);
+    }
+}
+
+// Of down, whose rows lie in the order of the pairs. Past the tile's own it is the last one.
+template <class P>
+__device__ __forceinline__ void load_packed_down(const gemm_args &args, gemm_smem<P> &smem, const tile &t, stage_ring &ring, const steps &which)
+{
+    const unsigned char *rows = args.rows + t.pair * args.rows_stride_bytes;
+    const auto row_at = [&](int32_t n) { return rows + min(n, t.tokens - 1) * args.rows_stride_bytes; };
+
+    load_packed<P>(args, smem, t, row_at, ring, which);
+}
+
 // Rows that come in boxes, for the loading warps.
 template <class P>
 __device__ __forceinline__ void load_boxes(const gemm_args &args, gemm_smem<P> &smem, const tile &t, stage_ring &ring, const steps &which)
@@ -384,7 +426,7 @@ __device__ __forceinline__ bool is_of_gate_up(const tile &t)
 // those are looked up after them.
 template <class U> __device__ __forceinline__ int32_t steps_ahead(const gemms_args_device &args, const tile &t)
 {
-    const int32_t most = args.counted.ids != nullptr ? kLoadingWarps / 2 : kLoadingWarps;
+    const int32_t most = args.counted.ids != nullptr || U::is_packed ? kLoadingWarps / 2 : kLoadingWarps; // packed may have two stages
 
     return is_of_gate_up(t) ? min(steps_of<U>(args.gate_up) - 1, most) : 0;
 }
@@ -421,7 +463,9 @@ template <class P>
 __device__ __forceinline__ void load_steps(const gemms_args_device &args, gemm_smem<P> &smem, const tile &t, const gathered<P> &from,
                                            stage_ring &ring, const steps &which)
 {
-    if constexpr (P::gathers)
+    if constexpr (P::is_packed)
+        load_packed<P>(args.gate_up, smem, t, [&smem](int32_t n) { return smem.token_row[n]; }, ring, which);
+    else if constexpr (P::gathers)
         load_gathered<P>(args.gate_up, smem, t, from, ring, which);
     else
         load_boxes<P>(args.gate_up, smem, t, ring, which);
@@ -442,6 +486,7 @@ __device__ __forceinline__ int32_t load_gate_up(const gemms_args_device &args, g
     while (is_of_gate_up(t)) {
         gathered<U> from;
 
+        if (U::is_packed) bar_sync<1, 128>(); // the addresses of the tile before have been read
         if (U::gathers) find_rows<U>(args, smem, first.flat, thread, from);
         load_steps<U>(args, smem, t, from, ring, {0, filled, ahead, 0});
         at = (at + 1) % kTiles;
@@ -472,7 +517,10 @@ __device__ __forceinline__ void load_down(const gemms_args_device &args, gemm_sm
             load_lot<D>(args.down, smem, t, ring, ahead);
             if (finds_tiles<U>()) source.put(at, source.next(t), true);
         } else {
-            load_boxes<D>(args.down, smem, t, ring, {0, steps_of<D>(args.down), ahead, 0});
+            if constexpr (D::is_packed)
+                load_packed_down<D>(args.down, smem, t, ring, {0, steps_of<D>(args.down), ahead, 0});
+            else
+                load_boxes<D>(args.down, smem, t, ring, {0, steps_of<D>(args.down), ahead, 0});
             if (finds_tiles<U>()) source.put(at, source.next(t), false);
         }
         bar_sync<1, 128>(); // the next tiles are there, and all steps of these have been asked for

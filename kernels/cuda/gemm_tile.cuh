@@ -22,6 +22,8 @@ constexpr int kColumns = 256;   // tokens of the largest tile
 constexpr int kFew = 16;        // tokens of a launch whose tiles are halves, and of their largest
 constexpr int kMiddle = 176;    // of the largest 16-bit one of which five stages fit, not four
 constexpr int kMiddleIn = 160;  // and of weights [E, K, N]
+constexpr int kPacked = 128;    // of the largest one beside packed weights
+constexpr int kFewPacked = 32;  // of the largest one that is multiplied without wgmma
 constexpr int kScaled = 192;    // of the largest fp8 one: 64 of a warpgroup, which keeps its sums twice
 constexpr int kScaledMiddle = 160; // of the largest of which five stages fit, not four
 constexpr int kScaledSmall = 112;  // and six, not five
@@ -48,23 +50,26 @@ static_assert(GEMMS_HALVES_PLACE_BYTES == sizeof(uint32_t) + 2 * kHalfBytes);
 
 // What a kernel is compiled for, and which of its two products. e4m3 is multiplied 128 inputs at a time and scaled in fp32; its
 // outputs are bf16, but for mid, which is e4m3 again.
-template <operand type, bool is_gate_up_, bool rows_in_, bool is_few_> struct product {
+template <operand type_, bool is_gate_up_, bool rows_in_, bool is_few_> struct product {
+    static constexpr operand type = type_;
     static constexpr bool is_gate_up = is_gate_up_;
     static constexpr bool rows_in = rows_in_; // weights [E, K, N]
     static constexpr bool is_few = is_few_;   // tiles of half the weight rows, and stages of twice the inputs: more even shares of few tiles
     static constexpr bool is_scaled = type == OPERAND_E4M3;
+    static constexpr bool is_packed = type >= OPERAND_INT4;
     static constexpr bool is_bf16 = type != OPERAND_F16; // of the outputs
     static constexpr int element_bytes = is_scaled ? 1 : 2;
     static constexpr int rows = is_few ? kBlockRows : kRows; // of a tile's weights
-    static constexpr int parts = kRows / rows; // of a stage, along K: kRowBytes of each weight row, and of each token row
+    static constexpr int parts = is_packed ? 4 : kRows / rows; // of a stage, along K: kRowBytes of each token row, of packed weights a quarter
     static constexpr int part_depth = kRowBytes / element_bytes;
     static constexpr int depth = part_depth * parts; // inputs of a stage
-    static constexpr int columns = is_few ? kFew : is_scaled ? kScaled : kColumns; // tokens of the largest tile
-    static constexpr int middle = is_scaled || is_few ? columns : rows_in ? kMiddleIn : kMiddle; // of which a stage more fits
-    static constexpr int columns_on_n = is_few ? kFew : is_scaled ? kFewScaled : kColumns;
-    static constexpr bool in_lots = !is_gate_up && !rows_in;  // where steps are few; weights along N have no registers for it
-    static constexpr bool gathers = is_gate_up && !is_scaled; // the loading threads copy tokens; else the engine does
+    static constexpr int columns = is_few ? kFew : is_packed ? kPacked : is_scaled ? kScaled : kColumns; // tokens of the largest tile
+    static constexpr int middle = is_scaled || is_few || is_packed ? columns : rows_in ? kMiddleIn : kMiddle; // of which a stage more fits
+    static constexpr int columns_on_n = is_scaled ? kFewScaled : columns;
+    static constexpr bool in_lots = !is_gate_up && !rows_in && !is_packed; // where steps are few; weights along N have no registers for it
+    static constexpr bool gathers = is_packed || (is_gate_up && !is_scaled); // the loading threads copy tokens; else the engine does
     static constexpr bool quantises = is_gate_up && is_scaled;
+    static constexpr int scales_bytes = type == OPERAND_INT4 ? 48 : is_packed ? 32 : 0; // packed: of a weight row, in a stage
     static constexpr int loaders = is_scaled ? 4 : 128;       // threads that fill a stage, besides the engine
     static constexpr int warpgroups = is_few ? 1 : is_scaled ? 3 : 2; // that multiply
     static constexpr int threads = (1 + warpgroups) * 128;
@@ -124,7 +129,7 @@ template <bool is_scaled> struct alignas(1024) block_smem {
     int32_t tiles_first[kExpertsMax + 1];  // prefix sums, of tiles of tokens
     int32_t expert_first[kExpertsMax + 1]; // pairs
     uint32_t pairs_most[4 + 4 * warpgroups]; // of the experts that a warp has read
-    int32_t columns_most;                  // token rows of a stage in this launch
+    int32_t columns_most;                  // rows of a stage in this launch, but weight rows
     tile tiles[kTiles];                    // of this block, in turns: a tile is there once its first stage is full
     int32_t row_tiles, pairs_count;        // of gate_up, fp8: as gemm_args has them, or twice as many; all pairs
     int32_t other_is_there;                // 1: the other half of the tile that ends has been left
@@ -143,6 +148,12 @@ template <bool is_scaled> struct alignas(1024) block_smem {
 static_assert(sizeof(block_smem<true>) <= 232448 && sizeof(block_smem<false>) <= 232448);
 
 template <class P> using gemm_smem = block_smem<P::is_scaled>;
+
+// Of a stage for tiles of up to so many tokens: weights, tokens, and scales of packed weights.
+template <class P> __host__ __device__ constexpr int32_t stage_bytes(int32_t columns)
+{
+    return (kRows + columns * P::parts + P::scales_bytes * kRows / kRowBytes) * kRowBytes;
+}
 
 // The stages that a thread goes through, over all its tiles. The fewer tokens the largest tile has, the more stages there are,
 // and the more bytes under way.
@@ -204,6 +215,9 @@ struct gemm_args {
     CUtensorMap many_tokens;  // and of kManyTokens
     CUtensorMap token_scales; // fp8: boxes of kScales
     weight_scales scales;
+    packed_scales packed;
+    const unsigned char *rows; // packed: of mid
+    int64_t rows_stride_bytes;
     const float *pair_weight; // gate_up: router weight on the input, or NULL
     const void *bias;
     int64_t bias_expert_stride_bytes;
@@ -401,7 +415,7 @@ template <class P> __device__ __forceinline__ void make_tables(const gemms_args_
             pairs_before = __shfl_sync(~0u, pairs_before, 31);
             tiles_before = __shfl_sync(~0u, tiles_before, 31);
         }
-        if (lane == 0) smem.columns_most = columns_most * P::parts;
+        if (lane == 0) smem.columns_most = stage_bytes<P>(columns_most) / kRowBytes - kRows;
         if (P::is_scaled && lane == 0) {
             smem.row_tiles = row_tiles_for(args.gate_up, tiles_before, pairs_before);
             smem.pairs_count = pairs_before;

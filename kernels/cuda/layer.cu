@@ -181,8 +181,8 @@ bool is_layer(const layer_args &from)
     const bool weighs_input = gate_up.pair_weight != nullptr, weighs_result = from.combine.pair_weight != nullptr;
 
     return from.turns != nullptr && route.by == ROUTE_BY_IDS && from.combine.slabs_count == route.slabs_count && route.experts > 0 &&
-           weighs_input != weighs_result && gate_up.w1.format == down.w2.format && !gate_up.w1.rows_in && !down.w2.rows_in && has_code(gate_up) &&
-           has_code(down);
+           weighs_input != weighs_result && gate_up.w1.format == down.w2.format && !is_packed(gate_up.w1.format) && !gate_up.w1.rows_in &&
+           !down.w2.rows_in && has_code(gate_up) && has_code(down);
 }
 
 divider divider_of(int32_t divisor)

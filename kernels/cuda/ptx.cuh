@@ -91,6 +91,15 @@ __device__ __forceinline__ uint32_t thread_read_anew()
     return thread;
 }
 
+// A constant, in a register: known to be one it would be put there wherever it is used. No lane has the highest bit of this mask.
+__device__ __forceinline__ uint32_t in_register(uint32_t value)
+{
+    uint32_t below;
+
+    asm volatile("mov.u32 %0, %%lanemask_lt;" : "=r"(below));
+    return value + (below >> 31);
+}
+
 // One lane of the warp, all of which call it. What only that lane does the compiler knows to be one thread's, and issues copies at
 // once; behind a comparison of thread numbers it puts a loop over the lanes around each, which takes 300 cycles.
 __device__ __forceinline__ bool elect_one()
@@ -350,6 +359,33 @@ __device__ __forceinline__ void e4m3_to_f16(uint32_t codes, uint32_t &low, uint3
         : "r"(codes));
 }
 
+// Four bytes of the eight that `low` and `high` have, each as four bits of `by` say: which, and with the highest of the four set, whether
+// that byte's highest bit is, in all eight.
+__device__ __forceinline__ uint32_t bytes_by(uint32_t low, uint32_t high, uint32_t by)
+{
+    uint32_t bytes;
+
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(low), "r"(high), "r"(by));
+    return bytes;
+}
+
+// Of two bf16 numbers each, x * y + z and x * y. Numbers below the normal ones count.
+__device__ __forceinline__ uint32_t bf16_fma(uint32_t x, uint32_t y, uint32_t z)
+{
+    uint32_t sum;
+
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(x), "r"(y), "r"(z));
+    return sum;
+}
+
+__device__ __forceinline__ uint32_t bf16_multiply(uint32_t x, uint32_t y)
+{
+    uint32_t product;
+
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(x), "r"(y));
+    return product;
+}
+
 // 2^x, with two units of the last place.
 __device__ __forceinline__ float exp2_approx(float x)
 {
@@ -378,6 +414,15 @@ template <uint32_t barrier, uint32_t threads> __device__ __forceinline__ void ba
 
 // ---- mma ---------------------------------------------------------------------------------------
 
+// Four matrices of 8 x 8 16-bit numbers, whose rows of 16 bytes the lanes 8 i to 8 i + 7 name: of each a lane has two numbers of a row.
+__device__ __forceinline__ void load_matrices(uint32_t (&to)[4], uint32_t row)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(row)
+                 : "memory");
+}
+
 // c[16 x 8] += a[16 x 16] . b[16 x 8] of 16-bit numbers, by a warp. Lane 4 r + q has, of a, inputs 2 q and 2 q + 1 of rows r and r + 8,
 // then inputs 2 q + 8 and 2 q + 9 of both; of b, the same inputs of column r; of c, columns 2 q and 2 q + 1 of row r, then of r + 8.
 template <bool is_bf16> __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b, uint32_t b_next)
@@ -397,6 +442,15 @@ template <bool is_bf16> __device__ __forceinline__ void mma(float (&c)[4], const
 __device__ __forceinline__ void wgmma_fence()
 {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+// What computes registers that wgmma reads stays before the fence.
+__device__ __forceinline__ void wgmma_fence_registers(uint32_t (&a)[4][4])
+{
+#pragma unroll
+    for (int32_t i = 0; i < 4; i++)
+        asm volatile("" : "+r"(a[i][0]), "+r"(a[i][1]), "+r"(a[i][2]), "+r"(a[i][3])::"memory");
+    wgmma_fence();
 }
 
 __device__ __forceinline__ void wgmma_commit()
@@ -486,7 +540,6 @@ template <int N, bool is_bf16, bool a_rows_in> struct wgmma;
 
 // The same of e4m3, 32 inputs of a K-major a; without `adds` the sums are overwritten.
 template <int N> struct wgmma_e4m3;
-
 #define WGMMA_E4M3(n, sums, a_at, b_at, adds_at)                                                                          \
     template <> struct wgmma_e4m3<n> {                                                                                    \
         static __device__ __forceinline__ void run(float (&c)[sums], uint32_t a, uint32_t b, int32_t adds)                \
@@ -496,6 +549,19 @@ template <int N> struct wgmma_e4m3;
                          ", %" #b_at ", p, 1, 1;\n\t}"                                                                    \
                          : WGMMA_C##sums(0)                                                                               \
                          : "l"(wgmma_whole(a)), "l"(wgmma_whole(b)), "r"(adds));                                          \
+        }                                                                                                                 \
+    }
+
+// The same of bf16 with a in registers, as mma takes it: of each warp 16 rows.
+template <int N> struct wgmma_packed;
+#define WGMMA_PACKED(n, sums, a0, a1, a2, a3, b_at)                                                                       \
+    template <> struct wgmma_packed<n> {                                                                                  \
+        static __device__ __forceinline__ void run(float (&c)[sums], const uint32_t (&a)[4], uint32_t b)                  \
+        {                                                                                                                 \
+            asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" WGMMA_R##sums "}, {%" #a0 ", %" #a1 \
+                         ", %" #a2 ", %" #a3 "}, %" #b_at ", 1, 1, 1, 0;"                                                 \
+                         : WGMMA_C##sums(0)                                                                               \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(wgmma_whole(b)));                              \
         }                                                                                                                 \
     }
 
@@ -523,5 +589,11 @@ WGMMA_E4M3(48, 24, 24, 25, 26);
 WGMMA_E4M3(64, 32, 32, 33, 34);
 WGMMA_E4M3(80, 40, 40, 41, 42);
 WGMMA_E4M3(128, 64, 64, 65, 66);
+WGMMA_PACKED(48, 24, 24, 25, 26, 27, 28);
+WGMMA_PACKED(64, 32, 32, 33, 34, 35, 36);
+WGMMA_PACKED(80, 40, 40, 41, 42, 43, 44);
+WGMMA_PACKED(96, 48, 48, 49, 50, 51, 52);
+WGMMA_PACKED(112, 56, 56, 57, 58, 59, 60);
+WGMMA_PACKED(128, 64, 64, 65, 66, 67, 68);
 
 #endif

@@ -70,6 +70,11 @@ static inline uint32_t thread_read_anew()
     return threadIdx.x;
 }
 
+static inline uint32_t in_register(uint32_t value)
+{
+    return value;
+}
+
 static inline bool elect_one()
 {
     return __shfl_sync(~0u, threadIdx.x % 32, 0) == threadIdx.x % 32;
@@ -233,6 +238,36 @@ static inline void e4m3_to_f16(uint32_t codes, uint32_t &low, uint32_t &high)
     high = halves[2] | static_cast<uint32_t>(halves[3]) << 16;
 }
 
+static inline uint32_t bytes_by(uint32_t low, uint32_t high, uint32_t by)
+{
+    const uint64_t from = low | uint64_t{high} << 32;
+    uint32_t bytes = 0;
+
+    for (int32_t i = 0; i < 4; i++) {
+        const uint32_t which = by >> i * 4, byte = static_cast<uint32_t>(from >> which % 8 * 8 & 0xff);
+
+        bytes |= ((which & 8) == 0 ? byte : (byte >> 7) * 0xff) << i * 8;
+    }
+    return bytes;
+}
+
+static inline uint32_t bf16_fma(uint32_t x, uint32_t y, uint32_t z)
+{
+    uint32_t sums = 0;
+
+    for (int32_t i = 0; i < 32; i += 16) {
+        const auto number = [i](uint32_t pair) { return static_cast<double>(emulator::from_bf16(static_cast<uint16_t>(pair >> i))); };
+
+        sums |= static_cast<uint32_t>(emulator::to_bf16(static_cast<float>(number(x) * number(y) + number(z)))) << i;
+    }
+    return sums;
+}
+
+static inline uint32_t bf16_multiply(uint32_t x, uint32_t y)
+{
+    return bf16_fma(x, y, 0x80008000u); // -0, so that a product of 0 keeps its sign
+}
+
 static inline float exp2_approx(float x)
 {
     return exp2f(x);
@@ -248,6 +283,14 @@ template <uint32_t barrier, uint32_t threads> void bar_sync()
     emulator::barrier(barrier, threads);
 }
 
+static inline void load_matrices(uint32_t (&to)[4], uint32_t row)
+{
+    const uint64_t *rows = emulator::warp_exchange("ldmatrix", row);
+
+    for (int32_t i = 0; i < 4; i++)
+        memcpy(&to[i], emulator::smem_pointer(static_cast<uint32_t>(rows[i * 8 + emulator::lane() / 4]), 16) + emulator::lane() % 4 * 4, 4);
+}
+
 template <bool is_bf16> float mma_number(uint64_t words, int32_t index)
 {
     const uint16_t bits = static_cast<uint16_t>(words >> index * 16);
@@ -257,23 +300,29 @@ template <bool is_bf16> float mma_number(uint64_t words, int32_t index)
 
 template <bool is_bf16> void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b, uint32_t b_next)
 {
-    uint64_t rows[2][4], columns[2][4]; // of the lanes that share this lane's row, and of those with its two columns
+    const auto both = [](uint32_t low, uint32_t high) { return low | uint64_t{high} << 32; };
+    const uint64_t *all = emulator::warp_exchange("mma", both(a[0], a[2]), both(a[1], a[3]), both(b, b_next));
+    const uint64_t *rows[2], *columns[2]; // of the lanes that share this lane's row, and of those with its two columns
 
-    for (int32_t half = 0; half < 2; half++) {
-        const uint64_t *all = emulator::warp_exchange("mma", a[half] | uint64_t{a[half + 2]} << 32);
-
-        memcpy(rows[half], all + emulator::lane() / 4 * 4, sizeof rows[half]);
+    for (int32_t i = 0; i < 2; i++) {
+        rows[i] = all + i * 32 + emulator::lane() / 4 * 4;
+        columns[i] = all + 2 * 32 + (emulator::lane() % 4 * 2 + i) * 4;
     }
-    const uint64_t *all = emulator::warp_exchange("mma", b | uint64_t{b_next} << 32);
-
-    for (int32_t next = 0; next < 2; next++)
-        memcpy(columns[next], all + (emulator::lane() % 4 * 2 + next) * 4, sizeof columns[next]);
+    // In the order of k, as wgmma.
     for (int32_t i = 0; i < 4; i++)
-        for (int32_t k = 0; k < 16; k++)
-            c[i] += mma_number<is_bf16>(rows[i / 2][k % 4], k / 4) * mma_number<is_bf16>(columns[i % 2][k % 4], k / 4);
+        for (int32_t k = 0; k < 16; k++) {
+            const int32_t lane = k / 2 % 4, index = k / 8 * 2 + k % 2;
+
+            c[i] += mma_number<is_bf16>(rows[i / 2][lane], index) * mma_number<is_bf16>(columns[i % 2][lane], index);
+        }
 }
 
 static inline void wgmma_fence()
+{
+    emulator::wgmma_fence();
+}
+
+static inline void wgmma_fence_registers(uint32_t (&)[4][4])
 {
     emulator::wgmma_fence();
 }
@@ -311,6 +360,13 @@ template <int N> struct wgmma_e4m3 {
     static void run(float (&c)[N / 2], uint32_t a, uint32_t b, int32_t adds)
     {
         emulator::wgmma_issue({wgmma_whole(a), wgmma_whole(b), N, emulator::kE4m3, false, adds != 0}, c);
+    }
+};
+
+template <int N> struct wgmma_packed {
+    static void run(float (&c)[N / 2], const uint32_t (&a)[4], uint32_t b)
+    {
+        emulator::wgmma_issue({0, wgmma_whole(b), N, emulator::kBf16, false, true}, c, a);
     }
 };
 
