@@ -38,13 +38,15 @@ END_TEST
 
 START_TEST(it_is_the_cpu)
 {
-    unsigned char bytes[3] = {1, 1, 1};
+    unsigned char bytes[3] = {1, 1, 1}, fetched[3] = {2, 2, 2};
 
     ck_assert_str_eq(device_cpu.name, "cpu");
     ck_assert_int_eq(device_cpu.tensor_device, MOXIE_DEVICE_CPU);
     ck_assert_int_eq(device_cpu.ordinal(), 0);
     ck_assert_int_eq(device_cpu.fill(bytes, 0xff, 2), 0);
     ck_assert(bytes[0] == 0xff && bytes[1] == 0xff && bytes[2] == 1);
+    ck_assert_int_eq(device_cpu.fetch(fetched, bytes, 2), 0);
+    ck_assert(fetched[0] == 0xff && fetched[1] == 0xff && fetched[2] == 2);
     ck_assert_int_eq(device_cpu.is_capture_error(900), 0);
     ck_assert_str_ne(device_cpu.error_text(1), "");
     ck_assert_ptr_eq(device_cpu.kernels, &kernels_cpu);

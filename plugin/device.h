@@ -29,6 +29,8 @@ struct device {
     int32_t (*ordinal)(void);
     // Every byte of device memory, before it returns; not while a stream is captured.
     int32_t (*fill)(void *memory, int32_t byte, int64_t bytes);
+    // From device memory to the host's, before it returns; not while a stream is captured.
+    int32_t (*fetch)(void *to, const void *from, int64_t bytes);
     // In stream order.
     void (*zero)(void *memory, int64_t bytes, void *stream);
     // NULL: the windows between ranks are host memory, and the host waits for flags; the

@@ -30,6 +30,12 @@ static int32_t cpu_fill(void *memory, int32_t byte, int64_t bytes)
     return 0;
 }
 
+static int32_t cpu_fetch(void *to, const void *from, int64_t bytes)
+{
+    memcpy(to, from, (size_t)bytes);
+    return 0;
+}
+
 static void cpu_zero(void *memory, int64_t bytes, void *stream)
 {
     (void)stream;
@@ -68,6 +74,7 @@ const struct device device_cpu = {
     .release = cpu_release,
     .ordinal = cpu_ordinal,
     .fill = cpu_fill,
+    .fetch = cpu_fetch,
     .zero = cpu_zero,
     .prepare = cpu_prepare,
     .probe = cpu_probe,

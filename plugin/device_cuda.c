@@ -48,6 +48,11 @@ static int32_t cuda_fill(void *memory, int32_t byte, int64_t bytes)
     return (int32_t)(st == cudaSuccess ? cudaDeviceSynchronize() : st);
 }
 
+static int32_t cuda_fetch(void *to, const void *from, int64_t bytes)
+{
+    return (int32_t)cudaMemcpy(to, from, (size_t)bytes, cudaMemcpyDeviceToHost);
+}
+
 static void cuda_zero(void *memory, int64_t bytes, void *stream)
 {
     (void)cudaMemsetAsync(memory, 0, (size_t)bytes, stream);
@@ -292,6 +297,7 @@ const struct device device_cuda = {
     .release = cuda_release,
     .ordinal = cuda_ordinal,
     .fill = cuda_fill,
+    .fetch = cuda_fetch,
     .zero = cuda_zero,
     .windows = &cuda_windows,
     .is_capturing = cuda_is_capturing,

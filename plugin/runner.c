@@ -6,6 +6,7 @@
 #include "plugin/capture.h"
 #include "plugin/forward.h"
 #include "plugin/tensor.h"
+#include "plugin/weights_scales.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -46,6 +47,8 @@ int32_t runner_create(moxie_instance *instance, int32_t layer, const moxie_weigh
     TRY(instance_device(instance, error));
     TRY(weights_read(weights, &instance->plan.limits, instance_place(instance), &runner->weights,
                      error));
+    TRY(weights_check_scales(&runner->weights, 0, instance->plan.limits.experts_local,
+                             instance->device, error));
     TRY(instance_take(instance, RUNNER_BUFFERS, error));
     runner->taken = 1;
     TRY(capture_clear_load(instance, layer, error));
@@ -209,17 +212,19 @@ out:
 int32_t runner_weights_updated(moxie_runner *runner, const int32_t *experts, uint64_t count,
                                moxie_error *error)
 {
+    const struct device *device = runner->instance->device;
     int32_t experts_local = runner->instance->plan.limits.experts_local;
     int32_t st = MOXIE_OK;
 
-    if (experts == NULL) count = (uint64_t)experts_local;
+    if (experts == NULL)
+        return weights_check_scales(&runner->weights, 0, experts_local, device, error);
     for (uint64_t i = 0; i < count; i++) {
-        int32_t expert = experts != NULL ? experts[i] : (int32_t)i;
+        int32_t expert = experts[i];
 
         if (expert < 0 || expert >= experts_local)
             TRY(fail_with(error, MOXIE_E_INVALID, "ids[%" PRIu64 "]: %d; want a local expert 0..%d",
                           i, expert, experts_local - 1));
-        TRY(weights_check_scales(&runner->weights, expert, error));
+        TRY(weights_check_scales(&runner->weights, expert, 1, device, error));
     }
 out:
     return st;

@@ -11,13 +11,9 @@ struct layer_weights {
     struct weight_view w2;
 };
 
-// Checks shapes, dtypes, orders and scale layouts against the limits, and on a CPU that no scale of
-// mxfp4 overflows and none of nvfp4 is NaN. `device` is where the tensors must be.
+// Checks shapes, dtypes, orders and scale layouts against the limits; what the tensors have in them
+// is not looked at. `device` is where they must be.
 int32_t weights_read(const moxie_weights *weights, const struct limits *limits, moxie_device device,
                      struct layer_weights *out, moxie_error *error);
-
-// The scale check alone, for one expert that the host rewrote.
-int32_t weights_check_scales(const struct layer_weights *weights, int32_t expert,
-                             moxie_error *error);
 
 #endif
