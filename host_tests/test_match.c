@@ -40,7 +40,7 @@ START_TEST(unknown_names_hide_nothing)
     mock_set_str(&mock, "device", "sm_90");
     mock_set_str(&mock, "runner", "moxie_cpu");
     mock_set_str(&mock, "dispatcher", "ours");
-    mock_set_str(&mock, "weight_format", "nvfp4");
+    mock_set_str(&mock, "weight_format", "f32");
     mock_set_str(&mock, "input_format", "f32");
     assert_refused(&mock, MOXIE_E_UNSUPPORTED, "runner", "which has moxie_cuda");
     assert_refused(&mock, MOXIE_E_UNSUPPORTED, "dispatcher", "'ours' is not registered");
@@ -114,7 +114,7 @@ START_TEST(a_gpu_has_limits_of_its_own)
         const char *weights, *key, *word, *text;
         int64_t number;
     } rows[] = {
-        {"int4_g32", "weight_format", "int4_g32", "no kernel on sm_90 for weight_format int4", 0},
+        {"f32", "weight_format", "f32", "no kernel on sm_90 for weight_format f32: set weight_", 0},
         {"bf16", "input_format", "f16", "input_format is f16 while weight_format is bf16", 0},
         {"bf16", "activation_format", "f16", "activation_format is f16 while", 0},
         {"bf16", "hidden_size", NULL, "multiple of 8 (pad the weights with zeros), and it is", 68},
@@ -129,6 +129,18 @@ START_TEST(a_gpu_has_limits_of_its_own)
         {"fp8_tensor", "input_format", "f32", "no kernel on sm_90 for input_format f32", 0},
         {"fp8_block128", "hidden_size", NULL, "multiple of 16 (pad the weights", 72},
         {"fp8_block128", "intermediate_size", NULL, "multiple of 16 (pad the weights", 104},
+        {"int4_g32", "hidden_size", NULL, "multiple of 32 (pad the weights with zeros), and", 80},
+        {"mxfp4", "intermediate_size", NULL, "set intermediate_size to 96", 72},
+        {"nvfp4", "hidden_size", NULL, "multiple of 32 (pad the weights with zeros), and", 80},
+        {"nvfp4", "intermediate_size", NULL, "set intermediate_size to 64", 48},
+        {"int4_g32", "activation_format", "f16",
+         "multiplies weights of 4 bits by bf16 rows, and activation_format is f16 while "
+         "weight_format is int4_g32: set activation_format to bf16",
+         0},
+        {"mxfp4", "activation_format", "fp8", "is fp8 while weight_format is mxfp4", 0},
+        {"nvfp4", "activation_format", "nvfp4", "is nvfp4 while weight_format is nvfp4", 0},
+        {"nvfp4", "activation_format", "f32", "set activation_format to bf16", 0},
+        {"mxfp4", "input_format", "f16", "4 bits by bf16 rows, and input_format is f16", 0},
     };
 
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
@@ -182,9 +194,11 @@ START_TEST(a_gpu_wants_one_format_of_a_key)
         {"f16", "f32", "f32", {"f16", "f16", "f16"}},
         {"bf16", "f32", NULL, {"bf16", "bf16", NULL}},
         {"fp8_block128", "f32", "f32", {"fp8_block128", "bf16", "fp8"}},
-        {"int4_g32", "f16", NULL, {"bf16", "bf16", NULL}},
-        {"mxfp4", "f32", "f32", {"bf16", "bf16", "bf16"}},
-        {"nvfp4", NULL, "fp8", {"bf16", NULL, "bf16"}},
+        {"f32", "f16", NULL, {"bf16", "bf16", NULL}},
+        {"f32", "f32", "f32", {"bf16", "bf16", "bf16"}},
+        {"int4_g32", "f16", NULL, {"int4_g32", "bf16", NULL}},
+        {"mxfp4", "f32", "f32", {"mxfp4", "bf16", "bf16"}},
+        {"nvfp4", NULL, "fp8", {"nvfp4", NULL, "bf16"}},
     };
     static const char *const keys[] = {"weight_format", "input_format", "activation_format"};
 

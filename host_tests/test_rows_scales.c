@@ -229,6 +229,31 @@ START_TEST(a_gpu_takes_less_than_8_gib_of_a_row)
 }
 END_TEST
 
+// A GPU multiplies rows as they come, by weights of 4 bits as by those of 16.
+START_TEST(a_gpu_takes_rows_of_its_operands)
+{
+    struct sample s;
+    moxie_tensor *tensors[] = {&s.slab.rows, &s.slab.weights, &s.slab.ids, &s.rows.counts};
+
+    sample_init(&s, MOXIE_LAYOUT_STANDARD);
+    s.limits.weight_format = FORMAT_MXFP4;
+    s.limits.operand_format = FORMAT_BF16;
+    s.row_dims[1] = s.limits.hidden = 128; // in the memory of 300 bytes
+    for (size_t i = 0; i < sizeof tensors / sizeof tensors[0]; i++)
+        tensors[i]->device.type = MOXIE_DEVICE_CUDA;
+    memset(&s.slab.scales, 0, sizeof s.slab.scales);
+    s.slab.rows = tensor_make(s.values, 2, s.row_dims, NULL, 1u << MOXIE_FORMAT_BF16);
+    s.slab.rows.device.type = MOXIE_DEVICE_CUDA;
+    ACCEPTED(&s.said, read_rows_on(&s, MOXIE_DEVICE_CUDA));
+    s.slab.rows.dtype.code = MOXIE_DTYPE_FLOAT;
+    SAID(&s.said, MOXIE_E_UNSUPPORTED, read_rows_on(&s, MOXIE_DEVICE_CUDA), "format 3",
+         "takes rows of format 2");
+    s.slab.rows.dtype = (moxie_dtype){MOXIE_DTYPE_FLOAT8_E4M3FN, 8, 1};
+    SAID(&s.said, MOXIE_E_UNSUPPORTED, read_rows_on(&s, MOXIE_DEVICE_CUDA), "format 6",
+         "takes rows of format 2");
+}
+END_TEST
+
 // expand copies the scales of a row as they lie.
 START_TEST(expand_wants_compact_scales)
 {
@@ -283,6 +308,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, no_rows);
     tcase_add_test(tests, neither_rows_nor_columns);
     tcase_add_test(tests, a_gpu_takes_less_than_8_gib_of_a_row);
+    tcase_add_test(tests, a_gpu_takes_rows_of_its_operands);
     tcase_add_test(tests, expand_wants_compact_scales);
 }
 

@@ -15,6 +15,8 @@
 #define FORMAT_BITS_FP8                                                                            \
     (BACKEND_BIT(FORMAT_FP8_TENSOR) | BACKEND_BIT(FORMAT_FP8_CHANNEL) |                            \
      BACKEND_BIT(FORMAT_FP8_BLOCK128))
+#define FORMAT_BITS_PACKED                                                                         \
+    (BACKEND_BIT(FORMAT_INT4_G32) | BACKEND_BIT(FORMAT_MXFP4) | BACKEND_BIT(FORMAT_NVFP4))
 #define WIRE_BITS_GPU (FORMAT_BITS_16 | BACKEND_BIT(FORMAT_FP8_BLOCK128))
 #define WIRE_BITS     (BACKEND_BIT(FORMAT_F32) | WIRE_BITS_GPU | BACKEND_BIT(FORMAT_NVFP4))
 #define ACTIVATION_BITS                                                                            \
@@ -109,8 +111,7 @@ const struct backend backends[] = {
         .device = "cpu",
         .traits = &traits_runner_cpu,
         .kind = BACKEND_RUNNER,
-        .weight_formats = FORMAT_BITS_16_32 | FORMAT_BITS_FP8 | BACKEND_BIT(FORMAT_INT4_G32) |
-                          BACKEND_BIT(FORMAT_MXFP4) | BACKEND_BIT(FORMAT_NVFP4),
+        .weight_formats = FORMAT_BITS_16_32 | FORMAT_BITS_FP8 | FORMAT_BITS_PACKED,
         .activation_formats =
             FORMAT_BITS_16_32 | BACKEND_BIT(FORMAT_FP8) | BACKEND_BIT(FORMAT_NVFP4),
         .input_formats = FORMAT_BITS_16_32,
@@ -124,7 +125,7 @@ const struct backend backends[] = {
         .device = "sm_90",
         .traits = &traits_runner_cuda,
         .kind = BACKEND_RUNNER,
-        .weight_formats = FORMAT_BITS_16 | FORMAT_BITS_FP8,
+        .weight_formats = FORMAT_BITS_16 | FORMAT_BITS_FP8 | FORMAT_BITS_PACKED,
         .activation_formats = FORMAT_BITS_16 | BACKEND_BIT(FORMAT_FP8),
         .input_formats = FORMAT_BITS_16,
         .output_formats = FORMAT_BITS_16_32,
@@ -203,6 +204,13 @@ int32_t backend_operand_format(int32_t weight_format)
 {
     if ((BACKEND_BIT(weight_format) & FORMAT_BITS_FP8) != 0) return FORMAT_FP8;
     return weight_format == FORMAT_F16 ? FORMAT_F16 : FORMAT_BF16;
+}
+
+int32_t backend_weight_bits(int32_t weight_format)
+{
+    if ((BACKEND_BIT(weight_format) & FORMAT_BITS_PACKED) != 0) return 4;
+    if ((BACKEND_BIT(weight_format) & FORMAT_BITS_FP8) != 0) return 8;
+    return weight_format == FORMAT_F32 ? 32 : 16;
 }
 
 int32_t backend_probe(const struct backend *backend, char reason[160])

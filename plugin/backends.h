@@ -27,7 +27,8 @@ struct backend {
     int32_t columns_max;        // runners: hidden_size and intermediate_size
     int32_t experts_max;        // runners: that one rank can own; 0: any number
     int32_t one_format; // runners: x, the weights and the GEMMs' operands are of one format; with
-                        // fp8 weights the operands are fp8, and x of 16 bits is quantised
+                        // fp8 weights the operands are fp8, and x of 16 bits is quantised; with
+                        // weights of 4 bits x and the operands are bf16
 };
 
 // By name, for the door's constant tables.
@@ -42,6 +43,9 @@ const struct backend *backend_find(enum backend_kind kind, const char *name, con
 
 // What a one_format runner multiplies for weights of that format: FORMAT_FP8, _F16 or _BF16.
 int32_t backend_operand_format(int32_t weight_format);
+
+// Of a weight, without its scales: 4, 8, 16 or 32.
+int32_t backend_weight_bits(int32_t weight_format);
 
 // How well it would run on this machine: 0 cannot, higher is better. Always fills `reason` (160
 // bytes). No side effects.

@@ -155,18 +155,15 @@ static void check_group(const struct config *config, const struct backend *dispa
         dispatcher->name, tp_size, other);
 }
 
-// Bytes of one weight as a GPU multiplies it.
-static int64_t format_bytes(int32_t format)
-{
-    return format == FORMAT_BF16 || format == FORMAT_F16 ? 2 : 1;
-}
-
+// A weight_format that it has no kernel for is taken for the one that is advised.
 static void check_multiple(const struct config *config, const struct backend *runner,
                            enum config_key key, struct report *report)
 {
+    int32_t weights = config_word(config, KEY_WEIGHT_FORMAT);
+    int known = (BACKEND_BIT(weights) & runner->weight_formats) != 0;
     int64_t size = config_i64(config, key);
     int64_t multiple =
-        runner->row_multiple_bytes / format_bytes(config_word(config, KEY_WEIGHT_FORMAT));
+        runner->row_multiple_bytes * 8 / backend_weight_bits(known ? weights : FORMAT_BF16);
 
     // Sizes past the columns that it takes are refused for that.
     if (multiple == 0 || !config_ok(config, key) || !config_ok(config, KEY_WEIGHT_FORMAT) ||
@@ -210,10 +207,12 @@ static int check_one_format(const struct config *config, const struct backend *r
     config_word_text(key, wanted, word);
     config_word_text(KEY_WEIGHT_FORMAT, known ? weights : wanted, of);
     report_reason(report, MOXIE_E_UNSUPPORTED, key,
-                  "%s on %s multiplies rows of the weights' kind, and %s is %s while "
-                  "weight_format %s %s: set %s to %s",
-                  runner->name, runner->device, config_name(key), config_str(config, key),
-                  known ? "is" : "is to be", of, config_name(key), word);
+                  "%s on %s multiplies %s, and %s is %s while weight_format %s %s: set %s to %s",
+                  runner->name, runner->device,
+                  known && backend_weight_bits(weights) == 4 ? "weights of 4 bits by bf16 rows"
+                                                             : "rows of the weights' kind",
+                  config_name(key), config_str(config, key), known ? "is" : "is to be", of,
+                  config_name(key), word);
     return 1;
 }
 

@@ -150,7 +150,7 @@ static void limits_formats(struct limits *limits, const struct config *config)
         pitch(row_bytes_of(limits->output_format, limits->hidden), PLAN_ALIGN_BYTES);
     limits->mid_format = limits->pair_format = FORMAT_F32;
     if (runner != NULL && runner->one_format)
-        limits->mid_format = limits->pair_format = limits->weight_format;
+        limits->mid_format = limits->pair_format = limits->operand_format;
     if (runner != NULL && runner->one_format && limits->operand_format == FORMAT_FP8) {
         limits->mid_format = limits->pair_format = FORMAT_BF16;
         limits->x_fp8_bytes = pitch(limits->hidden, PLAN_ALIGN_BYTES);
@@ -289,6 +289,7 @@ static int buffer_add(const struct planner *planner, const struct request *reque
 }
 
 // Of the largest layer of few tokens that goes in one launch, those of other ranks among them.
+// With weights of 4 bits none does.
 static int64_t layer_choices(const struct limits *limits)
 {
     const int matrices = limits->activation == ACTIVATION_RELU2 ? 2 : 3;
@@ -297,6 +298,7 @@ static int64_t layer_choices(const struct limits *limits)
                                       limits->operand_format == FORMAT_FP8, limits->top_k);
     int64_t tokens = limits->ranks * (most < limits->rows_cap ? most : limits->rows_cap);
 
+    if (backend_weight_bits(limits->weight_format) == 4) return 0;
     if (tokens > LAYER_TOKENS) tokens = LAYER_TOKENS;
     if (tokens * limits->top_k > LAYER_POSITIONS) tokens = LAYER_POSITIONS / limits->top_k;
     return limits->top_k * tokens;

@@ -190,7 +190,7 @@ static int32_t check_device_rows(const struct limits *limits, const struct row_s
 {
     if (limits->operand_format == FORMAT_FP8
             ? rows->format == FORMAT_F32 || rows->format == FORMAT_NVFP4
-            : rows->format != limits->weight_format)
+            : rows->format != limits->operand_format)
         return fail_with(error, MOXIE_E_UNSUPPORTED,
                          "rows.slab.rows: format %d; this device takes rows of format %d%s",
                          rows->format, limits->operand_format,

@@ -215,6 +215,16 @@ static void check_honoured(const struct config *config, struct report *report)
                       top_k);
 }
 
+// A runner that takes rows of whole 16 bytes wants more columns of 4-bit weights than a group has.
+static int counts_rows(const struct config *config)
+{
+    const struct backend *runner = backend_find(BACKEND_RUNNER, config_str(config, KEY_RUNNER),
+                                                config_str(config, KEY_DEVICE));
+
+    if (runner == NULL) runner = validate_auto(config, BACKEND_RUNNER);
+    return runner != NULL && runner->row_multiple_bytes > 0;
+}
+
 // Formats that scale groups of columns need whole groups.
 static void check_groups(const struct config *config, struct report *report)
 {
@@ -222,9 +232,10 @@ static void check_groups(const struct config *config, struct report *report)
     int32_t operand = config_word(config, KEY_ACTIVATION_FORMAT);
     int wire =
         validate_has_wire(config) && config_word(config, KEY_DISPATCH_FORMAT) == DISPATCH_NVFP4;
-    int64_t weight_group = weight == FORMAT_INT4_G32 || weight == FORMAT_MXFP4 ? 32
-                           : weight == FORMAT_NVFP4                            ? NVFP4_GROUP
-                                                                               : 1;
+    int64_t weight_group = counts_rows(config)                                   ? 1
+                           : weight == FORMAT_INT4_G32 || weight == FORMAT_MXFP4 ? 32
+                           : weight == FORMAT_NVFP4                              ? NVFP4_GROUP
+                                                                                 : 1;
     int64_t operand_group = operand == FORMAT_NVFP4 ? NVFP4_GROUP : 1;
     const struct {
         enum config_key columns, format;
