@@ -244,6 +244,85 @@ START_TEST(a_reference_of_zero_is_no_match)
 }
 END_TEST
 
+// The weight in row n and column k of expert 1, by the words of abi.h.
+static double packed_weight(const struct weights *w, int64_t n, int64_t k)
+{
+    static const double e2m1[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+    const int64_t at = (w->shape.outputs + n) * w->shape.inputs + k; // of two experts
+    const uint8_t code = (uint8_t)(w->values.at[at / 2] >> (at % 2 == 0 ? 0 : 4) & 15);
+    const double number = (code & 8 ? -1 : 1) * e2m1[code & 7];
+    const int up = w->shape.order == MOXIE_ORDER_GATE_UP && n >= w->shape.outputs / 2;
+    const int64_t halves = w->shape.order == MOXIE_ORDER_GATE_UP ? 2 : 1;
+    float scale;
+
+    switch (w->shape.format) {
+    case MOXIE_FORMAT_INT4_G32:
+        memcpy(&scale, w->scales.at + at / 32 * 4, sizeof scale);
+        return ((double)code - 8) * (double)scale;
+    case MOXIE_FORMAT_MXFP4:
+        return number * ldexp(1, w->scales.at[at / 32] - 127);
+    default:
+        memcpy(&scale, w->globals.at + (halves + up) * 4, sizeof scale);
+        return number * decode_e4m3(w->scales.at[at / 16]) * (double)scale;
+    }
+}
+
+// Of the only row that is not zero of x: 1 in column 41.
+static double packed_output(const struct weights *w1, const struct weights *w2, int64_t n)
+{
+    double sum = 0;
+
+    for (int64_t unit = 0; unit < 32; unit++) {
+        double gate = packed_weight(w1, unit, 41), up = packed_weight(w1, 32 + unit, 41);
+
+        sum += packed_weight(w2, n, unit) * gate / (1 + exp(-gate)) * up;
+    }
+    return sum;
+}
+
+#define WIDE 65536 // inputs of which w1's rows are decoded in two pieces
+
+START_TEST(packed_weights_are_decoded)
+{
+    static const int32_t formats[] = {MOXIE_FORMAT_INT4_G32, MOXIE_FORMAT_MXFP4,
+                                      MOXIE_FORMAT_NVFP4};
+    const struct bench_shape shape = {WIDE, 32, 2, 1};
+    static const uint16_t x[WIDE] = {[41] = 0x3f80};
+    static double y[WIDE];
+    struct weights_shape shapes[2];
+    struct weights w1, w2;
+    struct device device;
+    struct fault fault;
+    double off = 0, large = 0;
+
+    bench_weights_shapes(&shape, formats[_i], 2, &shapes[0], &shapes[1]);
+    ck_assert_int_eq(device_open(&device, "cpu", 0, &fault), EXIT_OK);
+    ck_assert_int_eq(weights_init(&w1, &device, &shapes[0], &fault), EXIT_OK);
+    ck_assert_int_eq(weights_init(&w2, &device, &shapes[1], &fault), EXIT_OK);
+    ck_assert_int_eq(bench_fill_weights(&w1, 1, &fault), EXIT_OK);
+    ck_assert_int_eq(bench_fill_weights(&w2, 7, &fault), EXIT_OK);
+    const struct token token = {.w1 = &w1,
+                                .w2 = &w2,
+                                .x = (const uint8_t *)x,
+                                .x_format = MOXIE_FORMAT_BF16,
+                                .experts = (const int32_t[]){1},
+                                .top_k = 1};
+    ck_assert_int_eq(bench_check_share(&token, y, &fault), EXIT_OK);
+    for (int64_t n = 0; n < WIDE; n += 97) {
+        const double want = packed_output(&w1, &w2, n);
+
+        off += (y[n] - want) * (y[n] - want);
+        large += want * want;
+    }
+    ck_assert_double_gt(large, 0);
+    ck_assert_double_le(sqrt(off), 1e-6 * sqrt(large));
+    ck_assert_double_eq(bench_check_error_max(formats[_i], &shape), 2e-2);
+    weights_fini(&w1);
+    weights_fini(&w2);
+    ck_assert_int_eq(device_finish(&device, EXIT_OK, &fault), EXIT_OK);
+}
+END_TEST
+
 START_TEST(impossible_weights_are_refused)
 {
     static const struct weights_shape wrong[] = {
@@ -335,6 +414,7 @@ static void add_tests(TCase *tests)
     tcase_add_test(tests, a_layer_takes_its_scales_too);
     tcase_add_test(tests, random_fp8_weights_are_of_moderate_size);
     tcase_add_test(tests, a_reference_of_zero_is_no_match);
+    tcase_add_loop_test(tests, packed_weights_are_decoded, 0, 3);
     tcase_add_test(tests, impossible_weights_are_refused);
     tcase_add_test(tests, ranks_share_the_memory);
     tcase_add_test(tests, bytes_for_people);

@@ -56,11 +56,10 @@ out:
 
 int bench_check_possible(const struct bench_shape *shape, int32_t format, struct fault *fault)
 {
-    if (!format_is_fp8(format) && format_element_bytes(format) != sizeof(uint16_t))
+    if (format == MOXIE_FORMAT_F32)
         return fault_set(fault, EXIT_REFUSED,
                          "on a device with graphs the bench checks what is computed, and can do so "
-                         "for weights in bf16, f16, fp8_tensor, fp8_channel and fp8_block128, not "
-                         "in %s",
+                         "for weights of 16 bits or fewer, not in %s",
                          format_word(format));
     if ((uint64_t)shape->hidden > NUMBERS_MAX || (uint64_t)shape->intermediate > NUMBERS_MAX)
         return fault_set(
@@ -80,15 +79,18 @@ double bench_check_error_max(int32_t format, const struct bench_shape *shape)
 
 // Room for some rows of a matrix, narrow and widened, and for the scales of one expert.
 struct rows_room {
-    uint8_t *narrow;
-    float *wide, *scales;
+    uint8_t *narrow, *scales;
+    float *wide;
+    float globals[2]; // of the expert: nvfp4, gate's and up's
     float codes[256]; // what the codes of e4m3 stand for
 };
 
 // The scales of one row of an expert's weights, in the shapes of moxie_matrix: one, or with
 // fp8_block128 one per 128 inputs. Gate and up have scales, and blocks of rows, of their own.
-static const float *row_scales(const struct weights_shape *shape, const float *scales, uint64_t row)
+static const float *row_scales(const struct weights_shape *shape, const void *of_expert,
+                               uint64_t row)
 {
+    const float *scales = of_expert;
     uint64_t halves = shape->order == MOXIE_ORDER_PLAIN ? 1 : 2;
     uint64_t half_rows = (uint64_t)shape->outputs / halves;
     uint64_t half = row / half_rows;
@@ -100,6 +102,41 @@ static const float *row_scales(const struct weights_shape *shape, const float *s
     return scales + (half * half_blocks + row % half_rows / BLOCK) * columns;
 }
 
+// Of a group of 4-bit weights.
+static float group_scale(int32_t format, const struct rows_room *room, uint64_t group)
+{
+    float scale = 0;
+
+    switch (format) {
+    case MOXIE_FORMAT_MXFP4:
+        return (float)decode_e8m0(room->scales[group]);
+    case MOXIE_FORMAT_NVFP4:
+        return room->codes[room->scales[group]];
+    default:
+        memcpy(&scale, room->scales + group * sizeof scale, sizeof scale);
+        return scale;
+    }
+}
+
+// Two weights a byte, the first in its low half.
+static void widen_packed(const struct weights_shape *shape, uint64_t first, uint64_t rows,
+                         const struct rows_room *room)
+{
+    uint64_t inputs = (uint64_t)shape->inputs, group = (uint64_t)format_group(shape->format);
+    uint64_t gate_rows =
+        shape->order == MOXIE_ORDER_PLAIN ? (uint64_t)shape->outputs : (uint64_t)shape->outputs / 2;
+
+    for (uint64_t i = 0; i < rows * inputs; i++) {
+        uint64_t row = first + i / inputs;
+        uint8_t code = room->narrow[i / 2] >> i % 2 * 4 & 0xf;
+        float number =
+            shape->format == MOXIE_FORMAT_INT4_G32 ? (float)code - 8.0f : (float)decode_e2m1(code);
+
+        if (shape->format == MOXIE_FORMAT_NVFP4) number *= room->globals[row >= gate_rows];
+        room->wide[i] = number * group_scale(shape->format, room, (first * inputs + i) / group);
+    }
+}
+
 // Rows first..first+rows-1 of an expert, from room->narrow.
 static void widen_rows(const struct weights_shape *shape, uint64_t first, uint64_t rows,
                        const struct rows_room *room)
@@ -107,6 +144,10 @@ static void widen_rows(const struct weights_shape *shape, uint64_t first, uint64
     uint64_t inputs = (uint64_t)shape->inputs;
     uint64_t per_scale = shape->format == MOXIE_FORMAT_FP8_BLOCK128 ? BLOCK : inputs;
 
+    if (format_is_packed(shape->format)) {
+        widen_packed(shape, first, rows, room);
+        return;
+    }
     if (!format_is_fp8(shape->format)) {
         widen(room->narrow, shape->format, rows * inputs, room->wide);
         return;
@@ -120,9 +161,28 @@ static void widen_rows(const struct weights_shape *shape, uint64_t first, uint64
     }
 }
 
+// Of one expert, where the format has any.
+static int fetch_scales(const struct weights *weights, int32_t expert, struct rows_room *room,
+                        struct fault *fault)
+{
+    struct device *device = weights->device;
+    uint64_t bytes = weights->scale_bytes, global_bytes = weights->global_bytes;
+    int st = EXIT_OK;
+
+    if (bytes > 0)
+        TRY(device->table->copy_out(device, room->scales,
+                                    weights->scales.at + (uint64_t)expert * bytes, bytes, fault));
+    if (global_bytes > 0)
+        TRY(device->table->copy_out(device, room->globals,
+                                    weights->globals.at + (uint64_t)expert * global_bytes,
+                                    global_bytes, fault));
+out:
+    return st;
+}
+
 // out[outputs] += scale * (rows of the expert in `weights`) x in[inputs].
 static int multiply(const struct weights *weights, int32_t expert, const double *in, double scale,
-                    double *out, const struct rows_room *room, struct fault *fault)
+                    double *out, struct rows_room *room, struct fault *fault)
 {
     struct device *device = weights->device;
     uint64_t inputs = (uint64_t)weights->shape.inputs;
@@ -132,10 +192,7 @@ static int multiply(const struct weights *weights, int32_t expert, const double 
     const uint8_t *from = weights->values.at + (uint64_t)expert * weights->value_bytes;
     int st = EXIT_OK;
 
-    if (weights->scale_bytes > 0)
-        TRY(device->table->copy_out(device, room->scales,
-                                    weights->scales.at + (uint64_t)expert * weights->scale_bytes,
-                                    weights->scale_bytes, fault));
+    TRY(fetch_scales(weights, expert, room, fault));
     for (uint64_t row = 0; row < outputs; row += rows_max) {
         uint64_t rows = outputs - row < rows_max ? outputs - row : rows_max;
 

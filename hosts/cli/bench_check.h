@@ -24,12 +24,13 @@ int bench_check_rows(struct device *device, const struct output *output, int64_t
 // Refuses what bench_check_share cannot compute.
 int bench_check_possible(const struct bench_shape *shape, int32_t format, struct fault *fault);
 
-// The largest relative error of one token that is no mistake: the rows between the projections are
-// 16-bit or, with fp8 weights, fp8 as the rows before, which is more where rows are so short that
-// one number's rounding tells.
+// The largest relative error of one token that is no mistake: the rows between the projections, and
+// packed weights once they are scaled, are 16-bit or, with fp8 weights, fp8 as the rows before,
+// which is more where rows are so short that one number's rounding tells.
 double bench_check_error_max(int32_t format, const struct bench_shape *shape);
 
-// One token's way through silu experts whose weights are 16-bit or fp8, and in the order GATE_UP.
+// One token's way through silu experts whose weights are of 16 bits or fewer, and in the order
+// GATE_UP.
 struct token {
     const struct weights *w1, *w2;
     const uint8_t *x; // [H]

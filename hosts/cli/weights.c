@@ -52,6 +52,16 @@ int format_is_fp8(int32_t format)
     return format_known(format) && formats[format].value_code == MOXIE_DTYPE_FLOAT8_E4M3FN;
 }
 
+int format_is_packed(int32_t format)
+{
+    return format_known(format) && formats[format].value_bits == 4;
+}
+
+int32_t format_group(int32_t format)
+{
+    return format_is_packed(format) ? formats[format].inputs_per_scale : 0;
+}
+
 uint64_t format_element_bytes(int32_t format)
 {
     if (format == MOXIE_FORMAT_F32) return 4;

@@ -53,6 +53,9 @@ int32_t format_from_word(const char *word);
 
 // Whether weights of that format are e4m3 codes with f32 scales.
 int format_is_fp8(int32_t format);
+// Whether two weights of that format share a byte, and how many inputs have one scale then.
+int format_is_packed(int32_t format);
+int32_t format_group(int32_t format);
 // Bytes of one element of F32, BF16 or F16; 0 for others.
 uint64_t format_element_bytes(int32_t format);
 moxie_dtype format_dtype(int32_t format);
