@@ -237,6 +237,7 @@ class Selection(unittest.TestCase):
                 ("gate with alpha 1.7", {"gemm1_alpha": 1.7}, {}),
                 ("beta 0.5", {"gemm1_alpha": 1.7, "gemm1_clamp_limit": 7.0, "gemm1_beta": 0.5}, {}),
                 ("use_int8_w8a16", {}, {"use_int8_w8a16": True}),
+                ("weights of use_int4_w4a16", {}, {"use_int4_w4a16": True}),
                 ("rows of torch.bfloat16", {}, half),
                 ("do not belong together", {}, {"w2_weight": case.weights[1][..., :-8]}),
                 ("apply_router_weight_on_input", {"apply_router_weight_on_input": True}, {})):
