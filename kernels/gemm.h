@@ -28,7 +28,7 @@ struct gate_up_args {
     void *mid; // out [pairs, intermediate] of mid_format, rows pitched to mid_stride_bytes. CUDA,
                // fp8: not written
     int64_t mid_stride_bytes;
-    int32_t mid_format; // F32, BF16 or F16; CUDA: that of the weights, BF16 for fp8
+    int32_t mid_format; // F32, BF16 or F16; CUDA: that of the operands, BF16 for fp8
     int32_t experts;    // 0: nothing is computed
     int32_t slabs_count;
     int32_t rows_cap;
@@ -56,7 +56,7 @@ struct down_args {
     int64_t mid_scale_stride_bytes, mid_group_stride_bytes;
     int64_t pairs_max;   // rows of mid
     int32_t mid_format;  // F32, BF16, F16, or FP8_BLOCK128: as it is multiplied
-    int32_t pair_format; // F32, BF16 or F16; CUDA: that of the weights, BF16 for fp8
+    int32_t pair_format; // F32, BF16 or F16; CUDA: that of the operands, BF16 for fp8
     int32_t experts;
     int32_t operand_format;
     float result_scale; // with result_row
