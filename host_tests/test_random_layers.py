@@ -211,10 +211,11 @@ class Layer:
     def __init__(self, seed):
         chance = self.chance = Chance(seed)
         name = chance.one_of("bf16", "f16", "fp8_tensor", "fp8_channel", "fp8_block128",
-                             *(() if ON_GPU else ("f32", "int4_g32", "mxfp4", "nvfp4")))
+                             "int4_g32", "mxfp4", "nvfp4", *(() if ON_GPU else ("f32",)))
         self.is_fp8 = ON_GPU and name.startswith("fp8")
-        step = 16 if self.is_fp8 else 8 if ON_GPU else 32 if name in ("int4_g32", "mxfp4") else (
-            16 if name == "nvfp4" else 1)
+        packed = name in ("int4_g32", "mxfp4", "nvfp4")
+        step = 32 if packed and (ON_GPU or name != "nvfp4") else 16 if packed or self.is_fp8 else (
+            8 if ON_GPU else 1)
         sizes = [max(step, each // step * step) for each in (1, 31, 64, 72, 130, 144, 257, 300, 520)]
         hidden, inner = chance.one_of(*sizes[1:]), chance.one_of(*sizes)  # one number may be near 0
         activation = chance.one_of(*GATES, "swigluoai", "relu2")

@@ -120,6 +120,41 @@ void gpu_free_quantised(const struct layer_weights_view *weights)
     free(weights->w2.scales.data);
 }
 
+// The weights of a projection as e2m1 codes with a power of two for each 32.
+static void pack(moxie_matrix *matrix, int64_t dims[2][3])
+{
+    const uint16_t *from = (const uint16_t *)(const void *)tensor_data(&matrix->values);
+    const int64_t *shape = matrix->values.shape;
+    int64_t groups = shape[0] * shape[1] * shape[2] / 32;
+    uint8_t *codes = calloc((size_t)groups, 16), *scales = malloc((size_t)groups);
+
+    ck_assert(codes != NULL && scales != NULL && shape[2] % 32 == 0);
+    for (int64_t group = 0; group < groups; group++) {
+        int exponent;
+        float largest = 0.0f;
+
+        for (int64_t i = group * 32; i < group * 32 + 32; i++)
+            largest = fmaxf(largest, fabsf(number_load(FORMAT_BF16, from, i)));
+        (void)frexpf(largest, &exponent); // below 2^exponent, which becomes 4 to 8
+        scales[group] = (uint8_t)(127 + exponent - 3);
+        for (int64_t i = group * 32; i < group * 32 + 32; i++)
+            codes[i / 2] |=
+                (uint8_t)(e2m1_encode(ldexpf(number_load(FORMAT_BF16, from, i), 3 - exponent))
+                          << i % 2 * 4);
+    }
+    memcpy(dims[0], (int64_t[]){shape[0], shape[1], shape[2] / 2}, sizeof dims[0]);
+    memcpy(dims[1], (int64_t[]){shape[0], shape[1], shape[2] / 32}, sizeof dims[1]);
+    matrix->format = MOXIE_FORMAT_MXFP4;
+    matrix->values = tensor_make(codes, 3, dims[0], NULL, TENSOR_UINT8);
+    matrix->scales = tensor_make(scales, 3, dims[1], NULL, TENSOR_UINT8);
+}
+
+void gpu_pack_weights(struct layer_weights_view *weights, int64_t (*dims)[2][3])
+{
+    pack(&weights->w1, dims[0]);
+    pack(&weights->w2, dims[1]);
+}
+
 void gpu_upload_weights(struct layer_weights_view *weights, int64_t (*scale_dims)[2])
 {
     struct layer_weights_view host;
@@ -169,6 +204,7 @@ void gpu_layer_open(struct gpu_layer *gpu, const char *name, struct gpu_options 
 {
     static const struct registry none;
     moxie_error *error = &gpu->mock.error;
+    struct layer_weights_view packed;
     const moxie_plan *plan = NULL;
     void *y = NULL;
 
@@ -180,8 +216,9 @@ void gpu_layer_open(struct gpu_layer *gpu, const char *name, struct gpu_options 
     mock_set_str(&gpu->mock, "device", "sm_90");
     mock_set_i64(&gpu->mock, "capture_routed_experts", options.capture);
     if (options.fp8) mock_set_str(&gpu->mock, "weight_format", "fp8_channel");
-    // The golden output is that of weights and rows that were not rounded to fp8.
-    gpu->bound = options.fp8 ? 8e-2 : 5e-3;
+    if (options.mxfp4) mock_set_str(&gpu->mock, "weight_format", "mxfp4");
+    // The golden output is that of weights and rows that were not rounded to fp8, or mxfp4.
+    gpu->bound = options.mxfp4 ? 0.25 : options.fp8 ? 8e-2 : 5e-3;
     // Room for three ranks' slabs.
     mock_set_i64(&gpu->mock, "forward_tokens_max", 2 * gpu->layer.tokens + 1);
     gpu->mock.host.allocate = mock_allocate;
@@ -189,7 +226,10 @@ void gpu_layer_open(struct gpu_layer *gpu, const char *name, struct gpu_options 
     gpu_accept(gpu, instance_open(&gpu->mock.host, &none, &gpu->instance, error));
     gpu_accept(gpu, instance_plan(gpu->instance, &plan, error));
     layer_weights_of(&gpu->layer, 0, gpu->layer.experts, &gpu->weights);
+    if (options.mxfp4) gpu_pack_weights(&gpu->weights, gpu->packed_dims);
+    packed = gpu->weights;
     gpu_upload_weights(&gpu->weights, options.fp8 ? gpu->scale_dims : NULL);
+    if (options.mxfp4) gpu_free_quantised(&packed);
     gpu_accept(gpu, runner_create(gpu->instance, 0, &gpu->weights.weights, &gpu->runner, error));
     gpu_accept(gpu, dispatcher_create(gpu->instance, DISPATCHER_LOCAL, &gpu->dispatcher, error));
     gpu->y_bytes = (size_t)(gpu->layer.tokens * gpu->layer.hidden) * sizeof(float);

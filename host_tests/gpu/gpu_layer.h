@@ -22,6 +22,7 @@ extern const char *const gpu_layers[];
 struct gpu_options {
     int32_t capture; // capture_routed_experts
     int32_t fp8;     // 1: the weights become fp8_channel
+    int32_t mxfp4;   // 1: they become mxfp4; sizes that 32 divides
     int32_t copies;  // of the layer's tokens, one behind the other; 0: one
 };
 
@@ -40,7 +41,8 @@ struct gpu_layer {
     cudaStream_t stream;
     uint64_t allocate_calls; // of the host's allocator
     int64_t scale_dims[2][2];
-    double bound; // of the error against the golden output
+    int64_t packed_dims[2][2][3]; // of mxfp4's values and scales
+    double bound;                 // of the error against the golden output
 };
 
 void must(cudaError_t st);
@@ -54,6 +56,8 @@ void gpu_refill(const moxie_tensor *tensor, const moxie_tensor *from);
 // scales lie in `scale_dims` [2].
 void gpu_quantise_weights(struct layer_weights_view *weights, int64_t (*scale_dims)[2]);
 void gpu_free_quantised(const struct layer_weights_view *weights);
+// The same as mxfp4; the shapes of values and scales lie in `dims` [2].
+void gpu_pack_weights(struct layer_weights_view *weights, int64_t (*dims)[2][3]);
 // All tensors of a layer's weights; with `scale_dims` [2] they become fp8_channel first, and the
 // shapes of the scales lie there.
 void gpu_upload_weights(struct layer_weights_view *weights, int64_t (*scale_dims)[2]);

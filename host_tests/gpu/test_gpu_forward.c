@@ -47,6 +47,14 @@ START_TEST(golden_layers_in_fp8)
 }
 END_TEST
 
+START_TEST(golden_layers_in_mxfp4)
+{
+    static const char *const names[2] = {"qwen3_moe_a", "qwen3_moe_t1"};
+
+    repeat(names[_i], (struct gpu_options){.mxfp4 = 1});
+}
+END_TEST
+
 static void forward_some(struct gpu_layer *gpu, int64_t tokens)
 {
     gpu_poison(gpu);
@@ -85,6 +93,22 @@ START_TEST(batch_mates_change_nothing)
 }
 END_TEST
 
+// Of weights of 4 bits no tokens are so few that their sums are others.
+START_TEST(batch_mates_change_nothing_of_mxfp4)
+{
+    struct gpu_layer gpu;
+    int64_t each;
+
+    gpu_layer_open(&gpu, "qwen3_moe_a", (struct gpu_options){.mxfp4 = 1, .copies = COPIES});
+    each = gpu.layer.tokens / COPIES;
+    for (int64_t some = 1; some <= each; some += 8)
+        same_alone(&gpu, some, gpu.layer.tokens);
+    for (int64_t copies = 2; copies < COPIES; copies += 3)
+        same_alone(&gpu, each * copies, gpu.layer.tokens);
+    gpu_layer_close(&gpu);
+}
+END_TEST
+
 // Rows of few ids become fp8 at each of their places, those of many once.
 START_TEST(many_ids_have_the_bits_of_few)
 {
@@ -104,10 +128,12 @@ END_TEST
 // some hosts have no address.
 START_TEST(no_tokens_are_a_forward)
 {
+    static const char *const names[3] = {"mixtral_a", "mixtral_a", "qwen3_moe_a"};
+    const struct gpu_options options[3] = {bf16, fp8, {.mxfp4 = 1}};
     struct gpu_layer gpu;
     void *ids;
 
-    gpu_layer_open(&gpu, "mixtral_a", _i ? fp8 : bf16);
+    gpu_layer_open(&gpu, names[_i], options[_i]);
     ids = gpu.batch.batch.ids.data;
     for (int32_t turn = 0; turn < 6; turn++) {
         gpu.step.tokens = turn % 2 == 0 ? gpu.layer.tokens : 0;
@@ -409,9 +435,11 @@ static void add(TCase *tests)
 {
     tcase_add_loop_test(tests, golden_layers, 0, GPU_LAYERS);
     tcase_add_loop_test(tests, golden_layers_in_fp8, 0, GPU_LAYERS_FP8);
+    tcase_add_loop_test(tests, golden_layers_in_mxfp4, 0, 2);
     tcase_add_test(tests, batch_mates_change_nothing);
+    tcase_add_test(tests, batch_mates_change_nothing_of_mxfp4);
     tcase_add_loop_test(tests, many_ids_have_the_bits_of_few, 0, 2);
-    tcase_add_loop_test(tests, no_tokens_are_a_forward, 0, 2);
+    tcase_add_loop_test(tests, no_tokens_are_a_forward, 0, 3);
     tcase_add_test(tests, graphs_replay_with_other_counts);
     tcase_add_test(tests, graphs_of_two_instances_interleave);
     tcase_add_test(tests, memory_is_taken_before_a_capture);

@@ -87,23 +87,30 @@ static void layouts_free(struct layouts *l)
     must(cudaFree(l->row_index.data));
 }
 
+// From rows as they come to y, with rows by expert between; `format` of the results.
+static void go_by_expert(struct gpu_layer *gpu, int32_t layout, int32_t format)
+{
+    moxie_error *error = &gpu->mock.error;
+    struct layouts l;
+
+    layouts_make(&l, gpu, layout, format);
+    gpu_poison(gpu);
+    gpu_accept(gpu, runner_expand(gpu->runner, &l.call, &l.in, &l.expanded, &l.row_index, error));
+    gpu_accept(gpu, runner_run(gpu->runner, &l.call, &l.expanded, &l.results, error));
+    gpu_accept(gpu, runner_fold(gpu->runner, &l.call, &l.results, &l.row_index, &l.out, error));
+    gpu_fetch(gpu);
+    ck_assert_double_le(golden_error(gpu->y, &gpu->layer.want), gpu->bound);
+    layouts_free(&l);
+}
+
 static void by_expert(int32_t index, int32_t layout)
 {
     const int32_t of_all = index % (GPU_LAYERS + GPU_LAYERS_FP8);
     struct gpu_layer gpu;
-    struct layouts l;
-    moxie_error *error = &gpu.mock.error;
 
     gpu_layer_open(&gpu, gpu_layers[of_all % GPU_LAYERS],
                    (struct gpu_options){.fp8 = of_all >= GPU_LAYERS});
-    layouts_make(&l, &gpu, layout, index == of_all ? MOXIE_FORMAT_F32 : MOXIE_FORMAT_BF16);
-    gpu_poison(&gpu);
-    gpu_accept(&gpu, runner_expand(gpu.runner, &l.call, &l.in, &l.expanded, &l.row_index, error));
-    gpu_accept(&gpu, runner_run(gpu.runner, &l.call, &l.expanded, &l.results, error));
-    gpu_accept(&gpu, runner_fold(gpu.runner, &l.call, &l.results, &l.row_index, &l.out, error));
-    gpu_fetch(&gpu);
-    ck_assert_double_le(golden_error(gpu.y, &gpu.layer.want), gpu.bound);
-    layouts_free(&l);
+    go_by_expert(&gpu, layout, index == of_all ? MOXIE_FORMAT_F32 : MOXIE_FORMAT_BF16);
     gpu_layer_close(&gpu);
 }
 
@@ -116,6 +123,25 @@ END_TEST
 START_TEST(expert_masked_rows)
 {
     by_expert(_i, MOXIE_LAYOUT_EXPERT_MASKED);
+}
+END_TEST
+
+// Of weights that have lost as much as those, y is held against a forward's.
+START_TEST(mxfp4_by_expert)
+{
+    const int32_t layout = _i % 2 ? MOXIE_LAYOUT_EXPERT_MASKED : MOXIE_LAYOUT_EXPERT_CONTIGUOUS;
+    struct gpu_layer gpu;
+    float *forward;
+
+    gpu_layer_open(&gpu, _i < 2 ? "qwen3_moe_a" : "qwen3_moe_t1", (struct gpu_options){.mxfp4 = 1});
+    gpu_forward(&gpu);
+    forward = malloc(gpu.y_bytes);
+    ck_assert_ptr_nonnull(forward);
+    memcpy(forward, gpu.y, gpu.y_bytes);
+    go_by_expert(&gpu, layout, MOXIE_FORMAT_F32);
+    ck_assert_double_le(crew_difference(gpu.y, forward, gpu.layer.tokens * gpu.layer.hidden), 1e-6);
+    free(forward);
+    gpu_layer_close(&gpu);
 }
 END_TEST
 
@@ -381,6 +407,7 @@ static void add(TCase *tests)
 {
     tcase_add_loop_test(tests, expert_contiguous_rows, 0, 2 * (GPU_LAYERS + GPU_LAYERS_FP8));
     tcase_add_loop_test(tests, expert_masked_rows, 0, 2 * (GPU_LAYERS + GPU_LAYERS_FP8));
+    tcase_add_loop_test(tests, mxfp4_by_expert, 0, 4);
     tcase_add_loop_test(tests, fp8_rows_by_expert, 0, 2 * GPU_LAYERS_FP8);
     tcase_add_loop_test(tests, rank_major_rows, 0, GPU_LAYERS + GPU_LAYERS_FP8);
     tcase_add_test(tests, results_over_the_rows_of_another_slab);
