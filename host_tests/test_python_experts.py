@@ -460,6 +460,7 @@ class Refusals(unittest.TestCase):
                 (lambda: tensor(64, (2,), device=(1, 2**40)), f"{name}: .* to 2147483647"),
                 (lambda: matrix(5, "f32", 0), "values: a int; want what moxie.tensor makes"),
                 (lambda: matrix(values, "f32", 0, bias=5), "bias: a int; want what moxie.tensor"),
+                (lambda: matrix(values, "nvfp4", 0, global_scales=1.0), "global_scales: a float; "),
                 (lambda: matrix(values, "f32", "gate_up"), "order, orientation: .'gate_up', 0."),
                 (lambda: matrix(values, "f32", 2**32 + 1), "order, orientation: .4294967297, 0.")):
             with self.subTest(words), self.assertRaisesRegex(MoxieError, words) as caught:

@@ -16,10 +16,11 @@ import weakref
 from typing import NamedTuple
 
 from moxie.abi import (
-    DEVICE_CPU, DTYPE_BFLOAT, DTYPE_FLOAT, DTYPE_FLOAT8_E4M3FN, DTYPE_INT, E_CAPACITY,
+    DEVICE_CPU, DTYPE_BFLOAT, DTYPE_FLOAT, DTYPE_FLOAT8_E4M3FN, DTYPE_INT, DTYPE_UINT, E_CAPACITY,
     E_CONFIG, E_INVALID, E_UNAVAILABLE, E_UNSUPPORTED, FORMAT_BF16, FORMAT_F16, FORMAT_F32,
-    FORMAT_FP8_BLOCK128, FORMAT_FP8_CHANNEL, FORMAT_FP8_TENSOR, IDS_GLOBAL, OK, Batch, Device,
-    Dtype, Error, Matrix, MoxieError, Step, Tensor, Weights, ask)
+    FORMAT_FP8_BLOCK128, FORMAT_FP8_CHANNEL, FORMAT_FP8_TENSOR, FORMAT_INT4_G32, FORMAT_MXFP4,
+    FORMAT_NVFP4, IDS_GLOBAL, OK, Batch, Device, Dtype, Error, Matrix, MoxieError, Step, Tensor,
+    Weights, ask)
 from moxie.host import Library
 
 
@@ -37,12 +38,14 @@ class Words(dict):
 
 FORMATS = Words("weight format", {
     "f32": FORMAT_F32, "bf16": FORMAT_BF16, "f16": FORMAT_F16, "fp8_tensor": FORMAT_FP8_TENSOR,
-    "fp8_channel": FORMAT_FP8_CHANNEL, "fp8_block128": FORMAT_FP8_BLOCK128})
+    "fp8_channel": FORMAT_FP8_CHANNEL, "fp8_block128": FORMAT_FP8_BLOCK128,
+    "int4_g32": FORMAT_INT4_G32, "mxfp4": FORMAT_MXFP4, "nvfp4": FORMAT_NVFP4})
 DTYPES = Words("number type", {  # by its name: DLPack's code, bits
     "f32": (DTYPE_FLOAT, 32),
     "bf16": (DTYPE_BFLOAT, 16),
     "f16": (DTYPE_FLOAT, 16),
     "e4m3": (DTYPE_FLOAT8_E4M3FN, 8),
+    "u8": (DTYPE_UINT, 8),
     "i32": (DTYPE_INT, 32),
     "i64": (DTYPE_INT, 64),
 })
@@ -74,8 +77,9 @@ def _instance(what, value, kind, maker):
 def tensor(address, shape, number="f32", strides=None, device=(DEVICE_CPU, 0)):
     """A Tensor of numbers at an address, which whoever owns it keeps valid.
 
-    number: "f32", "bf16", "f16", "e4m3", "i32" or "i64"; another raises MoxieError. strides: in
-    numbers; without them the tensor is compact. device: DLPack's type and the device's index.
+    number: "f32", "bf16", "f16", "e4m3", "u8", "i32" or "i64"; another raises MoxieError.
+    strides: in numbers; without them the tensor is compact. device: DLPack's type and the device's
+    index.
     """
     code, bits = DTYPES[number]
     where = _whole("device (DLPack's type, index)", device, I32)
@@ -92,13 +96,15 @@ def tensor(address, shape, number="f32", strides=None, device=(DEVICE_CPU, 0)):
                   strides=dims(*strides) if strides is not None else None)
 
 
-def matrix(values, weight_format, order, orientation=0, bias=None, scales=None):
-    """One projection of all experts: `values`, `bias` and `scales` are Tensors, as abi.h has them
-    for this weight_format: "f32", "bf16", "f16", "fp8_tensor", "fp8_channel" or "fp8_block128".
-    Another raises MoxieError. order and orientation: abi.ORDER_* and abi.ROWS_*."""
+def matrix(values, weight_format, order, orientation=0, bias=None, scales=None, global_scales=None):
+    """One projection of all experts: `values`, `bias` and the scales are Tensors, as abi.h has them
+    for this weight_format: "f32", "bf16", "f16", "fp8_tensor", "fp8_channel", "fp8_block128",
+    "int4_g32", "mxfp4" or "nvfp4". Another raises MoxieError. order and orientation: abi.ORDER_*
+    and abi.ROWS_*."""
     order, orientation = _whole("order, orientation", (order, orientation), I32)
-    parts = {"values": values, "bias": bias if bias is not None else Tensor(),
-             "scales": scales if scales is not None else Tensor()}
+    parts = {"bias": bias, "scales": scales, "global_scales": global_scales}
+    parts = {what: each if each is not None else Tensor() for what, each in parts.items()}
+    parts["values"] = values
     for what, each in parts.items():
         _instance(what, each, Tensor, "tensor")
     return Matrix(format=FORMATS[weight_format], order=order, orientation=orientation, **parts)
