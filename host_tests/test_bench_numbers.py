@@ -50,6 +50,13 @@ class Cells(unittest.TestCase):
         for number, shapes in wanted.items():
             for shape, floors in shapes.items():
                 self.assertEqual(list(floors), list(cells.BARS[number][shape]))
+        wanted.update({
+            "nvfp4": {"q30b": {1: 5, 16: 47, 64: 74}, "q235b": {1: 19, 16: 194, 64: 297},
+                      "dsv3ep8": {64: 156, 1024: 178}},
+            "mxfp4": {"gptoss120b": {1: 12, 16: 150, 64: 327, 1024: 376, 16384: 4128}},
+            "int4_g32": {"kimik2tp8": {16: 76}}})
+        for number, shapes in wanted.items():
+            for shape, floors in shapes.items():
                 sizes = cells.SHAPES[shape]
                 for tokens, floor in floors.items():
                     missed = (1 - sizes.top_k / sizes.experts) ** tokens
@@ -83,6 +90,22 @@ class Cells(unittest.TestCase):
         self.assertIn(cells.Cell("qwen35tp8", 64, "fp8", None, None), found)
         self.assertEqual([cell.tokens for cell in cells.select("fp8", ["q30b"], quick=True)],
                          [1, 64, 1024, 4096])
+
+    def test_every_cell_of_4_bits(self):
+        one_token_us = {"q30b": 14, "q235b": 30, "gptoss120b": 21}
+        found = [cell for number in ("mxfp4", "nvfp4", "int4_g32")
+                 for cell in cells.select(number, list(cells.BARS[number]))]
+        self.assertEqual(len(found), 5 * 7 + 4 + 1)
+        for cell in found:
+            if cell.tokens == 1:
+                floor_us, _ = cell.floor(cell.sizes().top_k)
+                self.assertAlmostEqual(cell.bar * floor_us, one_token_us[cell.shape], delta=0.05)
+                self.assertIsNone(cell.stretch)
+            elif cell.tokens <= 1024:
+                self.assertAlmostEqual(1 / cell.bar, 0.68, places=2)
+                self.assertAlmostEqual(1 / cell.stretch, 0.80, places=2)
+            else:
+                self.assertEqual((cell.bar, cell.stretch), (None, None))
 
     def test_selection(self):
         self.assertEqual([cell.tokens for cell in cells.select("bf16", ["q30b"], quick=True)],
@@ -272,6 +295,15 @@ class Reports(unittest.TestCase):
         found["anchors"]["after"]["fp8_product_flops_per_s"] = 1300e12
         report.judge(found)
         self.assertIn("fp8_product_flops_per_s moved by 7.1%", found["rejected"])
+
+    def test_weights_of_4_bits(self):
+        """Their anchor is the product of what they become."""
+        found = run_of(times=1.5)
+        found["settings"]["format"] = found["cells"][0]["format"] = "mxfp4"
+        report.judge(found)
+        system = found["cells"][0]["routings"][0]["systems"]["moxie"]
+        self.assertAlmostEqual(system["anchor_share"], 790 / 1.5 / 700, delta=1e-3)
+        self.assertIn(", mxfp4, ", report.table(found))
 
     def test_versions_of_peers(self):
         found = self.judged()

@@ -5,11 +5,12 @@ Forward i of FORWARDS uses weight set i % sets, and rows and a routing of its ow
 
 import torch
 
-from measure import fp8
+from measure import four_bits, fp8
 
 FORWARDS = 8
-DTYPES = {"bf16": torch.bfloat16, "fp8": fp8.E4M3}
-ROWS = {"bf16": "bf16", "fp8": "bf16"}  # of x and y, by the format of the weights
+DTYPES = {"bf16": torch.bfloat16, "fp8": fp8.E4M3}  # of what is multiplied
+# Of x and y, by the format of the weights.
+ROWS = {"bf16": "bf16", "fp8": "bf16", **dict.fromkeys(four_bits.FORMATS, "bf16")}
 FP8_AT_ONCE = 1 << 26  # weights that are quantised together: it takes many times their memory
 ROUTINGS = ("uniform", "zipf", "one")
 ZIPF = 1.0  # the exponent: how often the r-th most popular expert is wanted is r ** -ZIPF
@@ -27,14 +28,22 @@ class Case:
         self.generator = torch.Generator(self.where).manual_seed(seed)
         hidden, intermediate = sizes.hidden, sizes.intermediate
         # Gate first, then up, each with blocks of its own; of scales None where there are none.
-        self.w1, self.s1 = zip(*(self._weights(2, intermediate, hidden) for _ in range(sets)))
-        self.w2, self.s2 = zip(*(self._weights(1, hidden, intermediate) for _ in range(sets)))
+        self.w1, self.s1, self.g1 = zip(*(self._weights(2, intermediate, hidden)
+                                          for _ in range(sets)))
+        self.w2, self.s2, self.g2 = zip(*(self._weights(1, hidden, intermediate)
+                                          for _ in range(sets)))
 
     def _weights(self, parts, rows, columns):
-        """([experts, parts * rows, columns], scales)."""
+        """([experts, parts * rows, columns], scales, global scales of nvfp4); of 4 bits, two
+        columns are one."""
+        if self.number in four_bits.FORMATS:
+            return four_bits.random_weights(self, parts, rows, columns)
+        if self.number == "fp8":
+            return *self._fp8_weights(parts, rows, columns), None
+        return self.random(columns ** -0.5, self.sizes.experts, parts * rows, columns), None, None
+
+    def _fp8_weights(self, parts, rows, columns):
         experts, scale = self.sizes.experts, columns ** -0.5
-        if self.number == self.row_number:
-            return self.random(scale, experts, parts * rows, columns), None
         values = self.empty(experts, parts, rows, columns, dtype=fp8.E4M3)
         scales = self.empty(experts, parts, fp8.blocks_of(rows), fp8.blocks_of(columns),
                             dtype=torch.float32)
@@ -122,13 +131,22 @@ class Case:
     def scales(self, forward):
         return self.s1[forward % self.sets], self.s2[forward % self.sets]
 
+    def global_scales(self, forward):
+        return self.g1[forward % self.sets], self.g2[forward % self.sets]
+
     def dense(self, forward, expert):
         """Both projections of one expert in f32."""
-        parts = zip(self.weights(forward), self.scales(forward), (2, 1))
-        return [values[expert].float() if scales is None else fp8.dequantised(
-            values[expert].unflatten(0, (halves, -1)),
-            scales[expert].unflatten(0, (halves, -1))).flatten(0, 1)
-            for values, scales, halves in parts]
+        of_it = [[each if each is None else each[expert] for each in both] for both in (
+            self.weights(forward), self.scales(forward), self.global_scales(forward))]
+        return [self._dense(*parts) for parts in zip(*of_it, (2, 1))]
+
+    def _dense(self, values, scales, global_scales, halves):
+        if self.number in four_bits.FORMATS:
+            return four_bits.dequantised(self.number, values, scales, global_scales)
+        if self.number == "fp8":
+            return fp8.dequantised(values.unflatten(0, (halves, -1)),
+                                   scales.unflatten(0, (halves, -1))).flatten(0, 1)
+        return values.float()
 
     def some_tokens(self):
         return sorted({0, self.tokens // 2, self.tokens - 1})

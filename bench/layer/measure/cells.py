@@ -2,7 +2,8 @@
 wanted (bar, stretch).
 
 Bars are multiples of the floor of the very routing that was drawn, because the draw alone moves a
-time by 4%. They hold for uniform routing. A format's last shapes are measured without bars.
+time by 4%. They hold for uniform routing. Some shapes, and some tokens of others, are measured
+without bars.
 """
 
 from typing import NamedTuple, Optional
@@ -13,16 +14,25 @@ WHOLE, PRODUCTS = "whole layer", "two products"  # what a system times
 STEADY_TOKENS = 4096  # cells from here on are measured after seconds of load, at a settled clock
 
 
+FLOPS_PER_S = {"bf16": 790e12, "fp8": 1580e12}  # of a large product, the best seen on an H200
+
+
 class Number(NamedTuple):
     """A format of weights, by what the floor needs of it."""
 
     weight_bytes: float  # of one weight, with its share of a scale
-    flops_per_s: float  # of a large product, the best seen on an H200
+    multiplied: str  # what both operands of a product are then
+
+    def flops_per_s(self):
+        return FLOPS_PER_S[self.multiplied]
 
 
 NUMBERS = {
-    "bf16": Number(2, 790e12),
-    "fp8": Number(1 + 4 / 128 ** 2, 1580e12),  # a scale for a block of 128 x 128
+    "bf16": Number(2, "bf16"),
+    "fp8": Number(1 + 4 / 128 ** 2, "fp8"),  # a scale for a block of 128 x 128
+    "mxfp4": Number(1 / 2 + 1 / 32, "bf16"),  # a scale of a byte for 32
+    "nvfp4": Number(1 / 2 + 1 / 16, "bf16"),  # one for 16; those of an expert are too few to count
+    "int4_g32": Number(1 / 2 + 2 / 32, "bf16"),  # a bf16 scale for 32
 }
 
 
@@ -30,8 +40,7 @@ def floors_of_another(gpu):
     """What the table of a GPU that floors and bars are not of says about them, as lines."""
     if gpu is None or "H200" in gpu:
         return []
-    rates = ", ".join(f"{name} {number.flops_per_s / 1e12:g} TFLOP/s"
-                      for name, number in NUMBERS.items())
+    rates = ", ".join(f"{name} {flops / 1e12:g} TFLOP/s" for name, flops in FLOPS_PER_S.items())
     return [f"Floors, and what is judged by them, are an H200's ({READ_BYTES_PER_S / 1e12:g} TB/s, "
             f"{rates}), not this GPU's.", ""]
 
@@ -59,13 +68,26 @@ SHAPES = {
     "qwen35tp8": Shape(4096, 128, 512, 10),
     "qwen3next": Shape(2048, 512, 512, 10),
     "q235btp8": Shape(4096, 192, 128, 8),
+    "gptoss120b": Shape(2880, 2880, 128, 4),
+    "kimik2tp8": Shape(7168, 256, 384, 8),
     "tiny": Shape(256, 128, 16, 4),  # for a machine without a GPU; no bars
 }
 
 NO_BARS = {tokens: (None, None) for tokens in (1, 16, 64, 1024, 16384)}
+# Weights of 4 bits: floor / 0.68 and floor / 0.80. Of 4096 tokens and more what is wanted is 1.15
+# times the time of bf16, of 256 and 1024 also 0.75 times it, which no floor says.
+FOUR_BITS = (1.47, 1.25)
+
+
+def four_bit_bars(one_token):
+    """Of a shape that one token should take so many floors of."""
+    return {1: (one_token, None), **dict.fromkeys((16, 64, 256, 1024), FOUR_BITS),
+            **dict.fromkeys((4096, 16384), (None, None))}
+
 
 # tokens: bar, stretch, as multiples of the floor. In fp8 the stretch is what DeepGEMM's two
-# products alone take, and none where the bar is under that already.
+# products alone take, and none where the bar is under that already. With weights of 4 bits one
+# token's is 14, 30 and 21 us of q30b, q235b and gptoss120b.
 BARS = {
     "bf16": {
         "q30b": {1: (1.43, 1.25), 16: (1.06, 1.035), 64: (1.06, 1.03), 256: (1.12, 1.04),
@@ -89,6 +111,13 @@ BARS = {
         "qwen35tp8": NO_BARS,
         "qwen3next": NO_BARS,
     },
+    "mxfp4": {"gptoss120b": four_bit_bars(1.79), "q30b": four_bit_bars(3.14)},
+    "nvfp4": {
+        "q30b": four_bit_bars(2.97),
+        "q235b": four_bit_bars(1.59),
+        "dsv3ep8": {64: FOUR_BITS, 1024: FOUR_BITS, 4096: (None, None), 32768: (None, None)},
+    },
+    "int4_g32": {"q30b": four_bit_bars(2.97), "kimik2tp8": {16: FOUR_BITS}},
 }
 QUICK = {"q30b": (1, 64, 1024, 4096)}
 TINY_TOKENS = (1, 16, 64)
@@ -109,7 +138,7 @@ class Cell(NamedTuple):
         sizes, number = self.sizes(), NUMBERS[self.number]
         weights = experts_hit * sizes.expert_weights()
         memory_us = 1e6 * weights * number.weight_bytes / READ_BYTES_PER_S
-        compute_us = 1e6 * sizes.flops(self.tokens) / number.flops_per_s
+        compute_us = 1e6 * sizes.flops(self.tokens) / number.flops_per_s()
         return max((memory_us, "memory"), (compute_us, "compute"))
 
 

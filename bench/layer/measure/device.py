@@ -11,6 +11,7 @@ import time
 import torch
 
 from measure.case import DTYPES, ROWS
+from measure.cells import NUMBERS
 
 ANCHOR_BATCH, ANCHOR_TIMES = 8, 9
 
@@ -231,12 +232,13 @@ def _read_us(device, seconds):
 
 
 def anchors(device, number, seconds):
-    """What the machine does at this moment: {anchor: FLOP/s or bytes/s}, on random data.
+    """What the machine does at this moment: {anchor: FLOP/s or bytes/s}, on random data. Products
+    are of what the format's rows are, and of what it multiplies.
 
     Its memory is given back, so that nothing of it is held while cells are measured.
     """
     found = {}
-    for each in dict.fromkeys((ROWS[number], number)):
+    for each in dict.fromkeys((ROWS[number], NUMBERS[number].multiplied)):
         product_us = _product_us(device, each, seconds)
         found[f"{each}_product_flops_per_s"] = 2e6 * device.matrix ** 3 / product_us
         device.collect()

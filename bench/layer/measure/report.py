@@ -36,7 +36,8 @@ def lack(found):
 
 
 def _judge_routing(cell, routing, anchors):
-    rates = [anchors[when][f"{cell['format']}_product_flops_per_s"] for when in ("before", "after")]
+    product = cells.NUMBERS[cell["format"]].multiplied
+    rates = [anchors[when][f"{product}_product_flops_per_s"] for when in ("before", "after")]
     anchor = sum(rates) / len(rates)
     systems = routing["systems"]
     for system in systems.values():

@@ -21,6 +21,11 @@ class Unfit(Exception):
     """prepare() cannot serve this case; the text says why."""
 
 
+def lacks_format(number, *formats):
+    """Why a system of these formats of weights cannot take another, or None."""
+    return None if number in formats else f"of {' and '.join(formats)} only"
+
+
 def check_blocks(case):
     """For systems whose scales of up go on where gate's end."""
     if case.number == "fp8" and case.sizes.intermediate % fp8.BLOCK != 0:

@@ -11,7 +11,7 @@ import torch
 from measure import fp8
 from measure.case import ALIGN, FORWARDS, off_by
 from measure.cells import PRODUCTS
-from peers import System, Unfit, check_blocks, lacks
+from peers import System, Unfit, check_blocks, lacks, lacks_format
 
 MASKED_TOKENS = 256  # every expert has room for all of them
 
@@ -44,7 +44,8 @@ class _DeepGemm(System):
         return self.options.deep_gemm is not None
 
     def available(self):
-        absent = lacks("deep_gemm", self.options.deep_gemm, "--deep-gemm")
+        absent = (lacks_format(self.options.format, *self.functions)
+                  or lacks("deep_gemm", self.options.deep_gemm, "--deep-gemm"))
         if absent:
             return absent
         try:

@@ -4,7 +4,7 @@ import torch
 
 from measure.case import FORWARDS, off_by
 from measure.cells import PRODUCTS
-from peers import System
+from peers import System, lacks_format
 
 
 def grouped(a, b, ends):
@@ -13,8 +13,10 @@ def grouped(a, b, ends):
 
 class _Grouped(System):
     def available(self):
-        if self.options.format != "bf16":
-            return "torch's grouped products have no scales for blocks of 128 x 128"
+        absent = lacks_format(self.options.format, "bf16")
+        if absent:
+            return (f"{absent}: torch's grouped products have no scales for blocks of 128 x 128, "
+                    "nor for groups of a row")
         return None if hasattr(torch, "_grouped_mm") else f"torch {torch.__version__} has none"
 
     def prepare(self, case):

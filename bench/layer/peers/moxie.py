@@ -5,12 +5,16 @@ import ctypes
 import torch
 
 from measure.case import FORWARDS
+from measure.cells import NUMBERS
 from moxie import Experts, MoxieError, Rows, abi, load, matrix, tensor
 from moxie.host import default_path
 from peers import System
 
-FORMATS = {"bf16": "bf16", "fp8": "fp8_block128"}  # what Moxie calls the weights' format
-STORED = {"bf16": "bf16", "fp8": "e4m3"}  # and one of them
+# What Moxie calls the weights' format where it has another name for it, one of them as it is stored
+# where that is not two to a byte, and one of their scales.
+FORMATS = {"fp8": "fp8_block128"}
+STORED = {"bf16": "bf16", "fp8": "e4m3"}
+SCALES = {"fp8": "f32", "mxfp4": "u8", "nvfp4": "e4m3", "int4_g32": "bf16"}
 DLPACK = {"cpu": abi.DEVICE_CPU, "cuda": abi.DEVICE_CUDA}
 
 
@@ -51,7 +55,7 @@ class Moxie(System):
 
     def prepare(self, case):
         super().prepare(case)
-        sizes, weights = case.sizes, FORMATS[case.number]
+        sizes, weights = case.sizes, FORMATS.get(case.number, case.number)
         where = (DLPACK[self.device.kind], case.where.index or 0)
         config = {
             "hidden_size": sizes.hidden, "intermediate_size": sizes.intermediate,
@@ -59,22 +63,25 @@ class Moxie(System):
             "forward_tokens_max": case.tokens, "weight_format": weights,
             "input_format": case.row_number, "output_format": case.row_number,
             "device": self.device.key()}
-        if case.number == "fp8":
-            config["activation_format"] = "fp8"  # the CPU would choose f32
+        if case.number != case.row_number:  # of which the CPU would make f32
+            config["activation_format"] = NUMBERS[case.number].multiplied
         if self.device.kind == "cpu":
             config["cpu_threads"] = torch.get_num_threads()
         self.experts = Experts(self.library, config, "bench", Allocator(case.where), where)
 
         def place(each, number):
-            return tensor(each.data_ptr(), each.shape, number, each.stride(), where)
+            return None if each is None else tensor(each.data_ptr(), each.shape, number,
+                                                    each.stride(), where)
 
-        def describe(values, scales, order):
-            return matrix(place(values, STORED[case.number]), weights, order,
-                          scales=None if scales is None else place(scales, "f32"))
+        def describe(order, values, scales, global_scales):
+            return matrix(place(values, STORED.get(case.number, "u8")), weights, order,
+                          scales=place(scales, SCALES.get(case.number)),
+                          global_scales=place(global_scales, "f32"))
 
-        self.layers = [self.experts.add_layer(describe(w1, s1, abi.ORDER_GATE_UP),
-                                              describe(w2, s2, abi.ORDER_PLAIN))
-                       for w1, s1, w2, s2 in zip(case.w1, case.s1, case.w2, case.s2)]
+        self.layers = [self.experts.add_layer(describe(abi.ORDER_GATE_UP, *first),
+                                              describe(abi.ORDER_PLAIN, *second))
+                       for first, second in zip(zip(case.w1, case.s1, case.g1),
+                                                zip(case.w2, case.s2, case.g2))]
         self.calls = [self._arguments(forward) for forward in range(FORWARDS)]
 
     def _arguments(self, forward):

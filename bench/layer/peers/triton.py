@@ -15,7 +15,7 @@ import sys
 
 from measure import fp8
 from measure.case import FORWARDS
-from peers import System, check_blocks, lacks, not_in
+from peers import System, check_blocks, lacks, lacks_format, not_in
 
 OPTION = "--triton-fused-moe"
 
@@ -113,7 +113,8 @@ class Triton(System):
 
     def available(self):
         given, folder = self.options.triton_fused_moe, folder_of(self.options)
-        absent = tell_configs(self.options.triton_configs)
+        absent = (lacks_format(self.options.format, "bf16", "fp8")
+                  or tell_configs(self.options.triton_configs))
         if absent:
             return absent
         try:

@@ -13,7 +13,7 @@ import torch
 
 from measure import fp8
 from measure.case import FORWARDS
-from peers import System, check_blocks, lacks
+from peers import System, check_blocks, lacks, lacks_format
 from peers.triton import folder_of, keep_scales
 
 MOE = "vllm.model_executor.layers.fused_moe."
@@ -32,9 +32,8 @@ class Layer(System):
         return bool(given) and self.name in (self.options.systems or ())
 
     def available(self):
-        if self.options.format != "fp8":
-            return "of fp8 only"
-        absent = (lacks("vllm", folder_of(self.options), "--triton-fused-moe")
+        absent = (lacks_format(self.options.format, "fp8")
+                  or lacks("vllm", folder_of(self.options), "--triton-fused-moe")
                   or lacks("deep_gemm", self.options.deep_gemm, "--deep-gemm"))
         if absent:
             return absent
