@@ -39,7 +39,7 @@ static double uniform() // 0..1
 struct layer_case {
     // skew: 0 none, 1 all pairs are of the first top_k experts, 2 ids without an expert and a map, 3 half of the pairs are of the first
     // rows_in: weights are [E, K, N]
-    // one_scale: of fp8 by tensor, gate and up have one together
+    // one_scale: of fp8 by tensor and of nvfp4, gate and up have one together; of mxfp4, those of gate and up are nearly the least
     int tokens, hidden, intermediate, experts, top_k, order, activation, skew, bias, weight_on_input, rows_in, format, one_scale;
 };
 
@@ -148,7 +148,8 @@ static void make(layer &l, const layer_case &c)
 {
     int rows = c.order == ORDER_PLAIN ? c.intermediate : 2 * c.intermediate;
     l.shape = c;
-    fill(l.x, (size_t)c.tokens * c.hidden, 1.0f, format_16(c));
+    const int least = c.format == FORMAT_MXFP4 && c.one_scale ? 116 : 0;
+    fill(l.x, (size_t)c.tokens * c.hidden, ldexpf(1.0f, least), format_16(c));
     fill(l.w1, (size_t)c.experts * rows * c.hidden, 1.7f / sqrtf((float)c.hidden), format_16(c));
     fill(l.w2, (size_t)c.experts * c.hidden * c.intermediate, 1.7f / sqrtf((float)c.intermediate), format_16(c));
     fill(l.b1, (size_t)c.experts * rows, 0.5f, format_16(c));
@@ -160,6 +161,8 @@ static void make(layer &l, const layer_case &c)
     if (is_packed(c)) {
         pack_weights(c, (int64_t)c.experts * rows, c.hidden, c.one_scale || c.order == ORDER_PLAIN ? 1 : 2, l.q1, l.p1, l.s1);
         pack_weights(c, (int64_t)c.experts * c.hidden, c.intermediate, 1, l.q2, l.p2, l.s2);
+        for (auto &code : l.p1)
+            code = (uint8_t)(code - least);
     }
     l.ids.resize((size_t)c.tokens * c.top_k);
     l.weights.resize(l.ids.size());

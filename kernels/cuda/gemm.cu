@@ -134,12 +134,12 @@ __device__ __forceinline__ void multiply_scaled(const gemm_args &args, gemm_smem
         to.c[0][i] *= i & 2 ? rows.whole.y : rows.whole.x;
 }
 
-template <class P>
+template <class P, bool by_wgmma>
 __device__ __forceinline__ void begin_packed_step(const gemm_args &args, gemm_smem<P> &smem, const packed_rows &rows, const stage_ring &ring,
                                                   int32_t step)
 {
     mbarrier_wait(&smem.full[ring.stage], ring.round_odd);
-    fence_proxy_async(); // copies of threads brought the tokens
+    if (by_wgmma) fence_proxy_async(); // copies of threads brought the tokens
     prepare_scales<P>(args.packed, rows, ring, smem, step);
 }
 
@@ -154,7 +154,7 @@ __device__ __forceinline__ void multiply_packed(const gemm_args &args, gemm_smem
     const int32_t steps = steps_of<P>(args);
     uint32_t weights[2][4][4];
 
-    begin_packed_step<P>(args, smem, rows, ring, 0);
+    begin_packed_step<P, true>(args, smem, rows, ring, 0);
     decode_part<P>(codes, rows, ring, smem, 0, weights[0]);
     for (int32_t step = 0; step < steps; step++) {
         const uint32_t b = wgmma_descriptor(ring.tokens(smem));
@@ -172,7 +172,7 @@ __device__ __forceinline__ void multiply_packed(const gemm_args &args, gemm_smem
             } else {
                 ring.advance();
                 if (step + 1 < steps) {
-                    begin_packed_step<P>(args, smem, rows, ring, step + 1);
+                    begin_packed_step<P, true>(args, smem, rows, ring, step + 1);
                     decode_part<P>(codes, rows, ring, smem, 0, weights[0]);
                 }
             }
@@ -194,7 +194,7 @@ __device__ __forceinline__ void multiply_packed_few(const gemm_args &args, gemm_
     for (int32_t step = 0; step < steps; step++, ring.advance()) {
         const uint32_t tokens = smem_address(ring.tokens(smem)) + lane % 8 * kRowBytes;
 
-        begin_packed_step<P>(args, smem, rows, ring, step);
+        begin_packed_step<P, false>(args, smem, rows, ring, step);
 #pragma unroll
         for (int32_t part = 0; part < P::parts; part++) {
             uint32_t weights[4][4];

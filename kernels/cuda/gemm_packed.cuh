@@ -125,12 +125,7 @@ __device__ __forceinline__ float number_of(__half number)
     return __half2float(number);
 }
 
-__device__ __forceinline__ uint32_t twice(uint32_t bf16)
-{
-    return bf16 * 0x10001u;
-}
-
-// Two e4m3 codes, in the bytes 0 and 1, as bf16, twice as much: numbers are 48 + x / 2.
+// What numbers of 48 + x / 2 are multiplied by, twice the scale, for two e4m3 codes in the bytes 0 and 1.
 __device__ __forceinline__ uint32_t times_of_e4m3(uint32_t codes)
 {
     const uint32_t shifted = bytes_by(codes, 0, 0x4140) << 4, sign = shifted & 0x08000800u;
@@ -138,10 +133,10 @@ __device__ __forceinline__ uint32_t times_of_e4m3(uint32_t codes)
     return bf16_multiply(shifted + sign * 15, 0x7c007c00u); // 2^121
 }
 
-// An e8m0 code, as bf16: 2^-9 of it, so that 48 times as much is finite.
-__device__ __forceinline__ uint32_t times_of_e8m0(uint32_t code)
+// The same for e8m0, but 2^-10 of it, so that 48 times as much is finite.
+__device__ __forceinline__ uint32_t times_of_e8m0(uint32_t codes)
 {
-    return max(static_cast<int32_t>(code << 7), 10 << 7) - (9 << 7);
+    return bf16_multiply(bytes_by(codes, 0, 0x4140) << 7, 0x3b003b00u); // 2^-9
 }
 
 // Two bf16 whose sum a scale is, but for what is below them.
@@ -152,28 +147,29 @@ __device__ __forceinline__ uint32_t split(float scale)
     return number_pack<true>(high, scale - high);
 }
 
-// A step's scales of the warp's rows, as what codes are multiplied by: 8 bytes for 64 inputs of a row.
+// A step's scales of the warp's rows, as what codes are multiplied by, two a word: 8 bytes for 64 inputs of a row, of mxfp4 4.
 template <class P, class Scale>
 __device__ __forceinline__ void prepare_scales_as(const packed_rows &rows, unsigned char *scales, int32_t begin)
 {
-    const int32_t half = threadIdx.x % 2;
+    constexpr int words = P::type == OPERAND_MXFP4 ? 2 : 4; // of half a row
+    const int32_t first = threadIdx.x % 2 * words;
     const unsigned char *from = scales + rows.prepared + ((rows.prepared_low + begin) & 15);
-    uint4 to;
-    uint32_t(&words)[4] = reinterpret_cast<uint32_t(&)[4]>(to);
+    uint32_t *to = reinterpret_cast<uint32_t *>(scales + rows.prepared) + first;
+    uint32_t made[words];
 
 #pragma unroll
-    for (int32_t i = 0; i < 4; i++) {
-        const int32_t at = half * 4 + i;
+    for (int32_t i = 0; i < words; i++) {
+        const uint32_t codes = from[(first + i) * 2] | static_cast<uint32_t>(from[(first + i) * 2 + 1]) << 8;
 
-        if constexpr (P::type == OPERAND_NVFP4)
-            words[i] = times_of_e4m3(from[at * 2] | static_cast<uint32_t>(from[at * 2 + 1]) << 8);
-        else if constexpr (P::type == OPERAND_MXFP4)
-            words[i] = twice(times_of_e8m0(from[at]));
+        if constexpr (P::type == OPERAND_INT4)
+            made[i] = split(number_of(reinterpret_cast<const Scale *>(from)[first + i]));
         else
-            words[i] = split(number_of(reinterpret_cast<const Scale *>(from)[at]));
+            made[i] = P::type == OPERAND_NVFP4 ? times_of_e4m3(codes) : times_of_e8m0(codes);
     }
     __syncwarp();
-    *reinterpret_cast<uint4 *>(scales + rows.prepared + half * 16) = to;
+#pragma unroll
+    for (int32_t i = 0; i < words; i++)
+        to[i] = made[i];
     __syncwarp();
 }
 
@@ -191,15 +187,14 @@ __device__ __forceinline__ void prepare_scales(const packed_scales &from, const 
         prepare_scales_as<P, float>(rows, scales, step * from.step_bytes);
 }
 
-// Of 16 of the 64 inputs that two words are for.
-template <operand type> __device__ __forceinline__ packed_factor factor_of(uint2 words, int32_t sixteen)
+// Of 16 of the 64 inputs that two words are for, of mxfp4 the first alone.
+template <operand type> __device__ __forceinline__ packed_factor factor_of(const uint32_t (&words)[2], int32_t sixteen)
 {
-    const uint32_t word = sixteen / 2 == 0 ? words.x : words.y, low = bytes_by(word, 0, 0x1010), high = bytes_by(word, 0, 0x3232);
+    const uint32_t word = words[type == OPERAND_MXFP4 ? 0 : sixteen / 2], plus = bf16_multiply(word, 0xc240c240u); // -48
+    const bool is_high = (type == OPERAND_MXFP4 ? sixteen / 2 : sixteen % 2) != 0;
 
-    if (type == OPERAND_INT4) return {low, high};
-    const uint32_t times = type == OPERAND_MXFP4 ? word : sixteen % 2 == 0 ? low : high;
-
-    return {times, bf16_multiply(times, 0xc240c240u)}; // -48
+    if (type == OPERAND_INT4) return {twice<false>(word), twice<true>(word)};
+    return is_high ? packed_factor{twice<true>(word), twice<true>(plus)} : packed_factor{twice<false>(word), twice<false>(plus)};
 }
 
 // 64 inputs of a stage, four times what wgmma and mma take. Of the eight bytes of 16 inputs two are the lane's.
@@ -207,11 +202,16 @@ template <class P>
 __device__ __forceinline__ void decode_part(const packed_codes &by, const packed_rows &rows, const stage_ring &ring, gemm_smem<P> &smem, int32_t part,
                                             uint32_t (&weights)[4][4])
 {
-    const unsigned char *scales = scales_in<P>(smem, ring) + rows.scales + part * 8;
+    constexpr int words_count = P::type == OPERAND_MXFP4 ? 1 : 2;
 
 #pragma unroll
     for (int32_t i = 0; i < 2; i++) {
-        const uint2 words = *reinterpret_cast<const uint2 *>(scales + i * 8 * P::scales_bytes);
+        const unsigned char *scales = scales_in<P>(smem, ring) + rows.scales + i * 8 * P::scales_bytes;
+        uint32_t words[2];
+
+#pragma unroll
+        for (int32_t word = 0; word < words_count; word++)
+            words[word] = reinterpret_cast<const uint32_t *>(scales)[part * words_count + word];
 
 #pragma unroll
         for (int32_t block = 0; block < 2; block++) {

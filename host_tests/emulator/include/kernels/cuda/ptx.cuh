@@ -268,6 +268,11 @@ static inline uint32_t bf16_multiply(uint32_t x, uint32_t y)
     return bf16_fma(x, y, 0x80008000u); // -0, so that a product of 0 keeps its sign
 }
 
+template <bool is_high> uint32_t twice(uint32_t pair)
+{
+    return (is_high ? pair >> 16 : pair & 0xffff) * 0x10001;
+}
+
 static inline float exp2_approx(float x)
 {
     return exp2f(x);
