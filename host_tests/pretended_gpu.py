@@ -3,6 +3,7 @@ imports this has bench/layer among its paths.
 """
 
 import contextlib
+import os
 import types
 from unittest import mock
 
@@ -11,6 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from measure import device
 from measure.case import FORWARDS
+from moxie import abi
+from peers import moxie
 
 # What the host would have to wait for the GPU for: a capture refuses it.
 WAITS = ("_local_scalar_dense", "nonzero", "item", "bincount", "unique")
@@ -96,3 +99,20 @@ def pretend():
     patches.enter_context(mock.patch("torch.cuda.nvtx.range",
                                      side_effect=lambda name: contextlib.nullcontext()))
     return patches
+
+
+class Emulated(device.Cpu):
+    """A GPU whose memory is RAM, of a library on the emulated one."""
+
+    kind, middle = "emulated", device.Cuda.middle
+
+    def key(self):
+        return "sm_90"
+
+
+@contextlib.contextmanager
+def emulated():
+    """Where such a library is loaded: torch's own runtime of CUDA must not stand in for its."""
+    with mock.patch("os.RTLD_LOCAL", os.RTLD_LOCAL | os.RTLD_DEEPBIND), \
+            mock.patch.dict(moxie.DLPACK, emulated=abi.DEVICE_CUDA):
+        yield

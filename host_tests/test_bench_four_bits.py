@@ -3,6 +3,7 @@
 Wants what test_bench_layer.py wants.
 """
 
+import os
 import unittest
 from unittest import mock
 
@@ -15,6 +16,7 @@ import peers
 from measure import cells, device, four_bits, numbers, report
 from measure.case import off_by
 from peers import moxie
+from pretended_gpu import Emulated, emulated
 
 NAMES = tuple(four_bits.FORMATS)
 SMALL = cells.Shape(96, 64, 4, 2)
@@ -115,6 +117,16 @@ class Peers(Peer):
         for number in NAMES:
             self.check(lambda number=number: self.make(number))
             self.assertLess(self.errors(self.make(number), 9, sizes=SMALL), numbers.OFF_BY_MAX)
+
+    @unittest.skipUnless(os.environ.get("MOXIE_EMULATED"), "no emulated GPU was built")
+    def test_moxie_s_kernels(self):
+        """Few tokens, which mma multiplies, and more of an expert than that takes."""
+        with emulated():
+            for number in NAMES:
+                for sizes, tokens in ((SMALL, 5), (cells.Shape(96, 64, 2, 1), 90)):
+                    system = moxie.Moxie(options(format=number, plugin=os.environ["MOXIE_EMULATED"]),
+                                         Emulated())
+                    self.assertLess(self.errors(system, tokens, sizes=sizes), numbers.OFF_BY_MAX)
 
     def test_mistakes_are_seen(self):
         """Where a layer reads otherwise than the reference, whichever of the two is wrong."""

@@ -24,9 +24,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import peers
 from measure import cells, device, fp8, numbers, race, report
 from measure.case import off_by
-from moxie import abi
 from peers import deep_gemm, grouped_mm, moxie, triton, vllm_deep_gemm
-from pretended_gpu import PretendedCuda, PretendedGraph, pretend
+from pretended_gpu import Emulated, PretendedCuda, PretendedGraph, emulated, pretend
 
 
 SMALL = cells.Shape(128, 128, 4, 2)
@@ -130,15 +129,6 @@ def fp8_masked(a, b, d, counts, expected):
     d.copy_(torch.where(used[..., None], (rows @ weights.transpose(1, 2)).to(d.dtype), d))
 
 
-class Emulated(device.Cpu):
-    """A GPU whose memory is RAM."""
-
-    kind, middle = "emulated", device.Cuda.middle
-
-    def key(self):
-        return "sm_90"
-
-
 class Peers(Peer):
     def test_moxie(self):
         def make():
@@ -151,11 +141,8 @@ class Peers(Peer):
     @unittest.skipUnless(os.environ.get("MOXIE_EMULATED"), "no emulated GPU was built")
     def test_moxie_s_kernels(self):
         """Those of the GPU quantise at the reference's places, with 16 bits in between."""
-        # torch's own runtime of CUDA must not stand in for the emulated one. The tensor core's
-        # sums would make other codes of mid, 1.5e-2 of so few numbers.
-        with mock.patch("os.RTLD_LOCAL", os.RTLD_LOCAL | os.RTLD_DEEPBIND), \
-                mock.patch.dict(os.environ, MOXIE_EMULATOR_EXACT_SUMS="1"), \
-                mock.patch.dict(moxie.DLPACK, emulated=abi.DEVICE_CUDA):
+        # The tensor core's sums would make other codes of mid, 1.5e-2 of so few numbers.
+        with emulated(), mock.patch.dict(os.environ, MOXIE_EMULATOR_EXACT_SUMS="1"):
             for sizes, tokens in ((TINY, 5), (cells.Shape(512, 256, 8, 2), 20)):
                 system = moxie.Moxie(options(format="fp8", plugin=os.environ["MOXIE_EMULATED"]),
                                      Emulated())
