@@ -86,7 +86,7 @@ __device__ __forceinline__ void gather_by_warps(const Rows &row_at, unsigned cha
     const uint32_t to = smem_address(tokens) + lane / 8 * columns * kRowBytes, bytes = lane * 16 < left ? 16 : 0;
 
     static_assert(P::depth * P::element_bytes == 32 * 16);
-#pragma unroll 1
+#pragma unroll 2
     for (int32_t n = threadIdx.x / 32 % 4; n < columns; n += 4)
         cp_async(to + n * kRowBytes + (lane % 8 ^ (n & 7)) * 16, row_at(n) + at + lane * 16, bytes);
 }

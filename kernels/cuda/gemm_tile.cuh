@@ -23,6 +23,8 @@ constexpr int kFew = 16;        // tokens of a launch whose tiles are halves, an
 constexpr int kMiddle = 176;    // of the largest 16-bit one of which five stages fit, not four
 constexpr int kMiddleIn = 160;  // and of weights [E, K, N]
 constexpr int kPacked = 128;    // of the largest one beside packed weights
+constexpr int kPackedMiddle = 80; // of the largest of which three stages fit, not two: worth a second tile for experts of up to
+constexpr int kPackedTwice = 96;  // so many
 constexpr int kFewPacked = 32;  // of the largest one that is multiplied without wgmma
 constexpr int kScaled = 192;    // of the largest fp8 one: 64 of a warpgroup, which keeps its sums twice
 constexpr int kScaledMiddle = 160; // of the largest of which five stages fit, not four
@@ -303,6 +305,7 @@ template <class P> __device__ __forceinline__ int32_t columns_most_for(int32_t p
         columns *= 2;
     if (P::is_scaled && pairs <= kScaledSmall && columns > kScaledSmall) return kScaledSmall;
     if (P::is_scaled && pairs <= kScaledMiddle && columns > kScaledMiddle) return kScaledMiddle;
+    if (P::is_packed && pairs <= kPackedTwice && columns > kPackedMiddle) return kPackedMiddle;
     if (pairs <= P::middle && columns > P::middle) return P::middle;
     return min(columns, P::columns);
 }
@@ -312,6 +315,7 @@ template <class P> __device__ __forceinline__ int32_t token_tiles(int32_t pairs,
 {
     if (P::is_few) return (pairs + kFew - 1) / kFew; // a token may have an expert more than once
     if (columns_most <= 64) return (pairs + 63) / 64;
+    if (P::is_packed && columns_most <= kPackedMiddle) return (pairs + kPackedMiddle - 1) / kPackedMiddle;
     if (columns_most <= 128) return (pairs + 127) / 128;
     return (pairs + P::columns - 1) / P::columns;
 }
