@@ -157,7 +157,8 @@ static int compare_launched(gpu_layer &g, const layer_case &c, const expected &w
     int in_slabs = at_once ? same_in_slabs(g, c, got) : same_in_a_run(g, c, got);
     int ends = !at_once || c.skew != 0 || c.tokens != 1 || ends_without_mates(g, got); // where it takes least time
     int clear = !at_once || half_is_clear(g);
-    double error_max = c.format == FORMAT_F16 ? 1e-3 : at_once && g.s.fp8 ? coded_max : 5e-3;
+    // int4 becomes bf16 with its scales, which rounds every weight.
+    double error_max = c.format == FORMAT_F16 ? 1e-3 : c.format == FORMAT_INT4_G32 ? 1e-2 : at_once && g.s.fp8 ? coded_max : 5e-3;
     int ok = error <= error_max && exact_error <= 5e-2 && bits && alone && moved && placed && together && in_slabs && ends && clear && load;
     printf("%s tokens %d hidden %d intermediate %d experts %d top-k %d order %d activation %d skew %d bias %d on-input %d rows-in %d format %d%s: error %.2e, of exact sums %.2e%s\n",
            ok ? "ok  " : "FAIL", c.tokens, c.hidden, c.intermediate, c.experts, c.top_k, c.order, c.activation, c.skew, c.bias,
@@ -432,13 +433,13 @@ static const layer_case cases[] = {
     {1, 128, 64, 4, 2, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_MXFP4},
     {7, 288, 96, 8, 2, ORDER_INTERLEAVED, ACTIVATION_SWIGLUOAI, 0, 1, 0, 0, FORMAT_MXFP4}, // scales of 9 bytes a row, at any address
     {33, 1376, 96, 4, 2, ORDER_UP_GATE, ACTIVATION_GELU, 2, 1, 0, 0, FORMAT_MXFP4},
-    {300, 256, 320, 2, 1, ORDER_PLAIN, ACTIVATION_RELU2, 0, 1, 1, 0, FORMAT_MXFP4},
+    {300, 256, 96, 2, 1, ORDER_PLAIN, ACTIVATION_RELU2, 0, 1, 1, 0, FORMAT_MXFP4},
     {11, 160, 96, 4, 2, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_MXFP4, 1}, // e8m0 codes of 5 to 7
     {90, 160, 96, 1, 1, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_MXFP4, 1},
     {9, 352, 128, 4, 2, ORDER_UP_GATE, ACTIVATION_SILU, 0, 1, 0, 0, FORMAT_NVFP4},
-    {100, 608, 224, 4, 2, ORDER_GATE_UP, ACTIVATION_GELU_TANH, 2, 0, 0, 0, FORMAT_NVFP4, 1},
+    {70, 608, 96, 4, 2, ORDER_GATE_UP, ACTIVATION_GELU_TANH, 2, 0, 0, 0, FORMAT_NVFP4, 1},
     {3, 96, 64, 8, 1, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_INT4_G32}, // scales in f32, bf16 and f16
-    {64, 416, 192, 8, 4, ORDER_GATE_UP, ACTIVATION_SILU, 0, 1, 1, 0, FORMAT_INT4_G32},
+    {40, 224, 96, 8, 4, ORDER_GATE_UP, ACTIVATION_SILU, 0, 1, 1, 0, FORMAT_INT4_G32},
     {150, 160, 96, 1, 1, ORDER_INTERLEAVED, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_INT4_G32},
     {9, 128, 64, 0, 2, ORDER_GATE_UP, ACTIVATION_SILU, 2, 0, 0, 0, FORMAT_BF16}, // a rank that owns no expert
     {9, 128, 64, 0, 1, ORDER_GATE_UP, ACTIVATION_SILU, 2, 0, 0, 0, FORMAT_BF16},
