@@ -159,12 +159,13 @@ __device__ __forceinline__ void prepare_scales_as(const packed_rows &rows, unsig
 
 #pragma unroll
     for (int32_t i = 0; i < words; i++) {
-        const uint32_t codes = from[(first + i) * 2] | static_cast<uint32_t>(from[(first + i) * 2 + 1]) << 8;
-
-        if constexpr (P::type == OPERAND_INT4)
+        if constexpr (P::type == OPERAND_INT4) {
             made[i] = split(number_of(reinterpret_cast<const Scale *>(from)[first + i]));
-        else
+        } else {
+            const uint32_t codes = from[(first + i) * 2] | static_cast<uint32_t>(from[(first + i) * 2 + 1]) << 8;
+
             made[i] = P::type == OPERAND_NVFP4 ? times_of_e4m3(codes) : times_of_e8m0(codes);
+        }
     }
     __syncwarp();
 #pragma unroll

@@ -465,6 +465,7 @@ template <int N, bool is_bf16, bool a_rows_in> struct wgmma;
 
 // The same of e4m3, 32 inputs of a K-major a; without `adds` the sums are overwritten.
 template <int N> struct wgmma_e4m3;
+
 #define WGMMA_E4M3(n, sums, a_at, b_at, adds_at)                                                                          \
     template <> struct wgmma_e4m3<n> {                                                                                    \
         static __device__ __forceinline__ void run(float (&c)[sums], uint32_t a, uint32_t b, int32_t adds)                \
@@ -479,6 +480,7 @@ template <int N> struct wgmma_e4m3;
 
 // The same of bf16 with a in registers, as mma takes it: of each warp 16 rows.
 template <int N> struct wgmma_packed;
+
 #define WGMMA_PACKED(n, sums, a0, a1, a2, a3, b_at)                                                                       \
     template <> struct wgmma_packed<n> {                                                                                  \
         static __device__ __forceinline__ void run(float (&c)[sums], const uint32_t (&a)[4], uint32_t b)                  \
