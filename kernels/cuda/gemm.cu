@@ -41,8 +41,8 @@ enum { kProducer, kConsumer0 };
 // Registers of a thread. A block is launched with kLaunched for each, and warpgroups that ask for more than others gave back wait
 // for ever.
 template <class P> constexpr int kLaunched = 65536 / P::threads / 8 * 8;
-template <class P> constexpr int kLoading = P::is_scaled ? 56 : 72;
-template <class P> constexpr int kMultiplying = P::is_scaled ? 152 : 216;
+template <class P> constexpr int kLoading = P::is_scaled ? 56 : P::is_packed ? 88 : 72;
+template <class P> constexpr int kMultiplying = P::is_scaled ? 152 : P::is_packed ? 208 : 216;
 
 // Units of mid up to which fp8 rows are gathered: where memory is fast, and where it is not.
 constexpr int32_t kGatherUnitsFast = 256, kGatherUnitsSlow = 512;
@@ -143,23 +143,37 @@ __device__ __forceinline__ void begin_packed_step(const gemm_args &args, gemm_sm
     prepare_scales<P>(args.packed, rows, ring, smem, step);
 }
 
-// Packed: a warp decodes its 16 weight rows, 64 inputs at a time, into registers, beside what wgmma multiplies with those before.
+// Packed: a warp decodes its 16 weight rows, 64 inputs at a time, into registers, beside what wgmma multiplies with those before. What it
+// decodes it reads just before, or with fewer tokens, where wgmma takes less time, one part ahead.
 template <int N, class P>
 __device__ __forceinline__ void multiply_packed(const gemm_args &args, gemm_smem<P> &smem, const tile &t, int32_t warpgroup, stage_ring &ring,
                                                 sums<N, P> &to)
 {
-    constexpr int next_part = N * kRowBytes >> 4;
+    constexpr int next_part = N * kRowBytes >> 4, ahead = N <= kPackedMiddle ? 1 : 0;
     const packed_rows rows = find_packed_rows<P>(args, t, warpgroup);
     const packed_codes codes = codes_of<P::type>();
     const int32_t steps = steps_of<P>(args);
+    packed_part<P> read;
     uint32_t weights[2][4][4];
 
     begin_packed_step<P, true>(args, smem, rows, ring, 0);
-    decode_part<P>(codes, rows, ring, smem, 0, weights[0]);
+    read_part<P>(rows, ring, smem, 0, read);
+    decode_part<P>(codes, rows, read, weights[0]);
+    if (ahead) read_part<P>(rows, ring, smem, 1, read);
     for (int32_t step = 0; step < steps; step++) {
         const uint32_t b = wgmma_descriptor(ring.tokens(smem));
-        const int32_t stage = ring.stage;
+        const stage_ring now = ring;
+        const bool is_last = step + 1 == steps;
+        const auto read_next = [&](int32_t part) { // of this step, or from P::parts on of the next
+            if (part < P::parts) {
+                read_part<P>(rows, now, smem, part, read);
+            } else if (!is_last) {
+                if (part == P::parts) begin_packed_step<P, true>(args, smem, rows, ring, step + 1);
+                read_part<P>(rows, ring, smem, part - P::parts, read);
+            }
+        };
 
+        ring.advance();
 #pragma unroll
         for (int32_t part = 0; part < P::parts; part++) {
             wgmma_fence_registers(weights[part % 2]);
@@ -167,18 +181,12 @@ __device__ __forceinline__ void multiply_packed(const gemm_args &args, gemm_smem
             for (int32_t i = 0; i < 4; i++)
                 wgmma_packed<N>::run(to.c[0], weights[part % 2][i], b + part * next_part + i * wgmma_next_inputs<false>);
             wgmma_commit();
-            if (part + 1 < P::parts) {
-                decode_part<P>(codes, rows, ring, smem, part + 1, weights[(part + 1) % 2]);
-            } else {
-                ring.advance();
-                if (step + 1 < steps) {
-                    begin_packed_step<P, true>(args, smem, rows, ring, step + 1);
-                    decode_part<P>(codes, rows, ring, smem, 0, weights[0]);
-                }
-            }
+            if (!ahead) read_next(part + 1);
+            if (part + 1 < P::parts || !is_last) decode_part<P>(codes, rows, read, weights[(part + 1) % 2]);
+            if (ahead) read_next(part + 2);
             wgmma_wait<0>();
         }
-        release_stage(smem, stage);
+        release_stage(smem, now.stage);
     }
 }
 
@@ -197,9 +205,11 @@ __device__ __forceinline__ void multiply_packed_few(const gemm_args &args, gemm_
         begin_packed_step<P, false>(args, smem, rows, ring, step);
 #pragma unroll
         for (int32_t part = 0; part < P::parts; part++) {
+            packed_part<P> read;
             uint32_t weights[4][4];
 
-            decode_part<P>(codes, rows, ring, smem, part, weights);
+            read_part<P>(rows, ring, smem, part, read);
+            decode_part<P>(codes, rows, read, weights);
 #pragma unroll
             for (int32_t block = 0; block < 2; block++)
 #pragma unroll

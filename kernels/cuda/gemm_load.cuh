@@ -78,7 +78,7 @@ __device__ __forceinline__ void gather(const gathered<P> &from, unsigned char *t
     }
 }
 
-// The same where a step has so many inputs that a warp copies a row of it. Row n is at row_at(n).
+// The same where a step has so many inputs that a warp copies a row of it, of few rows. Row n is at row_at(n).
 template <class P, class Rows>
 __device__ __forceinline__ void gather_by_warps(const Rows &row_at, unsigned char *tokens, int32_t left, int32_t at, int32_t columns)
 {
@@ -89,6 +89,23 @@ __device__ __forceinline__ void gather_by_warps(const Rows &row_at, unsigned cha
 #pragma unroll 2
     for (int32_t n = threadIdx.x / 32 % 4; n < columns; n += 4)
         cp_async(to + n * kRowBytes + (lane % 8 ^ (n & 7)) * 16, row_at(n) + at + lane * 16, bytes);
+}
+
+// The same of more rows: eight lanes copy one, so that a warp finds the addresses of four at once, each for all parts of the row.
+template <class P, class Rows>
+__device__ __forceinline__ void gather_by_lanes(const Rows &row_at, unsigned char *tokens, int32_t left, int32_t at, int32_t columns)
+{
+    const int32_t first = threadIdx.x % 128 / 8, chunk = threadIdx.x % 8;
+    const uint32_t to = smem_address(tokens) + (chunk ^ (first & 7)) * 16;
+
+#pragma unroll 2
+    for (int32_t n = first; n < columns; n += 16) {
+        const unsigned char *from = row_at(n) + at + chunk * 16;
+
+#pragma unroll
+        for (int32_t part = 0; part < P::parts; part++)
+            cp_async(to + (part * columns + n) * kRowBytes, from + part * kRowBytes, part * kRowBytes + chunk * 16 < left ? 16 : 0);
+    }
 }
 
 // Two blocks of 64 rows, [64 rows][64 inputs], or rows_in [64 inputs][64 rows]: gate and up of 64 units, or rows in their order.
@@ -336,6 +353,8 @@ __device__ __forceinline__ void load_boxes_in_turns(const gemm_args &args, gemm_
     }
 }
 
+constexpr int32_t kRowsByWarps = 16; // of a tile beside packed weights
+
 // The same beside packed weights, whose scales come so, too: of either product, since a step has as many boxes of rows as four of others.
 template <class P, class Rows>
 __device__ __forceinline__ void load_packed(const gemm_args &args, gemm_smem<P> &smem, const tile &t, const Rows &row_at, stage_ring &ring,
@@ -346,7 +365,10 @@ __device__ __forceinline__ void load_packed(const gemm_args &args, gemm_smem<P> 
     for (int32_t step = which.first, k = step * P::depth; step < which.end; step++, k += P::depth, ring.advance()) {
         mbarrier_wait(&smem.empty[ring.stage], ring.round_odd ^ 1);
         if (step >= which.ahead && is_turn(step) && elect_one()) begin_stage<P>(args, smem, ring, t, k);
-        gather_by_warps<P>(row_at, ring.tokens(smem), (args.depth - k) * P::element_bytes, k * P::element_bytes, t.columns);
+        if (t.columns <= kRowsByWarps)
+            gather_by_warps<P>(row_at, ring.tokens(smem), (args.depth - k) * P::element_bytes, k * P::element_bytes, t.columns);
+        else
+            gather_by_lanes<P>(row_at, ring.tokens(smem), (args.depth - k) * P::element_bytes, k * P::element_bytes, t.columns);
         load_packed_scales<P>(args.packed, smem, ring, scales, step);
         cp_async_mbarrier_arrive_noinc(&smem.full[uniform(ring.stage)]);
     }

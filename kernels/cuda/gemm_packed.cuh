@@ -198,36 +198,48 @@ template <operand type> __device__ __forceinline__ packed_factor factor_of(const
     return is_high ? packed_factor{twice<true>(word), twice<true>(plus)} : packed_factor{twice<false>(word), twice<false>(plus)};
 }
 
-// 64 inputs of a stage, four times what wgmma and mma take. Of the eight bytes of 16 inputs two are the lane's.
-template <class P>
-__device__ __forceinline__ void decode_part(const packed_codes &by, const packed_rows &rows, const stage_ring &ring, gemm_smem<P> &smem, int32_t part,
-                                            uint32_t (&weights)[4][4])
-{
-    constexpr int words_count = P::type == OPERAND_MXFP4 ? 1 : 2;
+// What 64 inputs of both weight rows are decoded from.
+template <class P> struct packed_part {
+    static constexpr int words_count = P::type == OPERAND_MXFP4 ? 1 : 2;
+    uint4 codes[2][2]; // of a row, 32 inputs each
+    uint32_t scales[2][2];
+};
 
+template <class P>
+__device__ __forceinline__ void read_part(const packed_rows &rows, const stage_ring &ring, gemm_smem<P> &smem, int32_t part, packed_part<P> &to)
+{
 #pragma unroll
     for (int32_t i = 0; i < 2; i++) {
         const unsigned char *scales = scales_in<P>(smem, ring) + rows.scales + i * 8 * P::scales_bytes;
-        uint32_t words[2];
+        const unsigned char *row = ring.weights(smem) + i * 8 * kRowBytes;
 
 #pragma unroll
-        for (int32_t word = 0; word < words_count; word++)
-            words[word] = reinterpret_cast<const uint32_t *>(scales)[part * words_count + word];
+        for (int32_t word = 0; word < to.words_count; word++)
+            to.scales[i][word] = reinterpret_cast<const uint32_t *>(scales)[part * to.words_count + word];
+#pragma unroll
+        for (int32_t block = 0; block < 2; block++)
+            to.codes[i][block] = *reinterpret_cast<const uint4 *>(row + (rows.codes ^ (part * 2 + block) * 16));
+    }
+}
 
+// Four times what wgmma and mma take. Of the eight bytes of 16 inputs two are the lane's.
+template <class P>
+__device__ __forceinline__ void decode_part(const packed_codes &by, const packed_rows &rows, const packed_part<P> &from, uint32_t (&weights)[4][4])
+{
+#pragma unroll
+    for (int32_t i = 0; i < 2; i++)
 #pragma unroll
         for (int32_t block = 0; block < 2; block++) {
-            const unsigned char *row = ring.weights(smem) + (rows.codes ^ (part * 2 + block) * 16) + i * 8 * kRowBytes;
-            const uint4 codes = *reinterpret_cast<const uint4 *>(row);
+            const uint4 &codes = from.codes[i][block];
             const uint32_t own[2] = {bytes_by(codes.x, codes.y, rows.lane_bytes), bytes_by(codes.z, codes.w, rows.lane_bytes)};
 
 #pragma unroll
             for (int32_t n = 0; n < 2; n++) {
                 uint32_t(&to)[4] = weights[block * 2 + n];
 
-                decode_four<P::type>(by, own[n], factor_of<P::type>(words, block * 2 + n), to[i], to[2 + i]);
+                decode_four<P::type>(by, own[n], factor_of<P::type>(from.scales[i], block * 2 + n), to[i], to[2 + i]);
             }
         }
-    }
 }
 
 } // namespace

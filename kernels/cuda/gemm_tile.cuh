@@ -71,7 +71,7 @@ template <operand type_, bool is_gate_up_, bool rows_in_, bool is_few_> struct p
     static constexpr bool in_lots = !is_gate_up && !rows_in && !is_packed; // where steps are few; weights along N have no registers for it
     static constexpr bool gathers = is_packed || (is_gate_up && !is_scaled); // the loading threads copy tokens; else the engine does
     static constexpr bool quantises = is_gate_up && is_scaled;
-    static constexpr int scales_bytes = type == OPERAND_INT4 ? 48 : is_packed ? 32 : 0; // packed: of a weight row, in a stage
+    static constexpr int scales_bytes = is_packed ? 48 : 0; // packed: of a weight row, in a stage; of which eight rows are in banks of their own
     static constexpr int loaders = is_scaled ? 4 : 128;       // threads that fill a stage, besides the engine
     static constexpr int warpgroups = is_few ? 1 : is_scaled ? 3 : 2; // that multiply
     static constexpr int threads = (1 + warpgroups) * 128;
