@@ -110,11 +110,15 @@ def library_fault(plugin, bench):
     return None
 
 
+def sees_gpu():
+    import torch  # which takes seconds
+    return torch.cuda.is_available()
+
+
 def check_here(bench, options):
     """CannotRun with every reason why no contestant could run here, before a model is made."""
-    import torch
     reasons = []
-    if not torch.cuda.is_available() and not options.no_gpu:
+    if not options.no_gpu and not sees_gpu():
         reasons.append(f"torch sees no GPU, and {bench.name} measures on one: run it where "
                        "nvidia-smi lists one, with a torch that is built for CUDA")
     if importlib.util.find_spec(bench.key) is None:
