@@ -353,8 +353,6 @@ __device__ __forceinline__ void load_boxes_in_turns(const gemm_args &args, gemm_
     }
 }
 
-constexpr int32_t kRowsByWarps = 16; // of a tile beside packed weights
-
 // The same beside packed weights, whose scales come so, too: of either product, since a step has as many boxes of rows as four of others.
 template <class P, class Rows>
 __device__ __forceinline__ void load_packed(const gemm_args &args, gemm_smem<P> &smem, const tile &t, const Rows &row_at, stage_ring &ring,
@@ -363,12 +361,14 @@ __device__ __forceinline__ void load_packed(const gemm_args &args, gemm_smem<P> 
     const unsigned char *scales = packed_row_scales<P>(args, t, threadIdx.x % 128);
 
     for (int32_t step = which.first, k = step * P::depth; step < which.end; step++, k += P::depth, ring.advance()) {
+        const int32_t left = (args.depth - k) * P::element_bytes, at = k * P::element_bytes;
+
         mbarrier_wait(&smem.empty[ring.stage], ring.round_odd ^ 1);
         if (step >= which.ahead && is_turn(step) && elect_one()) begin_stage<P>(args, smem, ring, t, k);
         if (t.columns <= kRowsByWarps)
-            gather_by_warps<P>(row_at, ring.tokens(smem), (args.depth - k) * P::element_bytes, k * P::element_bytes, t.columns);
+            gather_by_warps<P>(row_at, ring.tokens(smem), left, at, t.columns);
         else
-            gather_by_lanes<P>(row_at, ring.tokens(smem), (args.depth - k) * P::element_bytes, k * P::element_bytes, t.columns);
+            gather_by_lanes<P>(row_at, ring.tokens(smem), left, at, t.columns);
         load_packed_scales<P>(args.packed, smem, ring, scales, step);
         cp_async_mbarrier_arrive_noinc(&smem.full[uniform(ring.stage)]);
     }

@@ -38,10 +38,11 @@ __device__ __forceinline__ void load_packed_scales(const packed_scales &from, ge
 {
     const unsigned char *first = row + step * from.step_bytes;
     const int32_t before = reinterpret_cast<uintptr_t>(first) & 15, end = before + min(from.step_bytes, from.row_bytes - step * from.step_bytes);
+    constexpr int32_t most = (P::type == OPERAND_INT4 ? 32 : 16) + 16; // a step's, and what may lie before them
     const uint32_t to = smem_address(scales_in<P>(smem, ring)) + threadIdx.x % 128 * P::scales_bytes;
 
 #pragma unroll
-    for (int32_t at = 0; at < P::scales_bytes; at += 16)
+    for (int32_t at = 0; at < most; at += 16)
         cp_async(to + at, first - before + (at < end ? at : 0), max(min(end - at, 16), 0));
 }
 

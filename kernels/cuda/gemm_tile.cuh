@@ -26,6 +26,7 @@ constexpr int kPacked = 128;    // of the largest one beside packed weights
 constexpr int kPackedMiddle = 80; // of the largest of which three stages fit, not two: worth a second tile for experts of up to
 constexpr int kPackedTwice = 96;  // so many
 constexpr int kFewPacked = 32;  // of the largest one that is multiplied without wgmma
+constexpr int kRowsByWarps = 16; // and whose rows a warp each copies
 constexpr int kScaled = 192;    // of the largest fp8 one: 64 of a warpgroup, which keeps its sums twice
 constexpr int kScaledMiddle = 160; // of the largest of which five stages fit, not four
 constexpr int kScaledSmall = 112;  // and six, not five

@@ -111,7 +111,8 @@ def library_fault(plugin, bench):
 
 
 def sees_gpu():
-    import torch  # which takes seconds
+    """Whether torch does, which takes seconds to load."""
+    import torch
     return torch.cuda.is_available()
 
 
