@@ -14,13 +14,14 @@ import unittest
 
 import rank_processes
 import torch_python
-from transformers_case import LAYERS, adapter, logits, model_of, prompt, relative
+from transformers_case import (
+    LAYERS, adapter, logits, model_of, prompt, relative, save_mxfp4)
 
 torch_python.require(importlib.util.find_spec("accelerate"), "accelerate is")
 
 import torch  # noqa: E402
 import torch.distributed  # noqa: E402
-from transformers import AutoModelForCausalLM  # noqa: E402
+from transformers import AutoModelForCausalLM, Mxfp4Config  # noqa: E402
 from transformers.distributed import DistributedConfig  # noqa: E402
 
 RANKS, SECONDS = 2, 100
@@ -63,20 +64,26 @@ class Ranks(unittest.TestCase):
                 model.save_pretrained(pathlib.Path(folder) / name)
                 torch.save(logits(model, "eager", prompt()),
                            pathlib.Path(folder) / name / "logits.pt")
+            save_mxfp4(mxfp4 := pathlib.Path(folder) / "mxfp4")
+            model = AutoModelForCausalLM.from_pretrained(
+                mxfp4, dtype=torch.bfloat16, quantization_config=Mxfp4Config(dequantize=True))
+            torch.save(logits(model.float(), "eager", prompt()), mxfp4 / "logits.pt")
             rank_processes.run(self, __file__, folder, RANKS, SECONDS, lambda rank: {
                 "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)})
             found = [json.loads(pathlib.Path(folder, f"{rank}.json").read_text())
                      for rank in range(RANKS)]
         for seen in found:
-            self.assertEqual(len(seen), len(shapes) * len(PARALLEL))
+            self.assertEqual(len(seen), (len(shapes) + 1) * len(PARALLEL))
             for name, kind, apart, ran, experts, intermediate in seen:
                 with self.subTest(name, parallel=kind):
                     self.assertLess(apart, 5e-6)
                     self.assertEqual(ran, LAYERS)
-                    all_experts = shapes[name][1].get("num_local_experts", 8)
-                    self.assertEqual((experts, intermediate),
-                                     (all_experts // RANKS, 48) if kind == "expert"
-                                     else (all_experts, 48 // RANKS))
+                    all_experts = 2 if name == "mixtral-few" else 8
+                    wanted = {"expert": (all_experts // RANKS, 48),
+                              "tensor": (all_experts, 48 // RANKS)}
+                    if name == "mxfp4":  # of gpt-oss transformers parts no expert
+                        wanted = {"expert": (all_experts // RANKS, 96), "tensor": (8, 96)}
+                    self.assertEqual((experts, intermediate), wanted[kind])
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch  # noqa: E402
 import torch.nn.utils.parametrize  # noqa: E402
+from safetensors.torch import save_file  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 from transformers.activations import ACT2FN  # noqa: E402
 from transformers.integrations.moe import use_experts_implementation  # noqa: E402
@@ -82,6 +83,37 @@ def model_of(name, dtype=torch.float32, **more):
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, mean=float(parameter.dim() == 1), std=0.2)
     return model.to(dtype).to(DEVICE).eval()
+
+
+def mxfp4(experts, rows, columns):
+    """Blocks and scales of random codes, all of them, as large as weights are."""
+    blocks = torch.randint(0, 256, (experts, rows, columns // 32, 16), dtype=torch.uint8)
+    return blocks, torch.randint(119, 124, blocks.shape[:3], dtype=torch.uint8)
+
+
+def save_mxfp4_config(config, folder, *left):
+    """left: modules that are not quantised; of others OpenAI's files say so, too."""
+    others = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens",
+              "lm_head", *left]
+    config.quantization_config = {"quant_method": "mxfp4", "modules_to_not_convert": others}
+    config.save_pretrained(folder)
+
+
+def save_mxfp4(folder):
+    """A tiny gpt-oss with random weights, as OpenAI's files are; also its tensors by name."""
+    model = model_of("gpt_oss", intermediate_size=96)
+    hidden, inner, experts = (getattr(model.config, name) for name in (
+        "hidden_size", "intermediate_size", "num_local_experts"))
+    tensors = {name: each.data.cpu().bfloat16() for name, each in model.named_parameters()
+               if not name.endswith(("gate_up_proj", "down_proj"))}
+    for layer in range(LAYERS):
+        for name, rows, columns in (("gate_up_proj", 2 * inner, hidden),
+                                    ("down_proj", hidden, inner)):
+            at = f"model.layers.{layer}.mlp.experts.{name}"
+            tensors[at + "_blocks"], tensors[at + "_scales"] = mxfp4(experts, rows, columns)
+    save_mxfp4_config(model.config, folder)
+    save_file(tensors, pathlib.Path(folder) / "model.safetensors", {"format": "pt"})
+    return tensors
 
 
 def prompt(tokens=17, batch=2):

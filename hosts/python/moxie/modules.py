@@ -74,7 +74,7 @@ NUMBERS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16",
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 INTEGERS = (torch.int32, torch.int64)
 E4M3 = torch.float8_e4m3fn
-STORED = {**NUMBERS, E4M3: "e4m3"}
+STORED = {**NUMBERS, E4M3: "e4m3", torch.uint8: "u8"}
 
 
 class Allocator:
@@ -197,19 +197,27 @@ class Parts(NamedTuple):
     w1: Any  # the merged gate and up, or up alone
     w2: Any  # down
     biases: tuple  # of both, or None twice
-    scales: tuple  # what fp8 weights are multiplied by; of others None twice
+    scales: tuple  # what fp8 and mxfp4 weights are multiplied by; of others None twice
+
+
+def is_packed(module):
+    """Whether it is one of moxie.transformers_mxfp4's, whose weights are mxfp4."""
+    return "gate_up_proj_blocks" in module._parameters
 
 
 def parts_of(module):
     """The Parts of an experts module, this process' share of each."""
-    first = "gate_up_proj" if module.has_gate else "up_proj"
-    w1, w2 = _local(getattr(module, first)), _local(module.down_proj)
+    names = "gate_up_proj" if module.has_gate else "up_proj", "down_proj"
+    packed = is_packed(module)
+    w1, w2 = (_local(getattr(module, name + "_blocks" * packed)) for name in names)
     biases = scales = None, None
     if module.has_bias:
-        biases = _local(getattr(module, first + "_bias")), _local(module.down_proj_bias)
-    if w1.dtype == E4M3:
-        scales = tuple(_local(getattr(module, name + "_scale_inv", None))
-                       for name in (first, "down_proj"))
+        biases = tuple(_local(getattr(module, name + "_bias")) for name in names)
+    if packed:
+        w1, w2 = w1.flatten(2), w2.flatten(2)
+        scales = tuple(_local(getattr(module, name + "_scales")) for name in names)
+    elif w1.dtype == E4M3:
+        scales = tuple(_local(getattr(module, name + "_scale_inv", None)) for name in names)
     return Parts(w1, w2, biases, scales)
 
 
@@ -246,18 +254,21 @@ def check_module(module, parts, path=""):
         raise refusal(abi.E_UNSUPPORTED, f"{name}: the model has {more} experts more, that give "
                       "their rows back (zero_expert_num); fp8 experts of transformers leave them "
                       "out: load the model in bfloat16")
+    dtypes = (torch.uint8,) if is_packed(module) else (*FLOATS, E4M3)
     for what, each in zip(("gate and up", "down"), parts[:2]):
         if each.dim() != 3:  # of experts that are one by one, or gathered for each forward
             raise refusal(abi.E_UNSUPPORTED, f"{name}: the weights of {what} are "
                           f"{list(each.shape)}; Moxie takes those of all experts in one tensor of "
                           "three dimensions: keep experts_implementation='grouped_mm' for this "
                           "model")
-        if type(each) not in PLAIN or each.dtype not in (*FLOATS, E4M3):
+        if type(each) not in PLAIN or each.dtype not in dtypes:
             raise refusal(abi.E_UNSUPPORTED, f"{name}: the weights of {what} are a "
                           f"{type(each).__name__} of {each.dtype}; Moxie takes plain tensors of "
                           "float32, bfloat16, float16 or float8_e4m3fn here: load the model with "
                           "one of the first three as dtype, or dequantised")
-    if E4M3 in (parts.w1.dtype, parts.w2.dtype):
+    if is_packed(module):
+        _check_mxfp4(name, parts)
+    elif E4M3 in (parts.w1.dtype, parts.w2.dtype):
         _check_fp8(name, module, parts)
     elif parts.w1.dtype != parts.w2.dtype:
         raise refusal(abi.E_UNSUPPORTED, f"{name}: the weights of gate and up are of "
@@ -292,6 +303,7 @@ def sizes_of(module, parts):
     experts, rows, columns = parts.w1.shape
     if module.is_transposed:
         rows, columns = columns, rows
+    columns *= 2 if is_packed(module) else 1
     return {"hidden_size": columns, "intermediate_size": rows // (2 if module.has_gate else 1),
             "num_experts": experts}
 
@@ -313,6 +325,8 @@ def _block_size(module):
 def weight_format_of(module, parts):
     """The configuration's name of what the weights are stored as."""
     dtype = parts.w1.dtype
+    if is_packed(module):
+        return "mxfp4"
     return FP8_FORMATS[_block_size(module)] if dtype == E4M3 else NUMBERS[dtype]
 
 
@@ -368,12 +382,27 @@ def _check_scales(name, what, scales, shape):
                       "of their own: quantise them apart")
 
 
+def _check_mxfp4(name, parts):
+    """Only addresses go further: what is too small would be read past its end."""
+    for what, values, scales in zip(("gate and up", "down"), parts[:2], parts.scales):
+        wanted = [*values.shape[:2], values.shape[2] // 16]
+        if values.shape[2] % 16 or list(scales.shape) != wanted or scales.dtype != torch.uint8:
+            raise refusal(abi.E_UNSUPPORTED, f"{name}: the weights of {what} are "
+                          f"{list(values.shape)} and their scales {scales.dtype} of "
+                          f"{list(scales.shape)}; Moxie takes 16 bytes for each scale, and those "
+                          f"as uint8 of {wanted}: load the checkpoint anew")
+
+
+def _readable(scales):
+    scales = scales.detach()
+    return (scales if scales.dtype == torch.uint8 else scales.float()).contiguous()
+
+
 def readable_scales(parts):
     """The scales as Moxie reads them: the module's own, or copies, which have to be kept, and may
     be written to wherever they were made."""
     with torch.inference_mode(False), torch.no_grad():
-        return tuple(each.detach().float().contiguous() if each is not None else None
-                     for each in parts.scales)
+        return tuple(_readable(each) if each is not None else None for each in parts.scales)
 
 
 def shaped_scales(scales, weight_format):

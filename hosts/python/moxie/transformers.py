@@ -31,7 +31,7 @@ try:
 except ImportError:  # it is younger than ExpertsInterface
     FP8ExpertsInterface = None
 
-from moxie import abi, gates
+from moxie import abi, gates, transformers_mxfp4
 from moxie.host import Libraries, default_path
 from moxie.modules import (
     FLOATS, INTEGERS, NUMBERS, Shared, check_module, keys_of, kind_of, layers_of, marks_of, named,
@@ -152,7 +152,7 @@ class Prepared(NamedTuple):
     seen: list
     shared: Shared
     layer: Any
-    scales: tuple  # of fp8 weights, as Moxie reads them: the module's own, or copies
+    scales: tuple  # of fp8 and mxfp4 weights, as Moxie reads them: the module's own, or copies
     originals: tuple  # of the copies, so that no others come to lie where these were
 
 
@@ -463,3 +463,4 @@ def forward(module, hidden_states, top_k_index, top_k_weights):
 ExpertsInterface.register("moxie", forward)
 if FP8ExpertsInterface is not None:
     FP8ExpertsInterface.register("moxie", forward)
+transformers_mxfp4.register()
