@@ -14,7 +14,7 @@ from unittest import mock
 
 from transformers_case import (
     BENCH, DEVICE, LAYERS, MODELS, ON_CPU, TINY_QWEN3, Case, adapter, logits, model_of, prompt,
-    relative, routed_as)
+    relative, routed_as, save_mxfp4_config)
 
 import torch
 from safetensors.torch import load_file
@@ -22,6 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from moxie import MoxieError, abi
+from moxie.transformers_mxfp4 import Mxfp4Experts
 
 
 class Models(Case):
@@ -148,6 +149,16 @@ class Benchmark(Case):
         self.assertEqual(code, 0)
         self.assertRegex(text, r"(?m)^moxie .*\n^eager ")
         self.assertEqual(self.main("--tolerance", "0")[0], 3)
+
+    def test_packed_experts(self):
+        """Of a configuration that says mxfp4."""
+        config = AutoConfig.for_model("gpt_oss", **{**MODELS["gpt_oss"], "intermediate_size": 96})
+        with tempfile.TemporaryDirectory() as folder:
+            save_mxfp4_config(config, folder)
+            with mock.patch.object(Mxfp4Experts, "_unpacked", autospec=True,
+                                   side_effect=Mxfp4Experts._unpacked) as unpacked:
+                self.assertEqual(self.main("--config", folder)[0], 0, self.said.getvalue())
+        unpacked.assert_called()  # for eager
 
     def test_logits_that_are_no_numbers(self):
         logits_of = BENCH["Contestant"].logits

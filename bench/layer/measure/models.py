@@ -1,5 +1,8 @@
 """Models of published sizes with random weights, as transformers makes them."""
 
+import contextlib
+from unittest import mock
+
 # The published sizes of each model.
 SHAPES = {
     "tiny": ("qwen3_moe", {
@@ -19,6 +22,11 @@ SHAPES = {
         "vocab_size": 201088, "hidden_size": 2880, "intermediate_size": 2880,
         "num_hidden_layers": 24, "num_attention_heads": 64, "num_key_value_heads": 8,
         "head_dim": 64, "num_local_experts": 32, "num_experts_per_tok": 4}),
+    "gpt-oss-120b": ("gpt_oss", {
+        "vocab_size": 201088, "hidden_size": 2880, "intermediate_size": 2880,
+        "num_hidden_layers": 36, "num_attention_heads": 64, "num_key_value_heads": 8,
+        "head_dim": 64, "num_local_experts": 128, "num_experts_per_tok": 4,
+        "quantization_config": {"quant_method": "mxfp4"}}),
     "deepseek-v3": ("deepseek_v3", {
         "vocab_size": 129280, "hidden_size": 7168, "intermediate_size": 18432,
         "moe_intermediate_size": 2048, "num_hidden_layers": 61, "num_attention_heads": 128,
@@ -42,10 +50,42 @@ def config_of(shape, layers=None):
     return AutoConfig.for_model(kind, **{**keys, **cut})
 
 
+def is_packed(config):
+    """Whether a configuration says that its experts' weights are mxfp4, which of gpt-oss' it does."""
+    quantised = getattr(config, "quantization_config", None) or {}
+    return config.model_type == "gpt_oss" and quantised.get("quant_method") == "mxfp4"
+
+
+def _packed_experts(config, device):
+    """Experts as moxie.transformers keeps them, which transformers would make of 16 bits first:
+    random codes, and scales that make weights about as large as other random ones."""
+    import torch
+    from moxie.transformers_mxfp4 import Mxfp4Experts
+    from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
+    with torch.device("meta"):
+        plain = GptOssExperts(config)
+    packed = Mxfp4Experts(config, plain, "experts").to_empty(device=device)
+    for name, each in packed.named_parameters():
+        if name.endswith("_bias"):
+            torch.nn.init.normal_(each, std=config.initializer_range)
+        else:
+            each.random_(*((0, 256) if name.endswith("_blocks") else (119, 122)))
+    return packed
+
+
 def random_model(config, device, dtype="bfloat16"):
     """The model with random weights, made where it will run."""
     import torch
     from transformers import AutoModelForCausalLM
+    from transformers.models.gpt_oss import modeling_gpt_oss
+
+    def make_mlp(self, config):
+        torch.nn.Module.__init__(self)
+        self.router = modeling_gpt_oss.GptOssTopKRouter(config)
+        self.experts = _packed_experts(config, device)
+
     torch.manual_seed(0)
-    with torch.device(device):
+    packing = (mock.patch.object(modeling_gpt_oss.GptOssMLP, "__init__", make_mlp)
+               if is_packed(config) else contextlib.nullcontext())
+    with torch.device(device), packing:
         return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
