@@ -43,7 +43,8 @@ START_TEST(fp8_on_a_gpu_is_quantised_between)
 }
 END_TEST
 
-// On a GPU with 4-bit weights everything but them is as with bf16 weights; no layer is one launch.
+// On a GPU with 4-bit weights everything but them is as with bf16 weights, but that x is there
+// twice; no layer is one launch.
 START_TEST(packed_weights_on_a_gpu_have_rows_of_bf16)
 {
     static const char *const formats[] = {"int4_g32", "mxfp4", "nvfp4"};
@@ -67,6 +68,8 @@ START_TEST(packed_weights_on_a_gpu_have_rows_of_bf16)
     ck_assert_int_eq(packed.plan.slot_bytes[BUFFER_MID], packed.plan.limits.pairs_max * 256);
     ck_assert_int_gt(plain.plan.slot_bytes[BUFFER_LAYER_MID], 0);
     plain.plan.slot_bytes[BUFFER_LAYER_MID] = 0;
+    ck_assert_int_eq(plain.plan.slot_bytes[BUFFER_X_WOVEN], 0);
+    plain.plan.slot_bytes[BUFFER_X_WOVEN] = packed.plan.limits.pairs_max * 4096;
     for (int32_t id = 0; id < BUFFER_COUNT; id++)
         ck_assert_int_eq(packed.plan.slot_bytes[id], plain.plan.slot_bytes[id]);
     verdict_free(&packed);

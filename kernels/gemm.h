@@ -63,6 +63,9 @@ struct down_args {
     int32_t reserved;
 };
 
+// The largest e8m0 scale, as its code, of mxfp4 weights on CUDA: 2^21.
+#define GEMMS_E8M0_MOST 148
+
 #define GEMMS_IDS_MAX 2048 // more are sooner read from expert_offset
 
 // Whether the products may count ids while route works: few of one slab, or few of several that
@@ -120,6 +123,11 @@ struct gemms_args {
                            // aligned, 0 before the first launch, then the launches' own, which may
                            // not overlap. NULL, or too few: a block does both tiles of a couple
     int64_t halves_places; // the same in all launches
+    void *x_woven; // CUDA, weights of 4 bits: device [slabs_count * rows_cap, hidden] of bf16, or
+                   // where slabs have no ids [pairs_max, hidden], pitched to
+                   // x_woven_stride_bytes, both multiples of 16: scratch for x in the order in
+                   // which codes become numbers. Others: not used
+    int64_t x_woven_stride_bytes;
     const struct route_args *route; // CUDA: what made expert_offset, by ids that gemms_can_count:
                                     // they are counted again while it works, by each block, so they
                                     // may not change until gemms has ended, whoever else could

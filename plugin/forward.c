@@ -341,6 +341,8 @@ static void layer_stages(const struct experts_job *job, struct layer_args *layer
     layer->gemms.halves = memory_slot(&job->instance->memory, BUFFER_GEMM_HALVES, job->slot);
     layer->gemms.halves_places =
         job->instance->plan.slot_bytes[BUFFER_GEMM_HALVES] / GEMMS_HALVES_PLACE_BYTES;
+    layer->gemms.x_woven = memory_slot(&job->instance->memory, BUFFER_X_WOVEN, job->slot);
+    layer->gemms.x_woven_stride_bytes = job->instance->plan.limits.x_woven_bytes;
     layer->gemms.route = layer->quantise.early ? &layer->route : NULL;
     layer->combine = combine_stage(job, &buffers);
     layer->turns = memory_slot(&job->instance->memory, BUFFER_LAYER_TURNS, job->slot);

@@ -42,6 +42,8 @@ struct limits {
     int64_t row_bytes, scale_bytes, id_bytes, weight_bytes; // of one wire row, pitched
     int64_t result_bytes;                                   // of one result row, pitched
     int64_t mid_bytes, pair_bytes; // of one row of mid and pair_out, pitched
+    int64_t x_woven_bytes; // of one row of x in the order in which a GPU decodes weights of 4 bits,
+                           // pitched; of others 0
     // On a GPU with fp8 weights: of one row of x and of mid as e4m3, and of the scales of all pairs
     // for 128 of their numbers, pitched; else 0. There mid itself is nowhere: mid_bytes is 0.
     int64_t x_fp8_bytes, mid_fp8_bytes, fp8_group_bytes;
@@ -78,6 +80,7 @@ enum buffer_id {
     BUFFER_ROW_PAIR,
     BUFFER_X_FP8, // rows quantised, in the order of the pairs, per slot
     BUFFER_X_SCALES,
+    BUFFER_X_WOVEN, // rows in the order in which weights of 4 bits are decoded, per slot
     BUFFER_MID,     // activations between the GEMMs, per slot
     BUFFER_MID_FP8, // the same quantised, per slot
     BUFFER_MID_SCALES,

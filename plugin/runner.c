@@ -18,8 +18,9 @@
     (1u << BUFFER_EXPERT_OFFSET | 1u << BUFFER_GEMM_PROGRESS | 1u << BUFFER_GEMM_HALVES |          \
      1u << BUFFER_LAYER_TURNS | 1u << BUFFER_LAYER_MID | 1u << BUFFER_PAIR_ROW |                   \
      1u << BUFFER_PAIR_WEIGHT | 1u << BUFFER_ROW_PAIR | 1u << BUFFER_X_FP8 |                       \
-     1u << BUFFER_X_SCALES | 1u << BUFFER_MID | 1u << BUFFER_MID_FP8 | 1u << BUFFER_MID_SCALES |   \
-     1u << BUFFER_PAIR_OUT | 1u << BUFFER_CPU_SCRATCH | 1u << BUFFER_EXPERT_LOAD)
+     1u << BUFFER_X_SCALES | 1u << BUFFER_X_WOVEN | 1u << BUFFER_MID | 1u << BUFFER_MID_FP8 |      \
+     1u << BUFFER_MID_SCALES | 1u << BUFFER_PAIR_OUT | 1u << BUFFER_CPU_SCRATCH |                  \
+     1u << BUFFER_EXPERT_LOAD)
 
 struct moxie_runner {
     uint64_t magic;

@@ -19,6 +19,7 @@ struct checked {
     unsigned char *piece;  // [rows with what lies between them]
     unsigned char *values; // [k / 2]: mxfp4, of a row whose largest scales are near the end
     int64_t row_bytes, rows_max;
+    int32_t e8m0_most; // that the device has numbers for
 };
 
 static int32_t fetch(const struct checked *c, void *to, const void *from, int64_t bytes,
@@ -62,20 +63,28 @@ static int32_t check_mxfp4(const struct checked *c, const unsigned char *scales,
     const struct weight_view *w = c->view;
     const unsigned char *values = (const unsigned char *)w->values +
                                   expert * w->expert_stride_bytes + row * w->row_stride_bytes;
-    int has_large = 0;
-    int32_t st = MOXIE_OK;
+    int32_t largest = 0, st = MOXIE_OK;
+    int64_t at = 0; // of it
 
-    for (int64_t block = 0; block < w->k / 32; block++)
-        has_large |= scales[block] > 252;
-    if (!has_large) goto out;
-    TRY(fetch(c, c->values, values, w->k / 2, error));
     for (int64_t block = 0; block < w->k / 32; block++) {
-        if (e8m0_overflows(scales[block], c->values + block * 16))
-            TRY(fail_with(error, MOXIE_E_INVALID,
-                          "%s: e8m0 scale %d of expert %d, row %" PRId64 ", block %" PRId64
-                          " is no finite number with its values; the checkpoint is damaged",
-                          c->name, scales[block], expert, row, block));
+        if (scales[block] > largest) largest = scales[at = block];
     }
+    if (largest > 252) {
+        TRY(fetch(c, c->values, values, w->k / 2, error));
+        for (int64_t block = 0; block < w->k / 32; block++) {
+            if (e8m0_overflows(scales[block], c->values + block * 16))
+                TRY(fail_with(error, MOXIE_E_INVALID,
+                              "%s: e8m0 scale %d of expert %d, row %" PRId64 ", block %" PRId64
+                              " is no finite number with its values; the checkpoint is damaged",
+                              c->name, scales[block], expert, row, block));
+        }
+    }
+    if (largest > c->e8m0_most)
+        TRY(fail_with(error, MOXIE_E_UNSUPPORTED,
+                      "%s: e8m0 scale %d of expert %d, row %" PRId64 ", block %" PRId64
+                      " is 2^%d; this device takes 2^%d at most: set device to cpu, or scale the "
+                      "weights down",
+                      c->name, largest, expert, row, at, largest - 127, c->e8m0_most - 127));
 out:
     return st;
 }
@@ -132,6 +141,7 @@ static int32_t check_view(const struct weight_view *view, const char *name,
                         .device = device,
                         .name = name,
                         .row_bytes = row_bytes,
+                        .e8m0_most = device->synchronize != NULL ? GEMMS_E8M0_MOST : 255,
                         .rows_max = stride == 0 ? view->n : (piece_bytes - row_bytes) / stride + 1};
     int32_t st = MOXIE_OK;
 

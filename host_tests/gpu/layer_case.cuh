@@ -39,7 +39,7 @@ static double uniform() // 0..1
 struct layer_case {
     // skew: 0 none, 1 all pairs are of the first top_k experts, 2 ids without an expert and a map, 3 half of the pairs are of the first
     // rows_in: weights are [E, K, N]
-    // one_scale: of fp8 by tensor and of nvfp4, gate and up have one together; of mxfp4, those of gate and up are nearly the least
+    // one_scale: of fp8 by tensor and of nvfp4, gate and up have one; of mxfp4, theirs are 1: as small, 2: as large as a GPU has them
     int tokens, hidden, intermediate, experts, top_k, order, activation, skew, bias, weight_on_input, rows_in, format, one_scale;
 };
 
@@ -148,8 +148,8 @@ static void make(layer &l, const layer_case &c)
 {
     int rows = c.order == ORDER_PLAIN ? c.intermediate : 2 * c.intermediate;
     l.shape = c;
-    const int least = c.format == FORMAT_MXFP4 && c.one_scale ? 116 : 0;
-    fill(l.x, (size_t)c.tokens * c.hidden, ldexpf(1.0f, least), format_16(c));
+    const int down = c.format != FORMAT_MXFP4 || c.one_scale == 0 ? 0 : c.one_scale == 1 ? 99 : -25;
+    fill(l.x, (size_t)c.tokens * c.hidden, ldexpf(1.0f, down), format_16(c));
     fill(l.w1, (size_t)c.experts * rows * c.hidden, 1.7f / sqrtf((float)c.hidden), format_16(c));
     fill(l.w2, (size_t)c.experts * c.hidden * c.intermediate, 1.7f / sqrtf((float)c.intermediate), format_16(c));
     fill(l.b1, (size_t)c.experts * rows, 0.5f, format_16(c));
@@ -162,7 +162,7 @@ static void make(layer &l, const layer_case &c)
         pack_weights(c, (int64_t)c.experts * rows, c.hidden, c.one_scale || c.order == ORDER_PLAIN ? 1 : 2, l.q1, l.p1, l.s1);
         pack_weights(c, (int64_t)c.experts * c.hidden, c.intermediate, 1, l.q2, l.p2, l.s2);
         for (auto &code : l.p1)
-            code = (uint8_t)(code - least);
+            code = (uint8_t)(code - down);
     }
     l.ids.resize((size_t)c.tokens * c.top_k);
     l.weights.resize(l.ids.size());
@@ -408,6 +408,7 @@ static void make_stages(stages &s, const layer_case &c, const void *x, const voi
     s.gemms.gate_up.beta = 1.0f;
     s.gemms.gate_up.limit = 2.0f;
     make_last_stages(s, c, w2, mid_format, buffers);
+    s.gemms.x_woven = buffers[6], s.gemms.x_woven_stride_bytes = (int64_t)c.hidden * 2;
     if (is_fp8(c)) make_fp8_stages(s, c, buffers);
 }
 
@@ -463,7 +464,7 @@ static void buffers_for(const layer_case &c, size_t sizes[BUFFERS])
     sizes[1] = sizes[2] = sizes[3] = pairs * 4;
     sizes[4] = pairs * (((size_t)c.intermediate * 4 + 127) / 128 * 128);
     sizes[5] = pairs * (((size_t)c.hidden * 4 + 127) / 128 * 128);
-    sizes[6] = pairs * ((c.hidden + 127) / 128 * 128);
+    sizes[6] = is_packed(c) ? (size_t)c.tokens * c.hidden * 2 : pairs * ((c.hidden + 127) / 128 * 128);
     sizes[7] = group_bytes(c) * ((c.hidden + 127) / 128);
     sizes[8] = pairs * ((c.intermediate + 127) / 128 * 128);
     sizes[9] = group_bytes(c) * ((c.intermediate + 127) / 128);

@@ -28,6 +28,7 @@
 #include "kernels/cuda/gemm_quantise.cuh"
 #include "kernels/cuda/gemm_scale.cuh"
 #include "kernels/cuda/gemm_tile.cuh"
+#include "kernels/cuda/gemm_weave.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/ptx.cuh"
 
@@ -151,14 +152,14 @@ __device__ __forceinline__ void multiply_packed(const gemm_args &args, gemm_smem
 {
     constexpr int next_part = N * kRowBytes >> 4, ahead = N <= kPackedMiddle ? 1 : 0;
     const packed_rows rows = find_packed_rows<P>(args, t, warpgroup);
-    const packed_codes codes = codes_of<P::type>();
+    const packed_codes codes = codes_of();
     const int32_t steps = steps_of<P>(args);
     packed_part<P> read;
     uint32_t weights[2][4][4];
 
     begin_packed_step<P, true>(args, smem, rows, ring, 0);
     read_part<P>(rows, ring, smem, 0, read);
-    decode_part<P>(codes, rows, read, weights[0]);
+    decode_part<P>(codes, read, weights[0]);
     if (ahead) read_part<P>(rows, ring, smem, 1, read);
     for (int32_t step = 0; step < steps; step++) {
         const uint32_t b = wgmma_descriptor(ring.tokens(smem));
@@ -182,7 +183,7 @@ __device__ __forceinline__ void multiply_packed(const gemm_args &args, gemm_smem
                 wgmma_packed<N>::run(to.c[0], weights[part % 2][i], b + part * next_part + i * wgmma_next_inputs<false>);
             wgmma_commit();
             if (!ahead) read_next(part + 1);
-            if (part + 1 < P::parts || !is_last) decode_part<P>(codes, rows, read, weights[(part + 1) % 2]);
+            if (part + 1 < P::parts || !is_last) decode_part<P>(codes, read, weights[(part + 1) % 2]);
             if (ahead) read_next(part + 2);
             wgmma_wait<0>();
         }
@@ -196,7 +197,7 @@ __device__ __forceinline__ void multiply_packed_few(const gemm_args &args, gemm_
                                                     sums<N, P> &to)
 {
     const packed_rows rows = find_packed_rows<P>(args, t, warpgroup);
-    const packed_codes codes = codes_of<P::type>();
+    const packed_codes codes = codes_of();
     const int32_t lane = threadIdx.x % 32, steps = steps_of<P>(args);
 
     for (int32_t step = 0; step < steps; step++, ring.advance()) {
@@ -209,7 +210,7 @@ __device__ __forceinline__ void multiply_packed_few(const gemm_args &args, gemm_
             uint32_t weights[4][4];
 
             read_part<P>(rows, ring, smem, part, read);
-            decode_part<P>(codes, rows, read, weights);
+            decode_part<P>(codes, read, weights);
 #pragma unroll
             for (int32_t block = 0; block < 2; block++)
 #pragma unroll
@@ -235,10 +236,10 @@ __device__ __forceinline__ void scale_packed(const gemm_args &args, gemm_smem<P>
     if constexpr (P::type == OPERAND_MXFP4) {
 #pragma unroll
         for (int32_t i = 0; i < N / 2; i++)
-            to.c[0][i] *= 1024.0f; // times_of_e8m0
+            to.c[0][i] *= kE8m0Rest;
     }
     if constexpr (P::type == OPERAND_NVFP4) {
-        const float2 whole = row_scales_of_thread<P>(args, t, warpgroup).whole;
+        const float2 scale = row_scales_of_thread<P>(args, t, warpgroup).whole, whole = {scale.x * kE4m3Rest, scale.y * kE4m3Rest};
 
 #pragma unroll
         for (int32_t i = 0; i < N / 2; i++)
@@ -512,7 +513,7 @@ extern "C" int32_t gemm_cuda_load(void)
 
         st = load_kernel(entry.kernel, entry.smem_bytes);
     }
-    return st;
+    return st == cudaSuccess ? load_kernel(weave_kernel) : st;
 }
 
 // A copy for each pair costs memory, gathering costs the product: so it is a matter of how fast memory is, an H100's 3.35 TB/s or an H200's 4.9.
@@ -524,16 +525,19 @@ extern "C" int32_t gather_units_cuda(void)
     return bytes_a_clock * clock_khz < kFastMemory ? kGatherUnitsSlow : kGatherUnitsFast;
 }
 
-extern "C" int32_t gemms_cuda(const struct gemms_args *args, void *stream)
+extern "C" int32_t gemms_cuda(const struct gemms_args *from, void *stream)
 {
-    const bool is_few = tokens_are_few(*args);
+    const bool is_few = tokens_are_few(*from);
+    gemms_args args = *from;
     gemms_args_device to = {};
+    row_slab woven;
     gemms_entry by;
-    cudaError_t st;
+    cudaError_t st = cudaSuccess;
 
-    if (args->gate_up.experts == 0) return cudaSuccess; // of which there is no tensor map
-    st = gemms_args_make(to, *args, is_few ? kBlockRows : kRows);
+    if (args.gate_up.experts == 0) return cudaSuccess; // of which there is no tensor map
+    if (is_packed(args.gate_up.w1.format)) st = weave_rows(args, woven, stream);
+    if (st == cudaSuccess) st = gemms_args_make(to, args, is_few ? kBlockRows : kRows);
     if (st != cudaSuccess) return st;
-    by = entry_of(operand_of(args->gate_up.w1.format), args->gate_up.w1.rows_in != 0, is_few);
+    by = entry_of(operand_of(args.gate_up.w1.format), args.gate_up.w1.rows_in != 0, is_few);
     return launch(by.kernel, {static_cast<unsigned>(sm_count()), by.threads, by.smem_bytes, LAUNCH_EARLY}, stream, to);
 }

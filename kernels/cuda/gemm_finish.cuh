@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/activation.cuh"
 #include "kernels/cuda/gemm_tile.cuh"
+#include "kernels/cuda/gemm_weave.cuh"
 #include "kernels/cuda/number.cuh"
 #include "kernels/cuda/ptx.cuh"
 
@@ -95,6 +96,18 @@ __device__ __forceinline__ void store_result(const gemm_args &args, const result
     *reinterpret_cast<uint4 *>(args.out + to.row * args.out_stride_bytes + output * 2) = words;
 }
 
+// Eight units of mid, woven as weights of four bits want it.
+__device__ __forceinline__ void store_woven(const gemm_args &args, unsigned char *row, int32_t output, const uint4 &words)
+{
+    unsigned char *to = row + output / kWovenInputs * kWovenInputs * 2 + output % kWovenInputs / 8 * 4;
+    uint32_t woven[4];
+
+    woven_of(words, woven);
+#pragma unroll
+    for (int32_t i = 0; i < 4; i++)
+        store_pair(args, to + i * kWovenBytes, woven[i]);
+}
+
 // Tokens n to n + kTurn of the sums leave, `width` outputs of each, 16 bytes a thread, to rows by pair or of the results. The buffer
 // may be written again after the next call.
 template <int width, bool is_result, class P>
@@ -111,7 +124,9 @@ __device__ __forceinline__ void store_turned(const gemm_args &args, const tile &
         const uint4 *words = reinterpret_cast<const uint4 *>(turned_at(to, token, item % pieces * 8));
 
         if (to.first_token + token >= to.end_token || output >= args.outputs) continue;
-        if (is_result)
+        if (P::is_packed && P::is_gate_up)
+            store_woven(args, args.out + (t.pair + to.first_token + token) * args.out_stride_bytes, output, *words);
+        else if (is_result)
             store_result<P::is_bf16>(args, to.smem->result(to.warpgroup, token / 16 * 4 + token % 4), output, *words);
         else
             store_pair(args, args.out + (t.pair + to.first_token + token) * args.out_stride_bytes + output * 2, *words);

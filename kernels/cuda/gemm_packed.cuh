@@ -2,8 +2,8 @@
 // Included by gemm.cu and gemm_load.cuh.
 //
 // A stage has 128 bytes of each weight row, 256 inputs, swizzled, and at its end the scales of each row, which the warp that multiplies
-// the row makes into bf16 where they are. Of a row's 16 inputs lane c of the four that share the row has 2 c, 2 c + 1, 2 c + 8 and
-// 2 c + 9, as wgmma and mma want them: two bytes.
+// the row makes into bf16 where they are. Of a row's 32 inputs lane c of the four that share the row has four bytes, 8 c to 8 c + 7, which
+// are what wgmma and mma want of it because the other operand is woven (gemm_weave.cuh).
 
 #ifndef MOXIE_KERNELS_CUDA_GEMM_PACKED_CUH
 #define MOXIE_KERNELS_CUDA_GEMM_PACKED_CUH
@@ -48,55 +48,59 @@ __device__ __forceinline__ void load_packed_scales(const packed_scales &from, ge
 
 // ---- Decoding ----------------------------------------------------------------------------------
 
-// The tables by which codes become bytes, in registers: the compiler would move each to one wherever it is used.
+// What e8m0 scales are multiplied by so that 2^126 times as much is finite, up to GEMMS_E8M0_MOST, and e4m3 ones, of which all are.
+// The sums get it back.
+constexpr float kE8m0Rest = 1 << 20, kE4m3Rest = 1 << 10;
+
+// A constant in a register, since the compiler would move it to one wherever it is used: of a bf16, the bits of an e2m1. And where this
+// lane's scale lies in a word of two.
 struct packed_codes {
-    uint32_t low[2], high[2]; // of codes whose highest bit is not set, and of those whose is
-    uint32_t above;           // the byte above
+    uint32_t number;
+    uint32_t scale;
 };
 
-template <operand type> __device__ __forceinline__ packed_codes codes_of()
+__device__ __forceinline__ packed_codes codes_of()
 {
-    constexpr bool is_int4 = type == OPERAND_INT4;
-
-    return {{in_register(is_int4 ? 0x36343230 : 0x43424140), in_register(is_int4 ? 0x3e3c3a38 : 0x4c484644)},
-            {in_register(is_int4 ? 0x46444240 : 0x3d3e3f40), in_register(is_int4 ? 0x4e4c4a48 : 0x34383a3c)},
-            in_register(0x42)};
+    return {in_register(0x81c081c0), threadIdx.x % 4 < 2 ? 0x1010u : 0x3232u};
 }
 
-// What a number of `decode_four` is multiplied by, and what is added then, twice a bf16. INT4: what 48 is taken away from is multiplied by
-// both, since a scale of 16 or 32 bits is the sum of two.
+// What a number is multiplied by, twice a bf16. INT4: and what is added to that, since a scale of 16 or 32 bits is the sum of two.
 struct packed_factor {
     uint32_t times, plus;
 };
 
-// Four codes as bf16, two by two: a code's number x is first a byte, 64 + 2 x, from one of the tables, each of which has 0 for the other's
-// codes. Below 0x42 that byte makes a bf16 of 48 + x / 2.
-template <operand type>
-__device__ __forceinline__ void decode_four(const packed_codes &by, uint32_t codes, const packed_factor &factor, uint32_t &low, uint32_t &high)
+// Of both halves of a word the e2m1 code at bit 0 or 4, as bf16: their exponent and mantissa become the lowest exponent bits and the highest
+// of the mantissa, which makes 2^-126 of the number, those below the normal ones too. One multiplication copies all four bits to where these
+// belong and to where the sign does, and runs beside the instructions that pick bits.
+template <int bit> __device__ __forceinline__ uint32_t small_of(const packed_codes &by, uint32_t codes)
 {
-    const uint32_t bytes = bytes_by(by.low[0], by.low[1], codes) | bytes_by(by.high[0], by.high[1], codes ^ 0x8888);
-    uint32_t numbers[2] = {bytes_by(bytes, by.above, 0x4140), bytes_by(bytes, by.above, 0x4342)};
+    return (codes & 0x000f000fu << bit) * ((1 << 12 | 1 << 6) >> bit) & by.number;
+}
 
+// Eight codes as four words of two bf16, of codes i and i + 4.
+template <operand type> __device__ __forceinline__ void decode_eight(const packed_codes &by, uint32_t codes, const packed_factor &factor, uint32_t (&to)[4])
+{
+    if constexpr (type == OPERAND_INT4) {
 #pragma unroll
-    for (int32_t i = 0; i < 2; i++) {
-        if constexpr (type == OPERAND_INT4) {
-            const uint32_t number = bf16_fma(numbers[i], 0x40004000u, 0xc2c0c2c0u);
+        for (int32_t i = 0; i < 4; i++) {
+            const uint32_t number = bf16_fma((codes >> 4 * i & 0x000f000fu) | 0x43004300u, 0x3f803f80u, 0xc308c308u); // 128 + code - 136
 
-            numbers[i] = bf16_fma(number, factor.times, bf16_multiply(number, factor.plus));
-        } else {
-            numbers[i] = bf16_fma(numbers[i], factor.times, factor.plus);
+            to[i] = bf16_fma(number, factor.times, bf16_multiply(number, factor.plus));
+        }
+    } else {
+#pragma unroll
+        for (int32_t i = 0; i < 4; i += 2) {
+            to[i] = bf16_multiply(small_of<0>(by, codes >> 4 * i), factor.times);
+            to[i + 1] = bf16_multiply(small_of<4>(by, codes >> 4 * i), factor.times);
         }
     }
-    low = numbers[0];
-    high = numbers[1];
 }
 
 // ---- Scales, as they are used ------------------------------------------------------------------
 
 // Of a warp's sixteen weight rows: this lane's are r and r + 8, and it prepares half the scales of one.
 struct packed_rows {
-    int32_t codes;        // bytes from a stage's begin, of r; the other's are eight rows on
-    uint32_t lane_bytes;  // of eight bytes of codes, which are its
+    int32_t matrix_row;   // bytes from a stage's begin, of the row that it gives the address of
     int32_t scales;       // bytes from the begin of a stage's scales, of r
     int32_t prepared;     // the same, of the row whose scales it prepares
     int32_t prepared_low; // where those begin, of 16 bytes
@@ -107,7 +111,7 @@ template <class P> __device__ __forceinline__ packed_rows find_packed_rows(const
     const int32_t lane = threadIdx.x % 32, first = warpgroup * kBlockRows + threadIdx.x / 32 % 4 * 16;
     const int32_t row = first + lane / 4, prepared = first + lane / 2;
 
-    return {row * kRowBytes + row % 8 * 16, 0x40 + lane % 4 * 0x11u, row * P::scales_bytes, prepared * P::scales_bytes,
+    return {(first + lane % 16) * kRowBytes, row * P::scales_bytes, prepared * P::scales_bytes,
             static_cast<int32_t>(reinterpret_cast<uintptr_t>(packed_row_scales<P>(args, t, prepared)) & 15)};
 }
 
@@ -126,18 +130,18 @@ __device__ __forceinline__ float number_of(__half number)
     return __half2float(number);
 }
 
-// What numbers of 48 + x / 2 are multiplied by, twice the scale, for two e4m3 codes in the bytes 0 and 1.
+// What numbers of 2^-126 are multiplied by, 2^126 / kE4m3Rest times the scale, for two e4m3 codes in the bytes 0 and 1.
 __device__ __forceinline__ uint32_t times_of_e4m3(uint32_t codes)
 {
     const uint32_t shifted = bytes_by(codes, 0, 0x4140) << 4, sign = shifted & 0x08000800u;
 
-    return bf16_multiply(shifted + sign * 15, 0x7c007c00u); // 2^121
+    return bf16_multiply(bf16_multiply(shifted + sign * 15, 0x7b807b80u), 0x79807980u); // 2^120, which makes it the scale, and 2^116
 }
 
-// The same for e8m0, but 2^-10 of it, so that 48 times as much is finite.
+// The same for e8m0, with kE8m0Rest.
 __device__ __forceinline__ uint32_t times_of_e8m0(uint32_t codes)
 {
-    return bf16_multiply(bytes_by(codes, 0, 0x4140) << 7, 0x3b003b00u); // 2^-9
+    return (bytes_by(codes, 0, 0x4140) << 7) + 0x35003500u; // 106 more
 }
 
 // Two bf16 whose sum a scale is, but for what is below them.
@@ -189,57 +193,47 @@ __device__ __forceinline__ void prepare_scales(const packed_scales &from, const 
         prepare_scales_as<P, float>(rows, scales, step * from.step_bytes);
 }
 
-// Of 16 of the 64 inputs that two words are for, of mxfp4 the first alone.
-template <operand type> __device__ __forceinline__ packed_factor factor_of(const uint32_t (&words)[2], int32_t sixteen)
+// Of 32 of the 64 inputs that two words are for, of mxfp4 the first alone.
+template <operand type> __device__ __forceinline__ packed_factor factor_of(const packed_codes &by, const uint32_t (&words)[2], int32_t block)
 {
-    const uint32_t word = words[type == OPERAND_MXFP4 ? 0 : sixteen / 2], plus = bf16_multiply(word, 0xc240c240u); // -48
-    const bool is_high = (type == OPERAND_MXFP4 ? sixteen / 2 : sixteen % 2) != 0;
-
-    if (type == OPERAND_INT4) return {twice<false>(word), twice<true>(word)};
-    return is_high ? packed_factor{twice<true>(word), twice<true>(plus)} : packed_factor{twice<false>(word), twice<false>(plus)};
+    if (type == OPERAND_MXFP4) return {block != 0 ? twice<true>(words[0]) : twice<false>(words[0]), 0};
+    if (type == OPERAND_NVFP4) return {bytes_by(words[block], 0, by.scale), 0};
+    return {twice<false>(words[block]), twice<true>(words[block])};
 }
 
 // What 64 inputs of both weight rows are decoded from.
 template <class P> struct packed_part {
     static constexpr int words_count = P::type == OPERAND_MXFP4 ? 1 : 2;
-    uint4 codes[2][2]; // of a row, 32 inputs each
+    uint32_t codes[4]; // of 32 inputs of both rows, then of the other 32
     uint32_t scales[2][2];
 };
 
 template <class P>
 __device__ __forceinline__ void read_part(const packed_rows &rows, const stage_ring &ring, gemm_smem<P> &smem, int32_t part, packed_part<P> &to)
 {
-#pragma unroll
-    for (int32_t i = 0; i < 2; i++) {
-        const unsigned char *scales = scales_in<P>(smem, ring) + rows.scales + i * 8 * P::scales_bytes;
-        const unsigned char *row = ring.weights(smem) + i * 8 * kRowBytes;
+    const int32_t lane = threadIdx.x % 32, piece = (part * 2 + lane / 16) ^ lane % 8;
 
-#pragma unroll
-        for (int32_t word = 0; word < to.words_count; word++)
-            to.scales[i][word] = reinterpret_cast<const uint32_t *>(scales)[part * to.words_count + word];
-#pragma unroll
-        for (int32_t block = 0; block < 2; block++)
-            to.codes[i][block] = *reinterpret_cast<const uint4 *>(row + (rows.codes ^ (part * 2 + block) * 16));
-    }
-}
-
-// Four times what wgmma and mma take. Of the eight bytes of 16 inputs two are the lane's.
-template <class P>
-__device__ __forceinline__ void decode_part(const packed_codes &by, const packed_rows &rows, const packed_part<P> &from, uint32_t (&weights)[4][4])
-{
+    load_matrices(to.codes, smem_address(ring.weights(smem)) + rows.matrix_row + piece * 16);
 #pragma unroll
     for (int32_t i = 0; i < 2; i++)
 #pragma unroll
-        for (int32_t block = 0; block < 2; block++) {
-            const uint4 &codes = from.codes[i][block];
-            const uint32_t own[2] = {bytes_by(codes.x, codes.y, rows.lane_bytes), bytes_by(codes.z, codes.w, rows.lane_bytes)};
+        for (int32_t word = 0; word < to.words_count; word++)
+            to.scales[i][word] = reinterpret_cast<const uint32_t *>(scales_in<P>(smem, ring) + rows.scales + i * 8 * P::scales_bytes)[part * to.words_count + word];
+}
 
+// Four times what wgmma and mma take.
+template <class P> __device__ __forceinline__ void decode_part(const packed_codes &by, const packed_part<P> &from, uint32_t (&weights)[4][4])
+{
 #pragma unroll
-            for (int32_t n = 0; n < 2; n++) {
-                uint32_t(&to)[4] = weights[block * 2 + n];
+    for (int32_t block = 0; block < 2; block++)
+#pragma unroll
+        for (int32_t i = 0; i < 2; i++) {
+            uint32_t words[4];
 
-                decode_four<P::type>(by, own[n], factor_of<P::type>(from.scales[i], block * 2 + n), to[i], to[2 + i]);
-            }
+            decode_eight<P::type>(by, from.codes[block * 2 + i], factor_of<P::type>(by, from.scales[i], block), words);
+#pragma unroll
+            for (int32_t word = 0; word < 4; word++)
+                weights[block * 2 + word / 2][word % 2 * 2 + i] = words[word];
         }
 }
 

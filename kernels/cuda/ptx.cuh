@@ -187,6 +187,11 @@ __device__ __forceinline__ void store_evict_last(void *to, const uint2 &words)
     asm volatile("st.global.L2::cache_hint.v2.b32 [%0], {%1, %2}, %3;" ::"l"(to), "r"(words.x), "r"(words.y), "l"(l2_evict_last()) : "memory");
 }
 
+__device__ __forceinline__ void store_evict_last(void *to, uint32_t word)
+{
+    asm volatile("st.global.L2::cache_hint.b32 [%0], %1, %2;" ::"l"(to), "r"(word), "l"(l2_evict_last()) : "memory");
+}
+
 __device__ __forceinline__ uint4 load_evict_first(const uint4 *from)
 {
     uint4 words;

@@ -104,6 +104,11 @@ static inline void store_evict_last(void *to, const uint2 &words)
     memcpy(to, &words, sizeof words);
 }
 
+static inline void store_evict_last(void *to, uint32_t word)
+{
+    *(uint32_t *)to = word;
+}
+
 // Lost at once.
 static inline void discard_l2(const void *at)
 {

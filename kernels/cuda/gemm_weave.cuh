@@ -1,0 +1,134 @@
+// The order in which weights of four bits want the inputs that they are multiplied by. Included by gemm.cu alone.
+//
+// Four lanes share a row of weights, and of each 32 inputs lane c has eight codes, 32 bits as they lie. Codes i and i + 4 of them become a
+// word of two bf16, since both are at the same place of their 16 bits; words 0 and 1 of the four lanes go into one wgmma or mma, words 2
+// and 3 into the next. So input 8 c + i + 4 h of 32 is woven to place 8 i + 2 c + h: rows of x are copied so, and mid is written so.
+
+#ifndef MOXIE_KERNELS_CUDA_GEMM_WEAVE_CUH
+#define MOXIE_KERNELS_CUDA_GEMM_WEAVE_CUH
+
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/walk.cuh"
+#include "kernels/gemm.h"
+
+#include <cuda_runtime.h>
+
+namespace {
+
+constexpr int32_t kWovenInputs = 32; // that change places among each other
+constexpr int32_t kWovenBytes = kWovenInputs / 8 * 4; // between two words of a lane
+
+// Eight inputs as their four words.
+__device__ __forceinline__ void woven_of(const uint4 &eight, uint32_t (&words)[4])
+{
+    words[0] = bytes_by(eight.x, eight.z, 0x5410);
+    words[1] = bytes_by(eight.x, eight.z, 0x7632);
+    words[2] = bytes_by(eight.y, eight.w, 0x5410);
+    words[3] = bytes_by(eight.y, eight.w, 0x7632);
+}
+
+struct weave_slab {
+    const unsigned char *rows;
+    const int32_t *count; // NULL: all are valid
+    int64_t row_stride_bytes;
+    int32_t cap;
+};
+
+struct weave_args {
+    weave_slab slabs[KERNEL_RANKS_MAX];
+    const int32_t *pair_row; // of rows by expert, each of which is a pair and becomes that row: which they are, pairs_count of them; NULL: all
+                             // that are valid
+    const int32_t *pairs_count;
+    unsigned char *to;
+    int64_t to_stride_bytes;
+    int32_t slabs_count, rows_cap;
+    int32_t groups; // of kWovenInputs, of a row
+};
+
+// 32 inputs of a slab's row, to a row of the copies.
+__device__ __forceinline__ void weave(const weave_args &a, const weave_slab &slab, int64_t row, int64_t to_row, int32_t group)
+{
+    const uint4 *from = reinterpret_cast<const uint4 *>(slab.rows + row * slab.row_stride_bytes) + group * 4;
+    uint4 *to = reinterpret_cast<uint4 *>(a.to + to_row * a.to_stride_bytes) + group * 4;
+    uint32_t words[4][4];
+
+#pragma unroll
+    for (int32_t c = 0; c < 4; c++)
+        woven_of(from[c], words[c]);
+#pragma unroll
+    for (int32_t i = 0; i < 4; i++)
+        to[i] = {words[0][i], words[1][i], words[2][i], words[3][i]};
+}
+
+// A lane has 32 inputs of each of its rows. x was there before route began, which had begun before this could; which of it are pairs was not.
+__global__ void __launch_bounds__(kSharingThreads) weave_kernel(const __grid_constant__ weave_args a)
+{
+    const row_walk walk = walk_rows((a.groups + 31) / 32);
+    const int32_t group = walk.piece * 32 + static_cast<int32_t>(threadIdx.x % 32);
+    const bool has_group = group < a.groups;
+
+    griddepcontrol_launch_dependents();
+    if (a.pair_row == nullptr) {
+        for (int32_t s = 0; s < a.slabs_count && has_group; s++) {
+            const weave_slab &slab = a.slabs[s];
+            const uint32_t rows = slab.count != nullptr ? min(max(__ldcg(slab.count), 0), slab.cap) : slab.cap;
+
+            for (uint32_t row = walk.first; row < rows; row += walk.step)
+                weave(a, slab, row, int64_t{s} * a.rows_cap + row, group);
+        }
+    }
+    griddepcontrol_wait(); // for route, for which the products do not wait themselves
+    if (a.pair_row != nullptr) {
+        const uint32_t pairs = __ldcg(a.pairs_count);
+
+        for (uint32_t pair = walk.first; pair < pairs && has_group; pair += walk.step) {
+            const int32_t row = __ldcg(&a.pair_row[pair]), index = row / a.rows_cap;
+
+            weave(a, a.slabs[index], row - index * a.rows_cap, pair, group);
+        }
+    }
+}
+
+// Copies the rows of x; then they are `woven`, of which args tells the products.
+cudaError_t weave_rows(gemms_args &args, row_slab &woven, void *stream)
+{
+    gate_up_args &own = args.gate_up;
+    const bool by_expert = own.slabs_count > 0 && own.slabs[0].ids == nullptr;
+    weave_args to = {};
+    int64_t rows = 0, pieces;
+
+    if (args.x_woven == nullptr || own.hidden % kWovenInputs != 0 || args.x_woven_stride_bytes < int64_t{own.hidden} * 2)
+        return cudaErrorInvalidValue;
+    for (int32_t s = 0; s < own.slabs_count; s++) {
+        const row_slab &slab = own.slabs[s];
+
+        if (slab.format != FORMAT_BF16) return cudaErrorInvalidValue;
+        to.slabs[s] = {static_cast<const unsigned char *>(slab.rows), slab.count, slab.row_stride_bytes, slab.cap};
+        rows += slab.cap;
+    }
+    if (by_expert) {
+        to.pair_row = own.pair_row;
+        to.pairs_count = own.expert_offset + own.experts;
+        own.pair_row = nullptr;
+    }
+    to.to = static_cast<unsigned char *>(args.x_woven);
+    to.to_stride_bytes = args.x_woven_stride_bytes;
+    to.slabs_count = own.slabs_count;
+    to.rows_cap = own.rows_cap;
+    to.groups = own.hidden / kWovenInputs;
+    woven = {};
+    woven.rows = args.x_woven;
+    woven.row_stride_bytes = args.x_woven_stride_bytes;
+    woven.cap = by_expert ? static_cast<int32_t>(args.down.pairs_max) : own.slabs_count * own.rows_cap;
+    woven.format = FORMAT_BF16;
+    own.slabs = &woven;
+    own.slabs_count = 1;
+    own.rows_cap = woven.cap;
+    pieces = (to.groups + 31) / 32;
+    return launch(weave_kernel, shape_for(rows * pieces, pieces, kGridBlocksMax / kGridSms, 0), stream, to);
+}
+
+} // namespace
+
+#endif
