@@ -3,7 +3,12 @@
 Wants what test_bench_layer.py wants.
 """
 
+import contextlib
+import io
 import os
+import pathlib
+import runpy
+import sys
 import unittest
 from unittest import mock
 
@@ -37,6 +42,30 @@ def weight(number, codes, scales, row, column):
     if number == "mxfp4":
         return e2m1(code) * 2.0 ** (scales[row, column // 32].item() - 127)
     return e2m1(code) * scales[row, column // 16].item()
+
+
+class OpenAI(unittest.TestCase):
+    """bench/openai_mxfp4.py, as far as it goes without a GPU."""
+
+    def main(self, *arguments):
+        """(exit code, standard error)."""
+        path = pathlib.Path(__file__).resolve().parent.parent / "bench" / "openai_mxfp4.py"
+        said = io.StringIO()
+        with contextlib.redirect_stderr(said), mock.patch("sys.path", ["", *sys.path]):
+            try:
+                code = runpy.run_path(str(path), run_name="openai")["main"](arguments)
+            except SystemExit as end:
+                code = end.code
+        return code, said.getvalue()
+
+    def test_refusals(self):
+        code, said = self.main("--tokens", "1,0")
+        self.assertEqual((code, "tokens are at least 1" in said), (2, True))
+        with mock.patch("torch.cuda.is_available", lambda: False):
+            self.assertEqual(self.main(), (1, "torch sees no GPU\n"))
+        with mock.patch("torch.cuda.is_available", lambda: True):
+            code, said = self.main("--triton-kernels", "/nowhere")
+        self.assertEqual((code, "--triton-kernels" in said), (1, True))
 
 
 class Reference(unittest.TestCase):
