@@ -22,10 +22,12 @@ DEVICE = torch.device(os.environ.get("MOXIE_TEST_DEVICE", "cpu"),
                       int(os.environ.get("MOXIE_TEST_INDEX", "0")))
 ON_CPU = DEVICE.type == "cpu"
 E4M3 = torch.float8_e4m3fn
-# Of None, weights as the rows; fp8 by blocks, weight rows, experts. A GPU quantises rows twice, of
-# which some come to other codes than here.
-OFF_BY_MAX = {scheme: 8e-3 if ON_CPU or scheme is None else 3e-2
-              for scheme in (None, "block", "channel", "tensor")}
+# Of None, weights as the rows; fp8 by blocks, weight rows, experts; mxfp4. A GPU quantises rows twice
+# for fp8, of which some come to other codes than here.
+AS_ROWS = (None, "mxfp4")  # whose rows are multiplied as they are
+OFF_BY_MAX = {scheme: 8e-3 if ON_CPU or scheme in AS_ROWS else 3e-2
+              for scheme in (*AS_ROWS, "block", "channel", "tensor")}
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 # Dimensions of [E, N blocks, 128, K blocks, 128] that have one scale.
 SCALED = {"block": (2, 4), "channel": (3, 4), "tensor": (1, 2, 3, 4)}
 
@@ -99,9 +101,16 @@ class Case:
     def random(self, *shape):
         return torch.randn(*shape, generator=self.chance, device=DEVICE)
 
+    def bytes(self, least, end, *shape):
+        return torch.randint(least, end, shape, generator=self.chance, device=DEVICE,
+                             dtype=torch.uint8)
+
     def quantised(self, dense):
         """Values and scales, [E, N / 128, K / 128], [E, N, 1] or [E]; those of one expert are far
         from another's, so that the wrong ones are seen."""
+        if self.scheme == "mxfp4":  # of any numbers
+            return self.bytes(0, 256, *dense.shape[:2], dense.shape[2] // 2), self.bytes(
+                119, 123, *dense.shape[:2], dense.shape[2] // 32)
         blocks = dense.unflatten(-1, (-1, 128)).unflatten(1, (-1, 128))
         scales = blocks.abs().amax(SCALED[self.scheme], keepdim=True) / 448
         values = (blocks / scales).flatten(1, 2).flatten(2).to(E4M3)
@@ -114,12 +123,16 @@ class Case:
     def dequantised(self, values, scales):
         if scales is None:
             return values.float()
+        if self.scheme == "mxfp4":
+            codes = torch.stack((values & 15, values >> 4), -1).flatten(-2).long()
+            numbers = torch.tensor([*E2M1, *(-each for each in E2M1)], device=DEVICE)[codes]
+            return numbers * torch.exp2(scales.float() - 127).repeat_interleave(32, 2)
         if self.scheme == "block":
             return values.float() * scales.repeat_interleave(128, 1).repeat_interleave(128, 2)
         return values.float() * (scales if self.scheme == "channel" else scales[:, None, None])
 
     def multiplied(self, row):
-        return row if ON_CPU or self.scheme is None else coded(row)
+        return row if ON_CPU or self.scheme in AS_ROWS else coded(row)
 
     def one(self, expert, row):
         """What an expert gives of a row."""

@@ -15,7 +15,8 @@ import unittest
 from unittest import mock
 
 from vllm_case import (
-    ACTIVATIONS, BLOCK, CHANNEL, REAL, Case, adapter, fp8, parallel, quant_utils, unquantized)
+    ACTIVATIONS, BLOCK, CHANNEL, MXFP4, REAL, Case, adapter, fp8, mxfp4, parallel, quant_utils,
+    unquantized)
 
 import torch
 
@@ -48,6 +49,13 @@ class Layers(unittest.TestCase):
                 continue  # not taken
             with self.subTest(scheme=scheme, activation=activation):
                 self.check(Case(activation, scheme=scheme, inner=384))
+
+    def test_mxfp4(self):
+        """Of gpt-oss, with its biases, and of the others."""
+        for activation in ACTIVATIONS:
+            with self.subTest(activation=activation):
+                self.check(Case(activation, scheme="mxfp4", bias=True))
+        self.check(Case(MoEActivation.SWIGLUOAI, scheme="mxfp4", inner=96, tokens=41))
 
     def test_fp8_in_other_blocks(self):
         case = Case(scheme="block", inner=256)
@@ -169,17 +177,20 @@ class Selection(unittest.TestCase):
     def test_what_is_taken(self):
         for activation in ACTIVATIONS:
             self.assertIsNone(self.why_not(activation=activation))
-        for scheme, activation in itertools.product((BLOCK, CHANNEL), ACTIVATIONS):
+        for scheme, activation in itertools.product((BLOCK, CHANNEL, MXFP4), ACTIVATIONS):
             with self.subTest(scheme=scheme, activation=activation):
                 reason = self.why_not(scheme, activation=activation)
                 if scheme == BLOCK and activation == MoEActivation.SWIGLUOAI:
                     self.assertIn("gate and up take turns", reason)
                 else:
                     self.assertIsNone(reason)
+        # A part that vLLM makes a multiple of 32.
+        self.assertIsNone(self.why_not(MXFP4, intermediate_size=144))
 
     def test_what_is_not(self):
         if ON_CPU:
             self.assertIn("device", adapter.why_not(Case().moe(), None, None))
+        self.assertIn("quantization scheme", self.why_not((MXFP4[0], BLOCK[1])))
         tensor = quant_utils.kFp8StaticTensorSym
         for text, reason in (
                 ("quantization scheme", self.why_not((tensor, tensor))),
@@ -213,9 +224,8 @@ class EntryPoint(experts_case.Found, unittest.TestCase):
 
     def setUp(self):
         # vLLM's methods import the selections by their names, before or after.
-        self.users = [(module, select.__name__) for select, _ in adapter.SELECTIONS
-                      for name, module in list(sys.modules.items())
-                      if name.startswith("vllm.") and vars(module).get(select.__name__) is select]
+        self.users = [(module, each.select.__name__) for each in adapter.SELECTIONS
+                      for module in adapter.users_of(each.select, each.user)]
         for module, name in self.users:
             self.addCleanup(setattr, module, name, getattr(module, name))
 
@@ -238,13 +248,53 @@ class EntryPoint(experts_case.Found, unittest.TestCase):
     def test_what_is_selected(self):
         adapter.register()
         for scheme, select in (((None, None), unquantized.select_unquantized_moe_backend),
-                               (BLOCK, fp8.select_fp8_moe_backend)):
-            keys = {} if scheme == (None, None) else dict(zip(("weight_key", "activation_key"),
-                                                              scheme))
+                               (BLOCK, fp8.select_fp8_moe_backend),
+                               (MXFP4, adapter.gpt_oss.select_mxfp4_moe_backend)):
+            keys = dict(zip(("weight_key", "activation_key"), scheme)) if scheme == BLOCK else {}
             with served(), mock.patch.object(adapter, "logger") as logger:
                 backend, experts = select(Case().moe(), **keys)
-            self.assertEqual((backend.name, experts), ("TRITON", adapter.MoxieExperts))
+            self.assertEqual((backend.name, experts), (
+                "EMULATION" if scheme == MXFP4 else "TRITON", adapter.MoxieExperts))
             self.assertIn(os.environ["MOXIE_PLUGIN"], logger.info_once.call_args[0])
+
+    def test_rows_of_mxfp4_layers_as_the_user_says(self):
+        """vLLM's quantization_config.moe.activation."""
+        adapter.register()
+        with served(), mock.patch.object(adapter, "get_current_vllm_config_or_none", object), \
+                mock.patch.object(adapter, "_offloads", lambda: False), \
+                mock.patch.object(adapter, "USER_ACTIVATION", lambda: BLOCK[1]), \
+                mock.patch.object(adapter, "logger") as logger, contextlib.suppress(AssertionError):
+            adapter.gpt_oss.select_mxfp4_moe_backend(Case().moe())
+        self.assertIn("quantization scheme", logger.warning_once.call_args[0][1])
+
+    @unittest.skipUnless(REAL, "vLLM's own method")
+    def test_gpt_oss_from_its_method(self):
+        """From the selection over weights and what vLLM makes of them to a result."""
+        adapter.register()
+        case = Case(MoEActivation.SWIGLUOAI, scheme="mxfp4", bias=True)
+        with served():
+            method = adapter.gpt_oss.GptOssMxfp4MoEMethod(case.moe())
+        self.assertEqual(method.maybe_roundup_sizes(
+            256, 144, torch.bfloat16, case.moe().moe_parallel_config), (256, 160))
+        layer = torch.nn.Module()
+        method.create_weights(layer, case.experts, case.hidden, case.inner, torch.bfloat16)
+        for number, name in enumerate(("w13", "w2")):
+            for suffix, each in (("weight", case.weights), ("weight_scale", case.scales),
+                                 ("bias", case.biases)):
+                getattr(layer, f"{name}_{suffix}").data.copy_(each[number])
+        layer._expert_routing_tables = lambda: None
+        vars(layer).update(activation=case.activation, global_num_experts=case.experts,
+                           apply_router_weight_on_input=False, expert_map=None)
+        method.process_weights_after_loading(layer)
+        seen = method.apply(layer, case.x, case.router, case.ids, None, None)
+        self.assertLess(off_by(seen, case.wanted()), OFF_BY_MAX["mxfp4"])
+
+    def test_quark_is_left_alone(self):
+        """It makes vLLM's experts of whatever backend it is told."""
+        quark = sys.modules["vllm.model_executor.layers.quantization.quark.quark_moe"]
+        adapter.register()
+        self.assertIs(quark.select_mxfp4_moe_backend, mxfp4.select_mxfp4_moe_backend)
+        self.assertIsNot(quark.select_mxfp4_moe_backend, adapter.gpt_oss.select_mxfp4_moe_backend)
 
     def test_a_word_for_the_exchange(self):
         with mock.patch.dict(os.environ, MOXIE_EXCHANGE="vlm"):

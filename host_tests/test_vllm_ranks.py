@@ -86,7 +86,8 @@ class Part:
     def kernel(self):
         """As vLLM's methods make it: what is selected, and what is around it."""
         select, keys = {None: (unquantized.select_unquantized_moe_backend, ()),
-                        "block": (fp8.select_fp8_moe_backend, BLOCK)}[self.whole.scheme]
+                        "block": (fp8.select_fp8_moe_backend, BLOCK),
+                        "mxfp4": (adapter.gpt_oss.select_mxfp4_moe_backend, ())}[self.whole.scheme]
         with mock.patch.object(adapter.MoxieExperts, "_supports_current_device", lambda: True), \
                 mock.patch.object(adapter, "_device_here", lambda: DEVICE):
             _, experts = select(self.moe, *keys)
@@ -110,7 +111,7 @@ class Part:
 
 def check_dispatched(rank):
     """Every rank has its own rows, and gets their whole sums."""
-    for scheme, pair, more in ((None, (12, 4), {}), ("block", (7, 9), {}),
+    for scheme, pair, more in ((None, (12, 4), {}), ("block", (7, 9), {}), ("mxfp4", (3, 13), {}),
                                (None, (16 // RANKS,) * 2, {"dp_size": 1, "sp_size": RANKS})):
         shares = pair * (RANKS // 2)
         whole = Case(tokens=sum(shares), scheme=scheme)
@@ -139,7 +140,7 @@ def check_wire(rank):
     with mock.patch.object(adapter, "keys_of", lambda *given: {}):
         for device, weights, wanted in (
                 ("cuda", "fp8_block128", "fp8_block128"), ("cuda", "fp8_channel", "fp8_block128"),
-                ("cuda", None, "input"), ("cpu", "fp8_block128", "input"), ("cpu", None, "input")):
+                ("cuda", None, "input"), ("cuda", "mxfp4", "input"), ("cpu", "fp8_block128", "input"), ("cpu", None, "input")):
             keys = adapter._keys(moe, weights, torch.device(device), True)
             assert keys["dispatch_format"] == wanted, (device, weights, keys)
 

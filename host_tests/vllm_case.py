@@ -32,17 +32,19 @@ from moxie import vllm as adapter  # noqa: E402
 from vllm.model_executor.layers.fused_moe import config as vllm_config  # noqa: E402
 from vllm.model_executor.layers.fused_moe import modular_kernel  # noqa: E402
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation  # noqa: E402
-from vllm.model_executor.layers.fused_moe.oracle import fp8, unquantized  # noqa: E402
+from vllm.model_executor.layers.fused_moe.oracle import fp8, mxfp4, unquantized  # noqa: E402
 from vllm.model_executor.layers.fused_moe.prepare_finalize.no_dp_ep import (  # noqa: E402
     MoEPrepareAndFinalizeNoDPEPModular)
 from vllm.model_executor.layers.quantization.utils import quant_utils  # noqa: E402
 
-for user in ("fused_moe.unquantized_fused_moe_method", "quantization.fp8"):  # of the selections
+for user in ("fused_moe.unquantized_fused_moe_method", "quantization.fp8", "quantization.mxfp4",
+             "quantization.quark.quark_moe"):  # of the selections
     importlib.import_module("vllm.model_executor.layers." + user)
 # vLLM refuses those without a gate on a CPU.
 ACTIVATIONS = [each for each in adapter.ACTIVATIONS if each.is_gated or not (REAL and ON_CPU)]
 BLOCK = quant_utils.kFp8Static128BlockSym, quant_utils.kFp8Dynamic128Sym
 CHANNEL = quant_utils.kFp8StaticChannelSym, quant_utils.kFp8DynamicTokenSym
+MXFP4 = quant_utils.kMxfp4Static, None
 BETWEEN = {
     MoEActivation.SILU: halves(GATES["silu"]),
     MoEActivation.GELU: halves(GATES["gelu"]),
@@ -84,6 +86,10 @@ class Case(experts_case.Case):
             ("scale", self.scales), ("bias", self.biases)) for number, each in enumerate(both, 1)}
         if self.scheme is None:
             return vllm_config.FusedMoEQuantConfig.make(**named)
+        if self.scheme == "mxfp4":
+            return mxfp4.make_mxfp4_moe_quant_config(
+                mxfp4.Mxfp4MoeBackend.EMULATION, **named, gemm1_alpha=1.702, gemm1_beta=1.0,
+                swiglu_limit=7.0)
         block = self.scheme == "block"
         return vllm_config.fp8_w8a8_moe_quant_config(
             **named, block_shape=list(block_shape) if block else None, per_act_token_quant=not block,

@@ -220,7 +220,7 @@ class FusedMoEKernel:
         assert experts.expects_unquantized_inputs
         rows, topk_weights, topk_ids = self.prepare_finalize.prepare(
             hidden_states, topk_weights, topk_ids, apply_router_weight_on_input)
-        shapes = experts.workspace_shapes(len(rows), w1.shape[1], w1.shape[2], topk_ids.shape[1],
+        shapes = experts.workspace_shapes(len(rows), w1.shape[1], rows.shape[1], topk_ids.shape[1],
                                           global_num_experts, w1.shape[0], None, activation)
         workspace13, workspace2, fused_out = (
             torch.full(shape, float("nan"), dtype=rows.dtype, device=rows.device)
@@ -253,6 +253,24 @@ def select_fp8_moe_backend(config, weight_key, activation_key, allow_vllm_cutlas
     return "vLLM's", config
 
 
+class Mxfp4MoeBackend(enum.Enum):
+    EMULATION = "EMULATION"
+
+
+def select_mxfp4_moe_backend(config, activation_key=None):
+    return "vLLM's", config
+
+
+def _user_moe_activation_override():
+    return None
+
+
+def make_mxfp4_moe_quant_config(mxfp4_backend, w1_scale, w2_scale, gemm1_alpha=None,
+                                gemm1_beta=None, swiglu_limit=None, w1_bias=None, w2_bias=None):
+    return FusedMoEQuantConfig.make("mxfp4", w1_scale=w1_scale, w2_scale=w2_scale, w1_bias=w1_bias,
+                                    w2_bias=w2_bias)
+
+
 class Logger(logging.LoggerAdapter):
     def info_once(self, *given):
         self.info(*given)
@@ -270,7 +288,7 @@ def modules():
     """As stand_in.install takes them."""
     keys = {name: QuantKey(name) for name in (
         "kFp8Static128BlockSym", "kFp8Dynamic128Sym", "kFp8StaticChannelSym",
-        "kFp8DynamicTokenSym", "kFp8StaticTensorSym")}
+        "kFp8DynamicTokenSym", "kFp8StaticTensorSym", "kMxfp4Static")}
     platform = types.SimpleNamespace(is_cuda=lambda: False,
                                      is_device_capability=lambda capability: False)
     oracle = MOE + "oracle."
@@ -295,9 +313,13 @@ def modules():
         oracle + "unquantized": [select_unquantized_moe_backend, UnquantizedMoeBackend,
                                  maybe_make_prepare_finalize],
         oracle + "fp8": [select_fp8_moe_backend, Fp8MoeBackend, maybe_make_prepare_finalize],
+        oracle + "mxfp4": [select_mxfp4_moe_backend, Mxfp4MoeBackend, make_mxfp4_moe_quant_config,
+                           _user_moe_activation_override, maybe_make_prepare_finalize],
         # As the modules of vLLM's methods do, which import the selections by their names.
         MOE + "unquantized_fused_moe_method": [select_unquantized_moe_backend],
         "vllm.model_executor.layers.quantization.fp8": [select_fp8_moe_backend],
+        "vllm.model_executor.layers.quantization.mxfp4": [select_mxfp4_moe_backend],
+        "vllm.model_executor.layers.quantization.quark.quark_moe": [select_mxfp4_moe_backend],
         "vllm.v1.worker.worker_base": [WorkerWrapperBase],
     }
     return found

@@ -89,9 +89,10 @@ class Borrower:
             self.marks = marks
 
 
-def check_rows(y, x, w1, weights, ids):
-    """Only addresses go further: rows that are too short would be read past their ends."""
-    wanted = [len(x), w1.shape[2]]
+def check_rows(y, x, w1, weights, ids, packed=1):
+    """Only addresses go further: rows that are too short would be read past their ends. packed:
+    numbers in one of w1's."""
+    wanted = [len(x), w1.shape[2] * packed]
     if not (list(x.shape) == list(y.shape) == wanted and x.dtype == y.dtype
             and ids.shape == weights.shape and ids.dim() == 2 and len(ids) == len(x)
             and {each.device for each in (y, x, w1, weights, ids)} == {x.device}):

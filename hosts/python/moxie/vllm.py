@@ -1,4 +1,4 @@
-"""Moxie as the experts of vLLM: its fused_moe layers, unquantised and in fp8.
+"""Moxie as the experts of vLLM: its fused_moe layers, unquantised, in fp8, and gpt-oss' in mxfp4.
 
     pip install hosts/python
     export MOXIE_PLUGIN=/opt/lib/libmoxie.so
@@ -16,6 +16,7 @@ import functools
 import inspect
 import os
 import sys
+from typing import Any, NamedTuple
 
 import torch
 import vllm
@@ -33,10 +34,11 @@ try:
     from vllm.model_executor.layers.fused_moe import modular_kernel
     from vllm.model_executor.layers.fused_moe.activation import MoEActivation
     from vllm.model_executor.layers.fused_moe.all2all_utils import maybe_make_prepare_finalize
-    from vllm.model_executor.layers.fused_moe.oracle import fp8, unquantized
+    from vllm.model_executor.layers.fused_moe.oracle import fp8, mxfp4, unquantized
     from vllm.model_executor.layers.fused_moe.prepare_finalize.no_dp_ep import (
         MoEPrepareAndFinalizeNoDPEPModular)
     from vllm.model_executor.layers.fused_moe.topk_weight_and_reduce import TopKWeightAndReduceNoOP
+    from vllm.model_executor.layers.quantization import mxfp4 as gpt_oss
     from vllm.model_executor.layers.quantization.utils import quant_utils
     from vllm.platforms import current_platform
     from vllm.v1.worker.worker_base import WorkerWrapperBase
@@ -48,11 +50,25 @@ try:
         (None, None): None,
         (quant_utils.kFp8Static128BlockSym, quant_utils.kFp8Dynamic128Sym): "fp8_block128",
         (quant_utils.kFp8StaticChannelSym, quant_utils.kFp8DynamicTokenSym): "fp8_channel",
+        (quant_utils.kMxfp4Static, None): "mxfp4",
     }
-    # Its selections, and as what vLLM then leaves the weights alone.
+    USER_ACTIVATION = mxfp4._user_moe_activation_override
+
+    class Selection(NamedTuple):
+        """One of vLLM's selections of a backend."""
+
+        select: Any
+        backend: Any  # as what vLLM then leaves the weights alone
+        weight_key: Any = None  # where its arguments do not say it
+        user: Any = None  # the one module that is to ask Moxie; None: all that have `select`
+
     SELECTIONS = (
-        (unquantized.select_unquantized_moe_backend, unquantized.UnquantizedMoeBackend.TRITON),
-        (fp8.select_fp8_moe_backend, fp8.Fp8MoeBackend.TRITON),
+        Selection(unquantized.select_unquantized_moe_backend,
+                  unquantized.UnquantizedMoeBackend.TRITON),
+        Selection(fp8.select_fp8_moe_backend, fp8.Fp8MoeBackend.TRITON),
+        # Quark, who asks it too, goes by the backend alone.
+        Selection(mxfp4.select_mxfp4_moe_backend, mxfp4.Mxfp4MoeBackend.EMULATION,
+                  quant_utils.kMxfp4Static, gpt_oss),
     )
     # A step of a worker.
     STEP = WorkerWrapperBase.execute_model
@@ -79,10 +95,12 @@ logger = init_logger("vllm.moxie")  # beneath vLLM's, so that its settings hold 
 
 def _keys(moe, weight_format, device, over_ranks):
     """The configuration of vLLM's FusedMoEConfig."""
-    number = NUMBERS[moe.in_dtype]
+    number, inner = NUMBERS[moe.in_dtype], moe.intermediate_size_per_partition
+    if weight_format == "mxfp4":  # as vLLM does once the layer is Moxie's
+        inner = -(-inner // 32) * 32
     return {
         **keys_of(device, weight_format or number, number),
-        "hidden_size": moe.hidden_dim, "intermediate_size": moe.intermediate_size_per_partition,
+        "hidden_size": moe.hidden_dim, "intermediate_size": inner,
         "num_experts": moe.num_local_experts, "top_k": moe.experts_per_token,
         "forward_tokens_max": moe.max_num_tokens, "num_layers": LAYERS_MAX,
         **ACTIVATIONS[moe.activation][0],
@@ -94,7 +112,8 @@ def _rank_keys(moe, weight_format, device):
     parallel = moe.moe_parallel_config
     return {**ranks.exchange_keys(
         parallel.ep_size, parallel.ep_rank, -(-moe.max_num_tokens // parallel.sp_size),
-        weight_format is not None and device.type == "cuda"), "num_experts": moe.num_experts}
+        str(weight_format).startswith("fp8") and device.type == "cuda"),
+        "num_experts": moe.num_experts}
 
 
 def exchange():
@@ -234,11 +253,19 @@ class MoxieExperts(Borrower, Base):
         """None but y: Moxie has planned its own."""
         return (0,), (0,), (M, K)
 
+    def _weight_format(self):
+        """Moxie's name of it, or None as the rows' type."""
+        if self.quant_dtype in (None, "mxfp4"):
+            return self.quant_dtype
+        return "fp8_block128" if self.block_shape else "fp8_channel"
+
     def _scales(self):
         """As Moxie has them: of channels vLLM's end in a dimension of one."""
         scales = self.w1_scale, self.w2_scale
         if self.quant_dtype is None:
             return None, None
+        if self.quant_dtype == "mxfp4":
+            return scales
         if self.block_shape and list(self.block_shape) != [128, 128]:
             raise refusal(abi.E_UNSUPPORTED, f"fp8 weights in blocks of {list(self.block_shape)}; "
                           "Moxie takes [128, 128]: unset MOXIE_PLUGIN for this model")
@@ -253,11 +280,8 @@ class MoxieExperts(Borrower, Base):
         biases = self.w1_bias, self.w2_bias
         marks = marks_of((w1, w2, *biases, self.w1_scale, self.w2_scale), x.dtype, top_k)
         if marks != self.marks:
-            weight_format = None
-            if self.quant_dtype is not None:
-                weight_format = "fp8_block128" if self.block_shape else "fp8_channel"
-            keys = {**_keys(self.moe_config, weight_format, x.device, bool(self.all_gather)),
-                    "top_k": top_k}
+            keys = {**_keys(self.moe_config, self._weight_format(), x.device,
+                            bool(self.all_gather)), "top_k": top_k}
             orders = ACTIVATIONS[self.moe_config.activation][1], abi.ORDER_PLAIN
             scales = self._scales()
             try:
@@ -273,7 +297,8 @@ class MoxieExperts(Borrower, Base):
               global_num_experts, expert_map, a1q_scale, a2_scale, workspace13, workspace2,
               expert_tokens_meta, apply_router_weight_on_input):
         """output [M, K] = the weighted sums, of rows [M, K] that are not quantised."""
-        check_rows(output, hidden_states, w1, topk_weights, topk_ids)
+        check_rows(output, hidden_states, w1, topk_weights, topk_ids,
+                   2 if self.quant_dtype == "mxfp4" else 1)
         layer = self._ready(hidden_states, w1, w2, topk_ids.shape[1])
         if apply_router_weight_on_input:  # vLLM has multiplied the rows by them
             topk_weights = torch.ones_like(topk_weights)
@@ -313,20 +338,31 @@ class MoxieDispatch(MoEPrepareAndFinalizeNoDPEPModular):
 # ---- The entry point ---------------------------------------------------------------------------
 
 
-def _preferring_moxie(select, backend):
+def _activation_key(asked, selection):
+    """vLLM's, of how rows are quantised: of mxfp4 weights its user may say it, too."""
+    key = asked.get("activation_key")
+    if key is None and selection.weight_key is not None and get_current_vllm_config_or_none():
+        key = USER_ACTIVATION()
+    return key
+
+
+def _preferring_moxie(selection):
     """vLLM's selection of a backend, which first asks whether Moxie takes the layer."""
+    select = selection.select
+
     def selected(*given, **named):
         asked = inspect.signature(select).bind(*given, **named).arguments
         moe = asked.get("moe_config", asked.get("config"))
         moe.moxie_dispatches = False  # or as was found earlier, for experts that are vLLM's now
         if moe.moe_backend != "auto":
             return select(*given, **named)  # somebody has chosen another
-        reason = why_not(moe, asked.get("weight_key"), asked.get("activation_key"))
+        reason = why_not(moe, asked.get("weight_key", selection.weight_key),
+                         _activation_key(asked, selection))
         if reason is None:
             moe.moxie_dispatches = dispatches(moe)
             logger.info_once("Moxie computes the experts%s: %s", " and moves their rows" if
                              moe.moxie_dispatches else "", ENGINE.library().path)
-            return backend, MoxieExperts
+            return selection.backend, MoxieExperts
         logger.warning_once("Moxie leaves experts to vLLM: %s", reason)
         return select(*given, **named)
 
@@ -355,11 +391,16 @@ def _step(*given, **named):
     return found
 
 
-def _replace(function, ours):
-    """In all of vLLM's modules that have it by its name."""
-    for name, module in list(sys.modules.items()):
-        if name.startswith("vllm.") and vars(module).get(function.__name__) is function:
-            setattr(module, function.__name__, ours)
+def users_of(function, user=None):
+    """vLLM's modules that have it by its name, or of those one."""
+    return [module for name, module in list(sys.modules.items())
+            if name.startswith("vllm.") and vars(module).get(function.__name__) is function
+            and user in (None, module)]
+
+
+def _replace(function, ours, user=None):
+    for module in users_of(function, user):
+        setattr(module, function.__name__, ours)
 
 
 def register():
@@ -367,7 +408,7 @@ def register():
     is no library that serves. Called again, it does nothing."""
     exchange()
     ENGINE.library()
-    for select, backend in SELECTIONS:
-        _replace(select, _preferring_moxie(select, backend))
+    for selection in SELECTIONS:
+        _replace(selection.select, _preferring_moxie(selection), selection.user)
     _replace(maybe_make_prepare_finalize, _dispatching_by_moxie(maybe_make_prepare_finalize))
     WorkerWrapperBase.execute_model = _step
