@@ -446,7 +446,7 @@ __global__ void __launch_bounds__((product_of<type, true, rows_in, is_few>::thre
     }
     // What is loaded as boxes was made by a launch that had waited for route, so the offsets are there before it is; and ids were there
     // before route let this begin.
-    if (U::gathers) prefetch_rows(args);
+    if (U::gathers && !U::is_packed) prefetch_rows(args); // woven rows are being written
     if (U::gathers && args.counted.ids == nullptr) griddepcontrol_wait();
     if (threadIdx.x == 0) taken = atomicAdd(&args.progress->taken, 1u);
     make_tables<U>(args, smem);

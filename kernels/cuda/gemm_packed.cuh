@@ -215,10 +215,13 @@ __device__ __forceinline__ void read_part(const packed_rows &rows, const stage_r
 
     load_matrices(to.codes, smem_address(ring.weights(smem)) + rows.matrix_row + piece * 16);
 #pragma unroll
-    for (int32_t i = 0; i < 2; i++)
+    for (int32_t i = 0; i < 2; i++) {
+        const unsigned char *scales = scales_in<P>(smem, ring) + rows.scales + i * 8 * P::scales_bytes;
+
 #pragma unroll
         for (int32_t word = 0; word < to.words_count; word++)
-            to.scales[i][word] = reinterpret_cast<const uint32_t *>(scales_in<P>(smem, ring) + rows.scales + i * 8 * P::scales_bytes)[part * to.words_count + word];
+            to.scales[i][word] = reinterpret_cast<const uint32_t *>(scales)[part * to.words_count + word];
+    }
 }
 
 // Four times what wgmma and mma take.
