@@ -76,7 +76,7 @@ class KeepingMxfp4Quantizer(Mxfp4HfQuantizer):
     """transformers' own, but that experts which Moxie computes stay packed."""
 
     keeps = False  # whether a model's experts are Mxfp4Experts
-    asked = None  # validate_environment's arguments
+    asked = (), {}  # validate_environment's arguments
 
     def validate_environment(self, *args, **kwargs):
         """Later, where nothing is kept: it asks for what only transformers' kernels need, and
