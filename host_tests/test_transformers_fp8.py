@@ -15,7 +15,7 @@ from unittest import mock
 
 from transformers_case import (
     DEVICE, LAYERS, MODELS, ON_CPU, ROOT, Case, adapter, logits, model_of, prompt, relative,
-    routed_as)
+    routed_as, spread_apart)
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -201,9 +201,7 @@ class Models(Near):
         for block in ((128, 128), None):
             fp8, plain = models("deepseek_v3", 112, block)
             for module in experts_of(fp8):
-                for name in ("gate_up_proj_scale_inv", "down_proj_scale_inv"):
-                    scales = getattr(module, name)
-                    scales.data = torch.stack([scales.data, scales.data * 0], -1)[..., 0]
+                spread_apart(module, "gate_up_proj_scale_inv", "down_proj_scale_inv")
             self.near(fp8, plain)
 
     def test_experts_that_were_left_in_16_bits(self):

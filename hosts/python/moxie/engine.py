@@ -11,7 +11,7 @@ import weakref
 
 from moxie import abi
 from moxie.host import Libraries, default_path
-from moxie.modules import Shared, kind_of, refusal, with_room
+from moxie.modules import Shared, columns_of, kind_of, refusal, with_room
 
 LAYERS_MAX = 257  # of one instance, one of which is kept; more of one kind have another
 
@@ -89,10 +89,9 @@ class Borrower:
             self.marks = marks
 
 
-def check_rows(y, x, w1, weights, ids, packed=1):
-    """Only addresses go further: rows that are too short would be read past their ends. packed:
-    numbers in one of w1's."""
-    wanted = [len(x), w1.shape[2] * packed]
+def check_rows(y, x, w1, weights, ids):
+    """Only addresses go further: rows that are too short would be read past their ends."""
+    wanted = [len(x), columns_of(w1)]
     if not (list(x.shape) == list(y.shape) == wanted and x.dtype == y.dtype
             and ids.shape == weights.shape and ids.dim() == 2 and len(ids) == len(x)
             and {each.device for each in (y, x, w1, weights, ids)} == {x.device}):

@@ -298,12 +298,16 @@ def matrix_of(weight, weight_format, order, transposed, bias, scales):
                   _describe(scales) if scales is not None else None)
 
 
+def columns_of(weights):
+    """Numbers of a row of [E, rows, columns]: bytes hold two of 4 bits each."""
+    return weights.shape[2] * (2 if weights.dtype == torch.uint8 else 1)
+
+
 def sizes_of(module, parts):
     """hidden_size, intermediate_size and num_experts, of what this process holds."""
-    experts, rows, columns = parts.w1.shape
+    experts, rows, columns = *parts.w1.shape[:2], columns_of(parts.w1)
     if module.is_transposed:
         rows, columns = columns, rows
-    columns *= 2 if is_packed(module) else 1
     return {"hidden_size": columns, "intermediate_size": rows // (2 if module.has_gate else 1),
             "num_experts": experts}
 
@@ -383,7 +387,7 @@ def _check_scales(name, what, scales, shape):
 
 
 def _check_mxfp4(name, parts):
-    """Only addresses go further: what is too small would be read past its end."""
+    """By the name of the module, which the library does not know."""
     for what, values, scales in zip(("gate and up", "down"), parts[:2], parts.scales):
         wanted = [*values.shape[:2], values.shape[2] // 16]
         if values.shape[2] % 16 or list(scales.shape) != wanted or scales.dtype != torch.uint8:

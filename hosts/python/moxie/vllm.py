@@ -26,6 +26,16 @@ from moxie import abi, ranks
 from moxie.engine import LAYERS_MAX, Borrower, Engine, check_rows
 from moxie.modules import NUMBERS, keys_of, marks_of, refusal
 
+
+class Selection(NamedTuple):
+    """One of vLLM's selections of a backend."""
+
+    select: Any
+    backend: Any  # as what vLLM then leaves the weights alone
+    weight_key: Any = None  # where its arguments do not say it
+    user: Any = None  # the one module that is to ask Moxie; None: all that have `select`
+
+
 try:
     from vllm import envs
     from vllm.config import get_current_vllm_config_or_none
@@ -53,15 +63,6 @@ try:
         (quant_utils.kMxfp4Static, None): "mxfp4",
     }
     USER_ACTIVATION = mxfp4._user_moe_activation_override
-
-    class Selection(NamedTuple):
-        """One of vLLM's selections of a backend."""
-
-        select: Any
-        backend: Any  # as what vLLM then leaves the weights alone
-        weight_key: Any = None  # where its arguments do not say it
-        user: Any = None  # the one module that is to ask Moxie; None: all that have `select`
-
     SELECTIONS = (
         Selection(unquantized.select_unquantized_moe_backend,
                   unquantized.UnquantizedMoeBackend.TRITON),
@@ -297,8 +298,7 @@ class MoxieExperts(Borrower, Base):
               global_num_experts, expert_map, a1q_scale, a2_scale, workspace13, workspace2,
               expert_tokens_meta, apply_router_weight_on_input):
         """output [M, K] = the weighted sums, of rows [M, K] that are not quantised."""
-        check_rows(output, hidden_states, w1, topk_weights, topk_ids,
-                   2 if self.quant_dtype == "mxfp4" else 1)
+        check_rows(output, hidden_states, w1, topk_weights, topk_ids)
         layer = self._ready(hidden_states, w1, w2, topk_ids.shape[1])
         if apply_router_weight_on_input:  # vLLM has multiplied the rows by them
             topk_weights = torch.ones_like(topk_weights)
