@@ -63,12 +63,13 @@ static int32_t check_mxfp4(const struct checked *c, const unsigned char *scales,
     const struct weight_view *w = c->view;
     const unsigned char *values = (const unsigned char *)w->values +
                                   expert * w->expert_stride_bytes + row * w->row_stride_bytes;
-    int32_t largest = 0, st = MOXIE_OK;
-    int64_t at = 0; // of it
+    int64_t at = 0; // of the largest
+    int32_t largest, st = MOXIE_OK;
 
-    for (int64_t block = 0; block < w->k / 32; block++) {
-        if (scales[block] > largest) largest = scales[at = block];
+    for (int64_t block = 1; block < w->k / 32; block++) {
+        if (scales[block] > scales[at]) at = block;
     }
+    largest = scales[at];
     if (largest > 252) {
         TRY(fetch(c, c->values, values, w->k / 2, error));
         for (int64_t block = 0; block < w->k / 32; block++) {
