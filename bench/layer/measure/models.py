@@ -50,7 +50,7 @@ def config_of(shape, layers=None):
     return AutoConfig.for_model(kind, **{**keys, **cut})
 
 
-def is_packed(config):
+def _is_mxfp4(config):
     """Whether a configuration says that its experts' weights are mxfp4, which of gpt-oss' it does."""
     quantised = getattr(config, "quantization_config", None) or {}
     return config.model_type == "gpt_oss" and quantised.get("quant_method") == "mxfp4"
@@ -73,19 +73,23 @@ def _packed_experts(config, device):
     return packed
 
 
-def random_model(config, device, dtype="bfloat16"):
-    """The model with random weights, made where it will run."""
+def _making_packed_experts(device):
+    """A context in which gpt-oss models are made with them."""
     import torch
-    from transformers import AutoModelForCausalLM
     from transformers.models.gpt_oss import modeling_gpt_oss
 
     def make_mlp(self, config):
         torch.nn.Module.__init__(self)
         self.router = modeling_gpt_oss.GptOssTopKRouter(config)
         self.experts = _packed_experts(config, device)
+    return mock.patch.object(modeling_gpt_oss.GptOssMLP, "__init__", make_mlp)
 
+
+def random_model(config, device, dtype="bfloat16"):
+    """The model with random weights, made where it will run."""
+    import torch
+    from transformers import AutoModelForCausalLM
     torch.manual_seed(0)
-    packing = (mock.patch.object(modeling_gpt_oss.GptOssMLP, "__init__", make_mlp)
-               if is_packed(config) else contextlib.nullcontext())
-    with torch.device(device), packing:
+    making = _making_packed_experts(device) if _is_mxfp4(config) else contextlib.nullcontext()
+    with torch.device(device), making:
         return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
