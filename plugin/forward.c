@@ -343,6 +343,7 @@ static void layer_stages(const struct experts_job *job, struct layer_args *layer
         job->instance->plan.slot_bytes[BUFFER_GEMM_HALVES] / GEMMS_HALVES_PLACE_BYTES;
     layer->gemms.x_woven = memory_slot(&job->instance->memory, BUFFER_X_WOVEN, job->slot);
     layer->gemms.x_woven_stride_bytes = job->instance->plan.limits.x_woven_bytes;
+    layer->gemms.top_k = job->in->top_k;
     layer->gemms.route = layer->quantise.early ? &layer->route : NULL;
     layer->combine = combine_stage(job, &buffers);
     layer->turns = memory_slot(&job->instance->memory, BUFFER_LAYER_TURNS, job->slot);

@@ -106,6 +106,7 @@ static void make_last_stages(stages &s, const layer_case &c, const weight_view &
 {
     int64_t pairs = (int64_t)c.tokens * c.top_k;
     int bytes = mid_format == FORMAT_F32 ? 4 : 2;
+    s.gemms.top_k = c.top_k;
     s.gemms.down.expert_offset = s.route.expert_offset;
     s.gemms.down.mid = buffers[4];
     s.gemms.down.mid_stride_bytes = s.gemms.gate_up.mid_stride_bytes;

@@ -5,7 +5,7 @@
 //        to the block that is free, so that the tiles which share a piece of the weights, or tokens, run beside each other and read it
 //        from HBM once; down's begin while the last of gate_up's run, with their weights where mid is not there yet
 // block  3 warpgroups: one loads, two multiply 64 weight rows each; e4m3 has a third for many tokens, of which each takes 64. Few
-//        tokens of 16 bits: 2, and tiles of 64 weight rows, by 128 inputs a stage
+//        tokens of 16 bits: 2, and tiles of 64 weight rows, by 128 inputs a stage; of 4 bits: 5, and tiles of 256 weight rows
 // smem   4 to 11 stages of 128 weight rows and 256, 176 (weights [E, K, N]: 160; e4m3: 192, 160, 112), 128, 64, 32, 16 or 8 token
 //        rows of 128 bytes (64 inputs, e4m3 128), swizzled; e4m3 7 at most
 // N      8 to 256 (e4m3: 80, and 128 weight rows beside many tokens), chosen for each tile from the expert's real count: a
@@ -42,8 +42,8 @@ enum { kProducer, kConsumer0 };
 // Registers of a thread. A block is launched with kLaunched for each, and warpgroups that ask for more than others gave back wait
 // for ever.
 template <class P> constexpr int kLaunched = 65536 / P::threads / 8 * 8;
-template <class P> constexpr int kLoading = P::is_scaled ? 56 : P::is_packed ? 88 : 72;
-template <class P> constexpr int kMultiplying = P::is_scaled ? 152 : P::is_packed ? 208 : 216;
+template <class P> constexpr int kLoading = P::is_wide ? 96 : P::is_scaled ? 56 : P::is_packed ? 88 : 72;
+template <class P> constexpr int kMultiplying = P::is_wide ? 96 : P::is_scaled ? 152 : P::is_packed ? 208 : 216;
 
 // Units of mid up to which fp8 rows are gathered: where memory is fast, and where it is not.
 constexpr int32_t kGatherUnitsFast = 256, kGatherUnitsSlow = 512;
@@ -141,7 +141,10 @@ __device__ __forceinline__ void begin_packed_step(const gemm_args &args, gemm_sm
 {
     mbarrier_wait(&smem.full[ring.stage], ring.round_odd);
     if (by_wgmma) fence_proxy_async(); // copies of threads brought the tokens
-    prepare_scales<P>(args.packed, rows, ring, smem, step);
+    if constexpr (!P::is_wide)
+        prepare_scales<P>(args.packed, rows.prepared, ring, smem, step);
+    else if (begins_slot<P>(args.packed, step))
+        mbarrier_wait(&smem.full[barrier_of(ring.scales)], ring.scales.round_odd);
 }
 
 // Packed: a warp decodes its 16 weight rows, 64 inputs at a time, into registers, beside what wgmma multiplies with those before. What it
@@ -158,19 +161,19 @@ __device__ __forceinline__ void multiply_packed(const gemm_args &args, gemm_smem
     uint32_t weights[2][4][4];
 
     begin_packed_step<P, true>(args, smem, rows, ring, 0);
-    read_part<P>(rows, ring, smem, 0, read);
+    read_part<P>(args, smem, rows, ring, 0, 0, read);
     decode_part<P>(codes, read, weights[0]);
-    if (ahead) read_part<P>(rows, ring, smem, 1, read);
+    if (ahead) read_part<P>(args, smem, rows, ring, 0, 1, read);
     for (int32_t step = 0; step < steps; step++) {
         const uint32_t b = wgmma_descriptor(ring.tokens(smem));
         const stage_ring now = ring;
         const bool is_last = step + 1 == steps;
         const auto read_next = [&](int32_t part) { // of this step, or from P::parts on of the next
             if (part < P::parts) {
-                read_part<P>(rows, now, smem, part, read);
+                read_part<P>(args, smem, rows, now, step, part, read);
             } else if (!is_last) {
                 if (part == P::parts) begin_packed_step<P, true>(args, smem, rows, ring, step + 1);
-                read_part<P>(rows, ring, smem, part - P::parts, read);
+                read_part<P>(args, smem, rows, ring, step + 1, part - P::parts, read);
             }
         };
 
@@ -209,7 +212,7 @@ __device__ __forceinline__ void multiply_packed_few(const gemm_args &args, gemm_
             packed_part<P> read;
             uint32_t weights[4][4];
 
-            read_part<P>(rows, ring, smem, part, read);
+            read_part<P>(args, smem, rows, ring, step, part, read);
             decode_part<P>(codes, read, weights);
 #pragma unroll
             for (int32_t block = 0; block < 2; block++)
@@ -225,6 +228,10 @@ __device__ __forceinline__ void multiply_packed_few(const gemm_args &args, gemm_
                 }
         }
         release_stage(smem, ring.stage);
+        if (P::is_wide && ends_slot<P>(args.packed, step, steps)) {
+            release_stage(smem, barrier_of(ring.scales));
+            ring.scales.advance();
+        }
     }
 }
 
@@ -432,13 +439,13 @@ __global__ void __launch_bounds__((product_of<type, true, rows_in, is_few>::thre
     uint32_t taken = 0;
     asked<U> first = {};
 
-    static_assert(is_few || kLoading<U> + U::warpgroups * kMultiplying<U> <= (1 + U::warpgroups) * kLaunched<U>);
+    static_assert(U::is_half || kLoading<U> + U::warpgroups * kMultiplying<U> <= (1 + U::warpgroups) * kLaunched<U>);
 
     if (threadIdx.x == 0) {
         prefetch_tensormap(&args.gate_up.weights);
         prefetch_tensormap(&args.down.weights);
-        for (int32_t stage = 0; stage < kStagesMax; stage++) {
-            mbarrier_init(&smem.full[stage], 1 + U::loaders);
+        for (int32_t stage = 0; stage < kStagesMax + smem.scale_slots; stage++) {
+            mbarrier_init(&smem.full[stage], (stage < kStagesMax) + U::loaders); // of a stage the engine, too
             // A warp, or a warpgroup, releases a stage.
             mbarrier_init(&smem.empty[stage], U::is_scaled || U::is_packed ? 4 * U::warpgroups : U::warpgroups);
         }
@@ -454,10 +461,10 @@ __global__ void __launch_bounds__((product_of<type, true, rows_in, is_few>::thre
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
     if (warpgroup == kProducer) {
-        if constexpr (!is_few) setmaxnreg_dec<kLoading<U>>();
+        if constexpr (!U::is_half) setmaxnreg_dec<kLoading<U>>();
         producer_loop<U, D>(args, smem, first);
     } else {
-        if constexpr (!is_few) setmaxnreg_inc<kMultiplying<U>>();
+        if constexpr (!U::is_half) setmaxnreg_inc<kMultiplying<U>>();
         consumer_loop<U, D>(args, smem, warpgroup - kConsumer0);
     }
 }
@@ -468,19 +475,22 @@ struct gemms_entry {
     void (*kernel)(gemms_args_device);
     unsigned threads;
     size_t smem_bytes;
+    int32_t tile_rows;
 };
 
 template <int type, bool rows_in, bool is_few = false> gemms_entry entry()
 {
     using U = product_of<type, true, rows_in, is_few>;
 
-    return {gemms_kernel<type, rows_in, is_few>, U::threads, sizeof(gemm_smem<U>)};
+    return {gemms_kernel<type, rows_in, is_few>, U::threads, sizeof(gemm_smem<U>), U::rows};
 }
 
 template <int type> gemms_entry entry_of(bool rows_in, bool is_few)
 {
     if (is_few) return entry<type, false, true>();
-    return rows_in ? entry<type, true>() : entry<type, false>();
+    if constexpr (type <= OPERAND_F16)
+        if (rows_in) return entry<type, true>();
+    return entry<type, false>();
 }
 
 // By the operand, whether tokens are few, and if not, whether weights are [E, K, N].
@@ -492,11 +502,11 @@ gemms_entry entry_of(operand type, bool rows_in, bool is_few)
     case OPERAND_F16:
         return entry_of<OPERAND_F16>(rows_in, is_few);
     case OPERAND_INT4:
-        return entry<OPERAND_INT4, false>();
+        return entry_of<OPERAND_INT4>(false, is_few);
     case OPERAND_MXFP4:
-        return entry<OPERAND_MXFP4, false>();
+        return entry_of<OPERAND_MXFP4>(false, is_few);
     case OPERAND_NVFP4:
-        return entry<OPERAND_NVFP4, false>();
+        return entry_of<OPERAND_NVFP4>(false, is_few);
     default:
         return entry<OPERAND_E4M3, false>();
     }
@@ -527,17 +537,15 @@ extern "C" int32_t gather_units_cuda(void)
 
 extern "C" int32_t gemms_cuda(const struct gemms_args *from, void *stream)
 {
-    const bool is_few = tokens_are_few(*from);
     gemms_args args = *from;
     gemms_args_device to = {};
     row_slab woven;
-    gemms_entry by;
+    const gemms_entry by = entry_of(operand_of(from->gate_up.w1.format), from->gate_up.w1.rows_in != 0, tokens_are_few(*from));
     cudaError_t st = cudaSuccess;
 
     if (args.gate_up.experts == 0) return cudaSuccess; // of which there is no tensor map
     if (is_packed(args.gate_up.w1.format)) st = weave_rows(args, woven, stream);
-    if (st == cudaSuccess) st = gemms_args_make(to, args, is_few ? kBlockRows : kRows);
+    if (st == cudaSuccess) st = gemms_args_make(to, args, by.tile_rows);
     if (st != cudaSuccess) return st;
-    by = entry_of(operand_of(args.gate_up.w1.format), args.gate_up.w1.rows_in != 0, is_few);
     return launch(by.kernel, {static_cast<unsigned>(sm_count()), by.threads, by.smem_bytes, LAUNCH_EARLY}, stream, to);
 }

@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/activation.cuh"
 #include "kernels/cuda/gemm_tile.cuh"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/tensor_map.cuh"
 #include "kernels/gemm.h"
 #include "kernels/route.h"
@@ -203,7 +204,16 @@ bool fits_l2(const gemms_args_device &args, int64_t pairs)
     return pairs * (args.gate_up.out_stride_bytes + (args.down.result_row == nullptr ? args.down.out_stride_bytes : 0)) <= kL2Bytes;
 }
 
-// Whether tiles are so few that they had better be halves: by the bound on tokens, since the host knows no counts.
+// Whether wide tiles of packed weights give each block enough of them, and experts few enough pairs for each.
+bool tiles_are_wide(const gemms_args &from, int64_t pairs)
+{
+    const int64_t row_tiles = (from.gate_up.w1.n + kWideRows - 1) / kWideRows + (from.down.w2.n + kWideRows - 1) / kWideRows;
+    const int64_t experts = from.gate_up.experts;
+
+    return pairs <= experts * kWidePairs && std::min(pairs, experts) * row_tiles >= int64_t{GEMMS_WIDE_TILES} * sm_count();
+}
+
+// Whether tokens are so few that tiles had better be halves, or wide: by the bound on them, since the host knows no counts.
 bool tokens_are_few(const gemms_args &from)
 {
     const gate_up_args &gate_up = from.gate_up;
@@ -211,6 +221,7 @@ bool tokens_are_few(const gemms_args &from)
 
     for (int32_t i = 0; i < gate_up.slabs_count; i++)
         tokens += gate_up.slabs[i].cap;
+    if (is_packed(gate_up.w1.format)) return tiles_are_wide(from, tokens * from.top_k);
     return tokens <= kFew && weight_bits_of(gate_up.w1.format) == 16 && !gate_up.w1.rows_in;
 }
 

@@ -52,9 +52,13 @@ template <class P> __device__ __forceinline__ unsigned char *turned_at(const tur
     return to.buffer + (P::quantises ? n : n % (2 * kTurn)) * kTurnPitch + (P::quantises ? to.kept_output + output : output) * 2;
 }
 
-__device__ __forceinline__ void warpgroup_sync(int32_t warpgroup)
+template <class P> __device__ __forceinline__ void warpgroup_sync(int32_t warpgroup)
 {
-    if (warpgroup == 0)
+    if (P::is_wide && warpgroup == 2)
+        bar_sync<4, 128>();
+    else if (P::is_wide && warpgroup == 3)
+        bar_sync<5, 128>();
+    else if (warpgroup == 0)
         bar_sync<2, 128>();
     else
         bar_sync<3, 128>();
@@ -116,7 +120,7 @@ __device__ __forceinline__ void store_turned(const gemm_args &args, const tile &
     const int32_t pieces = width / 8;
 
     if (P::quantises) return;
-    warpgroup_sync(to.warpgroup);
+    warpgroup_sync<P>(to.warpgroup);
 #pragma unroll
     for (int32_t i = 0; i < kTurn * pieces / 128; i++) {
         int32_t item = i * 128 + threadIdx.x % 128;
@@ -167,7 +171,7 @@ __device__ __forceinline__ void finish_turns(const gemm_args &args, const tile &
     const float2 bias = gate_up_bias(args, t.expert, to.first_output + unit + lane / 4);
     const bool swapped = args.order == ORDER_UP_GATE;
 
-    warpgroup_sync(to.warpgroup); // the buffers have been read
+    warpgroup_sync<P>(to.warpgroup); // the buffers have been read
 #pragma unroll
     for (int32_t first = 0; first < N; first += kTurn) {
         if (first >= to.end_token) continue;
@@ -197,7 +201,7 @@ __device__ __forceinline__ void finish_blocks(const gemm_args &args, const tile 
     const float2 bias[2] = {gate_up_bias(args, t.expert, to.first_output + unit + lane / 4),
                             gate_up_bias(args, t.expert, to.first_output + unit + 8 + lane / 4)};
 
-    warpgroup_sync(to.warpgroup); // the buffers have been read
+    warpgroup_sync<P>(to.warpgroup); // the buffers have been read
 #pragma unroll
     for (int32_t first = 0; first < N; first += kTurn) {
         if (to.first_token + first >= to.end_token) continue;
@@ -227,7 +231,7 @@ __device__ __forceinline__ void finish_neighbours(const gemm_args &args, const t
     const bool odd = lane / 4 % 2 != 0;
     const float2 bias = gate_up_bias(args, t.expert, to.first_output + unit + lane / 8 + odd * 4);
 
-    warpgroup_sync(to.warpgroup); // the buffers have been read
+    warpgroup_sync<P>(to.warpgroup); // the buffers have been read
 #pragma unroll
     for (int32_t first = 0; first < N; first += kTurn) {
         if (to.first_token + first >= to.end_token) continue;
@@ -260,7 +264,7 @@ __device__ __forceinline__ void finish_plain(const gemm_args &args, const tile &
 
         bias[half] = args.bias != nullptr && row < args.outputs ? bias_at(args, t.expert, row) : 0.0f;
     }
-    warpgroup_sync(to.warpgroup); // the buffers have been read
+    warpgroup_sync<P>(to.warpgroup); // the buffers have been read
 #pragma unroll
     for (int32_t first = 0; first < N; first += kTurn) {
         if (to.first_token + first >= to.end_token) continue;

@@ -7,6 +7,8 @@
 #include "kernels/cuda/gemm_tile.cuh"
 #include "kernels/cuda/ptx.cuh"
 
+#include <type_traits>
+
 namespace {
 
 // A loading thread's share of the gather: the same 16 bytes of every step's of each sixteenth token row, or each eighth where a step has
@@ -18,6 +20,9 @@ template <class P> struct gathered {
     static constexpr int looked_up = (P::columns + 127) / 128;
     const unsigned char *row[rows];
 };
+
+// What a loading thread keeps for the steps of a tile of gate_up.
+template <class P> using tile_load = std::conditional_t<P::is_packed, loaded_scales<P>, gathered<P>>;
 
 // Few rows into the L2, while route works: they were there before it began. Behind the weights that all blocks ask for they would
 // come last, and nothing is multiplied without them.
@@ -42,7 +47,7 @@ __device__ __forceinline__ void look_up(const gemms_args_device &args, const til
 
 template <class P>
 __device__ __forceinline__ void find_rows(const gemms_args_device &args, gemm_smem<P> &smem, const int32_t (&flat)[gathered<P>::looked_up],
-                                          int32_t thread, gathered<P> &to)
+                                          int32_t thread, tile_load<P> &to)
 {
 #pragma unroll
     for (int32_t i = 0; i < gathered<P>::looked_up; i++) {
@@ -86,7 +91,7 @@ __device__ __forceinline__ void gather_by_warps(const Rows &row_at, unsigned cha
     const uint32_t to = smem_address(tokens) + lane / 8 * columns * kRowBytes, bytes = lane * 16 < left ? 16 : 0;
 
     static_assert(P::depth * P::element_bytes == 32 * 16);
-#pragma unroll 2
+#pragma unroll (P::is_wide ? 1 : 2) // or registers spill
     for (int32_t n = threadIdx.x / 32 % 4; n < columns; n += 4)
         cp_async(to + n * kRowBytes + (lane % 8 ^ (n & 7)) * 16, row_at(n) + at + lane * 16, bytes);
 }
@@ -98,7 +103,7 @@ __device__ __forceinline__ void gather_by_lanes(const Rows &row_at, unsigned cha
     const int32_t first = threadIdx.x % 128 / 8, chunk = threadIdx.x % 8;
     const uint32_t to = smem_address(tokens) + (chunk ^ (first & 7)) * 16;
 
-#pragma unroll 2
+#pragma unroll (P::is_wide ? 1 : 2) // or registers spill
     for (int32_t n = first; n < columns; n += 16) {
         const unsigned char *from = row_at(n) + at + chunk * 16;
 
@@ -218,9 +223,9 @@ __device__ __forceinline__ void begin_stage(const gemm_args &args, gemm_smem<P> 
     int32_t scales_bytes = P::is_scaled ? kScales * 4 : 0;
 
     mbarrier_arrive_expect_tx(&smem.full[ring.stage],
-                              (kRows + (P::gathers || (P::is_scaled && args.gathers) ? 0 : boxed_rows<P>(t) * P::parts)) * kRowBytes + scales_bytes);
+                              (smem.weight_rows + (P::gathers || (P::is_scaled && args.gathers) ? 0 : boxed_rows<P>(t) * P::parts)) * kRowBytes + scales_bytes);
     // Where no expert has pairs for two tiles its weights are read once.
-    if (P::is_few || ring.bytes < stage_bytes<P>(P::columns))
+    if (P::is_half || ring.bytes < stage_bytes<P>(P::columns))
         load_weights<P, true>(args, smem, ring, t, P::is_packed ? k / 2 : k);
     else
         load_weights<P, false>(args, smem, ring, t, P::is_packed ? k / 2 : k);
@@ -353,13 +358,36 @@ __device__ __forceinline__ void load_boxes_in_turns(const gemm_args &args, gemm_
     }
 }
 
-// The same beside packed weights, whose scales come so, too: of either product, since a step has as many boxes of rows as four of others.
+// Of the loading thread's weight rows, the first scales of a tile.
+template <class P> __device__ __forceinline__ void begin_scales(const gemm_args &args, const tile &t, loaded_scales<P> &to)
+{
+#pragma unroll
+    for (int32_t i = 0; i < to.rows; i++)
+        to.from[i] = packed_row_scales<P>(args, t, threadIdx.x % 128 + i * 128);
+    if constexpr (P::is_wide) ask_scales<P>(args.packed, to, 0);
+}
+
+// Wide: the scales of the steps from this one on that share a slot, if it is their first.
+template <class P>
+__device__ __forceinline__ void load_slot(const gemm_args &args, gemm_smem<P> &smem, stage_ring &ring, int32_t step, loaded_scales<P> &scales)
+{
+    const packed_scales &by = args.packed;
+    const int32_t begin = step * by.step_bytes;
+
+    if (!begins_slot<P>(by, step)) return;
+    mbarrier_wait(&smem.empty[barrier_of(ring.scales)], ring.scales.round_odd ^ 1);
+    store_scales<P>(by, smem, ring.scales, scales, begin);
+    mbarrier_arrive(&smem.full[barrier_of(ring.scales)]);
+    ring.scales.advance();
+    if (step + steps_of_slot<P>(by) < steps_of<P>(args)) ask_scales<P>(by, scales, begin + kScalesRaw);
+}
+
+// The same beside packed weights: of either product, since a step has as many boxes of rows as four of others.
 template <class P, class Rows>
 __device__ __forceinline__ void load_packed(const gemm_args &args, gemm_smem<P> &smem, const tile &t, const Rows &row_at, stage_ring &ring,
-                                            const steps &which)
+                                            const steps &which, loaded_scales<P> &scales)
 {
-    const unsigned char *scales = packed_row_scales<P>(args, t, threadIdx.x % 128);
-
+    if (which.first == 0) begin_scales<P>(args, t, scales);
     for (int32_t step = which.first, k = step * P::depth; step < which.end; step++, k += P::depth, ring.advance()) {
         const int32_t left = (args.depth - k) * P::element_bytes, at = k * P::element_bytes;
 
@@ -369,8 +397,9 @@ __device__ __forceinline__ void load_packed(const gemm_args &args, gemm_smem<P> 
             gather_by_warps<P>(row_at, ring.tokens(smem), left, at, t.columns);
         else
             gather_by_lanes<P>(row_at, ring.tokens(smem), left, at, t.columns);
-        load_packed_scales<P>(args.packed, smem, ring, scales, step);
+        if constexpr (!P::is_wide) copy_scales<P>(args.packed, smem, ring, scales, step);
         cp_async_mbarrier_arrive_noinc(&smem.full[uniform(ring.stage)]);
+        if constexpr (P::is_wide) load_slot<P>(args, smem, ring, step, scales);
     }
 }
 
@@ -380,8 +409,9 @@ __device__ __forceinline__ void load_packed_down(const gemm_args &args, gemm_sme
 {
     const unsigned char *rows = args.rows + t.pair * args.rows_stride_bytes;
     const auto row_at = [&](int32_t n) { return rows + min(n, t.tokens - 1) * args.rows_stride_bytes; };
+    loaded_scales<P> scales;
 
-    load_packed<P>(args, smem, t, row_at, ring, which);
+    load_packed<P>(args, smem, t, row_at, ring, which, scales);
 }
 
 // Rows that come in boxes, for the loading warps.
@@ -482,11 +512,11 @@ __device__ __forceinline__ void load_ahead(const gemms_args_device &args, gemm_s
 
 // Of a tile of gate_up, for the loading threads.
 template <class P>
-__device__ __forceinline__ void load_steps(const gemms_args_device &args, gemm_smem<P> &smem, const tile &t, const gathered<P> &from,
+__device__ __forceinline__ void load_steps(const gemms_args_device &args, gemm_smem<P> &smem, const tile &t, tile_load<P> &from,
                                            stage_ring &ring, const steps &which)
 {
     if constexpr (P::is_packed)
-        load_packed<P>(args.gate_up, smem, t, [&smem](int32_t n) { return smem.token_row[n]; }, ring, which);
+        load_packed<P>(args.gate_up, smem, t, [&smem](int32_t n) { return smem.token_row[n]; }, ring, which, from);
     else if constexpr (P::gathers)
         load_gathered<P>(args.gate_up, smem, t, from, ring, which);
     else
@@ -506,7 +536,7 @@ __device__ __forceinline__ int32_t load_gate_up(const gemms_args_device &args, g
 
     if (U::gathers && args.counted.ids != nullptr && is_of_gate_up(t)) look_up<U>(args, t, thread, first.flat);
     while (is_of_gate_up(t)) {
-        gathered<U> from;
+        tile_load<U> from;
 
         if (U::is_packed) bar_sync<1, 128>(); // the addresses of the tile before have been read
         if (U::gathers) find_rows<U>(args, smem, first.flat, thread, from);

@@ -168,12 +168,12 @@ __device__ __forceinline__ void store_rows(const gemm_args &args, gemm_smem<P> &
 }
 
 // Of the warpgroup's four warps: a tile with tokens on N, before this one, had them read each other's rows of the buffers.
-__device__ __forceinline__ void many_sync(int32_t warpgroup)
+template <class P> __device__ __forceinline__ void many_sync(int32_t warpgroup)
 {
     if (warpgroup == 2)
         bar_sync<5, 128>();
     else
-        warpgroup_sync(warpgroup);
+        warpgroup_sync<P>(warpgroup);
 }
 
 // Rows of 64 outputs at a time, one of each weight row.
@@ -187,7 +187,7 @@ __device__ __forceinline__ void finish_many_as(const gemm_args &args, gemm_smem<
 
     // Asked for here, kept below: its answer comes while the first columns are packed.
     if (args.result_row != nullptr && lane < kWarpTokens) find_result(args, t, warp_token(warpgroup) + lane, result);
-    many_sync(warpgroup);
+    many_sync<P>(warpgroup);
 
 #pragma unroll
     for (int32_t first = 0; first < kRows; first += 64) {

@@ -31,7 +31,7 @@ struct two_rows {
 // Those at r and r + 8 of the sixteen from `first` of the tile on.
 template <class P> __device__ __forceinline__ two_rows find_rows_of(const gemm_args &args, const tile &t, int32_t first, int32_t r)
 {
-    first += t.row_tile * kRows;
+    first += t.row_tile * P::rows;
     if (P::is_gate_up && args.order != ORDER_PLAIN) {
         int32_t unit = min(first / 2 + r, args.outputs - 1);
         bool interleaved = args.order == ORDER_INTERLEAVED;

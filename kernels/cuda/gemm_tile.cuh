@@ -13,10 +13,16 @@
 
 #include <cuda_runtime.h>
 
+#ifndef GEMMS_WIDE_TILES
+#define GEMMS_WIDE_TILES 6 // for a block, from which on they may be wide
+#endif
+
 namespace {
 
 constexpr int kRows = 128;      // weight rows of a tile
 constexpr int kBlockRows = 64;  // of one wgmma
+constexpr int kWideRows = 256;  // of a tile of packed weights and few tokens
+constexpr int kWidePairs = 16;  // up to which they are few, on average for an expert
 constexpr int kBlockBytes = kBlockRows * 128; // of a stage
 constexpr int kColumns = 256;   // tokens of the largest tile
 constexpr int kFew = 16;        // tokens of a launch whose tiles are halves, and of their largest
@@ -27,6 +33,9 @@ constexpr int kPackedMiddle = 80; // of the largest of which three stages fit, n
 constexpr int kPackedTwice = 96;  // so many
 constexpr int kFewPacked = 32;  // of the largest one that is multiplied without wgmma
 constexpr int kRowsByWarps = 16; // and whose rows a warp each copies
+constexpr int kScalesRaw = 32;   // bytes of scales that wide tiles bring at once for a weight row, those of one to four steps
+constexpr int kScalesRow = 64;   // and that they take, as what codes are multiplied by
+constexpr int kScaleSlots = 2;   // for so many of all rows
 constexpr int kScaled = 192;    // of the largest fp8 one: 64 of a warpgroup, which keeps its sums twice
 constexpr int kScaledMiddle = 160; // of the largest of which five stages fit, not four
 constexpr int kScaledSmall = 112;  // and six, not five
@@ -57,24 +66,26 @@ template <operand type_, bool is_gate_up_, bool rows_in_, bool is_few_> struct p
     static constexpr operand type = type_;
     static constexpr bool is_gate_up = is_gate_up_;
     static constexpr bool rows_in = rows_in_; // weights [E, K, N]
-    static constexpr bool is_few = is_few_;   // tiles of half the weight rows, and stages of twice the inputs: more even shares of few tiles
+    static constexpr bool is_few = is_few_;   // for few tokens
     static constexpr bool is_scaled = type == OPERAND_E4M3;
     static constexpr bool is_packed = type >= OPERAND_INT4;
     static constexpr bool is_bf16 = type != OPERAND_F16; // of the outputs
     static constexpr int element_bytes = is_scaled ? 1 : 2;
-    static constexpr int rows = is_few ? kBlockRows : kRows; // of a tile's weights
+    static constexpr bool is_half = is_few && !is_packed; // tiles of half the weight rows, and stages of twice the inputs: more even shares of few tiles
+    static constexpr bool is_wide = is_few && is_packed;  // tiles of twice the weight rows: twice the warps decode beside each other
+    static constexpr int rows = is_half ? kBlockRows : is_wide ? kWideRows : kRows; // of a tile's weights
     static constexpr int parts = is_packed ? 4 : kRows / rows; // of a stage, along K: kRowBytes of each token row, of packed weights a quarter
     static constexpr int part_depth = kRowBytes / element_bytes;
     static constexpr int depth = part_depth * parts; // inputs of a stage
-    static constexpr int columns = is_few ? kFew : is_packed ? kPacked : is_scaled ? kScaled : kColumns; // tokens of the largest tile
+    static constexpr int columns = is_half ? kFew : is_few ? kFewPacked : is_packed ? kPacked : is_scaled ? kScaled : kColumns; // tokens of the largest tile
     static constexpr int middle = is_scaled || is_few || is_packed ? columns : rows_in ? kMiddleIn : kMiddle; // of which a stage more fits
     static constexpr int columns_on_n = is_scaled ? kFewScaled : columns;
     static constexpr bool in_lots = !is_gate_up && !rows_in && !is_packed; // where steps are few; weights along N have no registers for it
     static constexpr bool gathers = is_packed || (is_gate_up && !is_scaled); // the loading threads copy tokens; else the engine does
     static constexpr bool quantises = is_gate_up && is_scaled;
-    static constexpr int scales_bytes = is_packed ? 48 : 0; // packed: of a weight row, in a stage; of which eight rows are in banks of their own
+    static constexpr int scales_bytes = is_packed && !is_wide ? 48 : 0; // of a weight row, in a stage; of which eight rows are in banks of their own
     static constexpr int loaders = is_scaled ? 4 : 128;       // threads that fill a stage, besides the engine
-    static constexpr int warpgroups = is_few ? 1 : is_scaled ? 3 : 2; // that multiply
+    static constexpr int warpgroups = is_half ? 1 : is_wide ? 4 : is_scaled ? 3 : 2; // that multiply
     static constexpr int threads = (1 + warpgroups) * 128;
 };
 
@@ -118,17 +129,22 @@ __device__ __forceinline__ result_place &result_behind(unsigned char *rows, int3
 }
 static_assert(kTurnPitch - 2 * 64 >= 2 * sizeof(result_place));
 
-template <bool is_scaled> struct alignas(1024) block_smem {
-    static constexpr int warpgroups = is_scaled ? 3 : 2;
-    static constexpr int stages_bytes = (is_scaled ? 9 * 160 : 8 * 192) * kRowBytes;
+template <bool is_scaled, bool is_wide = false> struct alignas(1024) block_smem {
+    static constexpr int warpgroups = is_wide ? 4 : is_scaled ? 3 : 2;
+    static constexpr int weight_rows = is_wide ? kWideRows : kRows; // of 128 bytes, of a stage
+    static constexpr int columns = is_wide ? kFewPacked : kColumns; // of the largest tile
+    static constexpr int scale_slots = is_wide ? kScaleSlots : 0;
+    static constexpr int slot_bytes = weight_rows * kScalesRow;
+    static constexpr int stages_bytes = (is_scaled ? 9 * 160 : 8 * 192) * kRowBytes - scale_slots * slot_bytes;
     static constexpr int stages_most = is_scaled ? 7 : kStagesMax;
-    static constexpr int turned_pitch = is_scaled ? kTurnedFew : 2 * kTurn * kTurnPitch; // of a warpgroup
-    unsigned char stages[stages_bytes]; // each kRows weight rows, then columns_most token rows
+    static constexpr int turned_last = (is_wide ? 1 : 2) * kTurn * kTurnPitch; // of the last warpgroup
+    static constexpr int turned_pitch = is_scaled ? kTurnedFew : turned_last;  // of a warpgroup
+    unsigned char stages[stages_bytes + scale_slots * slot_bytes]; // each weight_rows, then columns_most token rows; behind all, slots
     float token_scale[is_scaled ? stages_most : 1][kScalesPitch];
-    unsigned char turned[(warpgroups - 1) * turned_pitch + 2 * kTurn * kTurnPitch]; // of each warpgroup, outputs on their way out
-    uint64_t full[kStagesMax], empty[kStagesMax];
-    result_place results[is_scaled ? 1 : warpgroups][is_scaled ? 1 : kColumns]; // of the tile being multiplied
-    const unsigned char *token_row[is_scaled ? 1 : kColumns]; // of the tile being loaded
+    unsigned char turned[(warpgroups - 1) * turned_pitch + turned_last]; // of each warpgroup, outputs on their way out
+    uint64_t full[kStagesMax + scale_slots], empty[kStagesMax + scale_slots]; // of stages, then of slots
+    result_place results[is_scaled ? 1 : warpgroups][is_scaled ? 1 : columns]; // of the tile being multiplied
+    const unsigned char *token_row[is_scaled ? 1 : is_wide ? 128 : kColumns]; // of the tile being loaded
     int32_t tiles_first[kExpertsMax + 1];  // prefix sums, of tiles of tokens
     int32_t expert_first[kExpertsMax + 1]; // pairs
     uint32_t pairs_most[4 + 4 * warpgroups]; // of the experts that a warp has read
@@ -145,18 +161,31 @@ template <bool is_scaled> struct alignas(1024) block_smem {
         if constexpr (is_scaled)
             return result_behind(turned + warpgroup * turned_pitch + warp * 16 * kTurnPitch, index);
         else
-            return results[warpgroup][warp * (kColumns / 4) + index];
+            return results[warpgroup][warp * (columns / 4) + index];
     }
 };
-static_assert(sizeof(block_smem<true>) <= 232448 && sizeof(block_smem<false>) <= 232448);
+static_assert(sizeof(block_smem<true>) <= 232448 && sizeof(block_smem<false>) <= 232448 && sizeof(block_smem<false, true>) <= 232448);
 
-template <class P> using gemm_smem = block_smem<P::is_scaled>;
+template <class P> using gemm_smem = block_smem<P::is_scaled, P::is_wide>;
 
 // Of a stage for tiles of up to so many tokens: weights, tokens, and scales of packed weights.
 template <class P> __host__ __device__ constexpr int32_t stage_bytes(int32_t columns)
 {
-    return (kRows + columns * P::parts + P::scales_bytes * kRows / kRowBytes) * kRowBytes;
+    return (gemm_smem<P>::weight_rows + columns * P::parts + P::scales_bytes * kRows / kRowBytes) * kRowBytes;
 }
+
+// The slots that a thread goes through, each for the scales of a few steps of a wide tile.
+struct slot_ring {
+    int32_t slot;
+    uint32_t round_odd;
+
+    __device__ __forceinline__ void advance()
+    {
+        if (++slot < kScaleSlots) return;
+        slot = 0;
+        round_odd ^= 1;
+    }
+};
 
 // The stages that a thread goes through, over all its tiles. The fewer tokens the largest tile has, the more stages there are,
 // and the more bytes under way.
@@ -165,10 +194,12 @@ struct stage_ring {
     int32_t count;
     int32_t stage;
     uint32_t round_odd;
+    slot_ring scales; // of wide tiles
 
     template <class Smem>
     __device__ __forceinline__ explicit stage_ring(const Smem &smem)
-        : bytes((kRows + uniform(smem.columns_most)) * kRowBytes), count(min(Smem::stages_bytes / bytes, Smem::stages_most)), stage(0), round_odd(0)
+        : bytes((smem.weight_rows + uniform(smem.columns_most)) * kRowBytes), count(min(Smem::stages_bytes / bytes, Smem::stages_most)), stage(0), round_odd(0),
+          scales{0, 0}
     {
     }
 
@@ -188,7 +219,7 @@ struct stage_ring {
 
     template <class Smem> __device__ __forceinline__ unsigned char *tokens(Smem &smem) const
     {
-        return weights(smem) + kRows * kRowBytes;
+        return weights(smem) + smem.weight_rows * kRowBytes;
     }
 };
 
@@ -306,7 +337,7 @@ template <class P> __device__ __forceinline__ int32_t columns_most_for(int32_t p
         columns *= 2;
     if (P::is_scaled && pairs <= kScaledSmall && columns > kScaledSmall) return kScaledSmall;
     if (P::is_scaled && pairs <= kScaledMiddle && columns > kScaledMiddle) return kScaledMiddle;
-    if (P::is_packed && pairs <= kPackedTwice && columns > kPackedMiddle) return kPackedMiddle;
+    if (P::columns == kPacked && pairs <= kPackedTwice && columns > kPackedMiddle) return kPackedMiddle;
     if (pairs <= P::middle && columns > P::middle) return P::middle;
     return min(columns, P::columns);
 }
@@ -314,7 +345,7 @@ template <class P> __device__ __forceinline__ int32_t columns_most_for(int32_t p
 // One of three constants, because divisions take longer than all the rest.
 template <class P> __device__ __forceinline__ int32_t token_tiles(int32_t pairs, int32_t columns_most)
 {
-    if (P::is_few) return (pairs + kFew - 1) / kFew; // a token may have an expert more than once
+    if (P::is_few) return (pairs + P::columns - 1) / P::columns; // of halves, too: a token may have an expert more than once
     if (columns_most <= 64) return (pairs + 63) / 64;
     if (P::is_packed && columns_most <= kPackedMiddle) return (pairs + kPackedMiddle - 1) / kPackedMiddle;
     if (columns_most <= 128) return (pairs + 127) / 128;
@@ -420,7 +451,7 @@ template <class P> __device__ __forceinline__ void make_tables(const gemms_args_
             pairs_before = __shfl_sync(~0u, pairs_before, 31);
             tiles_before = __shfl_sync(~0u, tiles_before, 31);
         }
-        if (lane == 0) smem.columns_most = stage_bytes<P>(columns_most) / kRowBytes - kRows;
+        if (lane == 0) smem.columns_most = stage_bytes<P>(columns_most) / kRowBytes - smem.weight_rows;
         if (P::is_scaled && lane == 0) {
             smem.row_tiles = row_tiles_for(args.gate_up, tiles_before, pairs_before);
             smem.pairs_count = pairs_before;

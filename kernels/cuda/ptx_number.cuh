@@ -43,6 +43,15 @@ __device__ __forceinline__ uint32_t bytes_by(uint32_t low, uint32_t high, uint32
     return bytes;
 }
 
+// The lower word of both, shifted right by less than 32 bits.
+__device__ __forceinline__ uint32_t shifted_by(uint32_t low, uint32_t high, uint32_t bits)
+{
+    uint32_t word;
+
+    asm("shf.r.wrap.b32 %0, %1, %2, %3;" : "=r"(word) : "r"(low), "r"(high), "r"(bits));
+    return word;
+}
+
 // Of two bf16 numbers each, x * y + z and x * y. Numbers below the normal ones count.
 __device__ __forceinline__ uint32_t bf16_fma(uint32_t x, uint32_t y, uint32_t z)
 {

@@ -256,6 +256,11 @@ static inline uint32_t bytes_by(uint32_t low, uint32_t high, uint32_t by)
     return bytes;
 }
 
+static inline uint32_t shifted_by(uint32_t low, uint32_t high, uint32_t bits)
+{
+    return static_cast<uint32_t>((low | uint64_t{high} << 32) >> bits % 32);
+}
+
 static inline uint32_t bf16_fma(uint32_t x, uint32_t y, uint32_t z)
 {
     uint32_t sums = 0;

@@ -1,0 +1,281 @@
+// Scales of packed weights, from memory to what codes are multiplied by, in shared memory. Included by gemm_packed.cuh and gemm_load.cuh.
+
+#ifndef MOXIE_KERNELS_CUDA_GEMM_PACKED_SCALE_CUH
+#define MOXIE_KERNELS_CUDA_GEMM_PACKED_SCALE_CUH
+
+#include "kernels/cuda/gemm_scale.cuh"
+#include "kernels/cuda/gemm_tile.cuh"
+#include "kernels/cuda/number.cuh"
+#include "kernels/cuda/ptx.cuh"
+
+namespace {
+
+// Of the weight row that is number `row` of the tile.
+template <class P> __device__ __forceinline__ const unsigned char *packed_row_scales(const gemm_args &args, const tile &t, int32_t row)
+{
+    const two_rows two = find_rows_of<P>(args, t, row / 16 * 16, row % 8);
+    const packed_scales &from = args.packed;
+
+    return from.scales + t.expert * from.expert_stride_bytes + (row % 16 < 8 ? two.low : two.high) * from.row_stride_bytes;
+}
+
+// A loading thread's rows of a tile, every 128th.
+template <class P> struct loaded_scales {
+    static constexpr int rows = P::is_packed ? P::rows / 128 : 1;
+    const unsigned char *from[rows];
+    uint4 pieces[rows][kScalesRaw / 16 + 1]; // wide: what has been asked for, with what lies beside it in 16 bytes
+};
+
+// Where bytes of a row's scales begin, of 16, and where they end.
+struct scales_span {
+    const unsigned char *first;
+    int32_t before, end;
+
+    __device__ __forceinline__ scales_span(const packed_scales &by, const unsigned char *row, int32_t begin, int32_t bytes)
+        : first(row + begin), before(reinterpret_cast<uintptr_t>(first) & 15), end(before + min(bytes, by.row_bytes - begin))
+    {
+    }
+};
+
+// ---- What codes are multiplied by --------------------------------------------------------------
+
+// What e8m0 scales are multiplied by so that 2^126 times as much is finite, up to GEMMS_E8M0_MOST, and e4m3 ones, of which all are.
+// The sums get it back.
+constexpr float kE8m0Rest = 1 << 20, kE4m3Rest = 1 << 10;
+
+__device__ __forceinline__ float number_of(float number)
+{
+    return number;
+}
+
+__device__ __forceinline__ float number_of(__nv_bfloat16 number)
+{
+    return __bfloat162float(number);
+}
+
+__device__ __forceinline__ float number_of(__half number)
+{
+    return __half2float(number);
+}
+
+// What numbers of 2^-126 are multiplied by, 2^126 / kE4m3Rest times the scale, for two e4m3 codes, each the low byte of a half.
+__device__ __forceinline__ uint32_t times_of_e4m3(uint32_t codes)
+{
+    const uint32_t shifted = codes << 4, sign = shifted & 0x08000800u;
+
+    return bf16_multiply(bf16_multiply(shifted + sign * 15, 0x7b807b80u), 0x79807980u); // 2^120, which makes it the scale, and 2^116
+}
+
+// The same for e8m0, with kE8m0Rest.
+__device__ __forceinline__ uint32_t times_of_e8m0(uint32_t codes)
+{
+    return (codes << 7) + 0x35003500u; // 106 more
+}
+
+// Two bf16 whose sum a scale is, but for what is below them.
+__device__ __forceinline__ uint32_t split(float scale)
+{
+    const float high = number_unpack<true>(number_pack<true>(scale, scale)).x;
+
+    return number_pack<true>(high, scale - high);
+}
+
+// ---- Of a stage, by the warp that multiplies the row -------------------------------------------
+
+template <class P> __device__ __forceinline__ unsigned char *stage_scales(gemm_smem<P> &smem, const stage_ring &ring)
+{
+    return ring.weights(smem) + ring.bytes - kRows * P::scales_bytes;
+}
+
+// A step's, as they are, with what lies beside them in 16 bytes. Past the row's end, zeros.
+template <class P>
+__device__ __forceinline__ void copy_scales(const packed_scales &by, gemm_smem<P> &smem, const stage_ring &ring, const loaded_scales<P> &rows, int32_t step)
+{
+    constexpr int32_t most = (P::type == OPERAND_INT4 ? 32 : 16) + 16; // a step's, and what may lie before them
+    const scales_span span(by, rows.from[0], step * by.step_bytes, by.step_bytes);
+    const uint32_t to = smem_address(stage_scales<P>(smem, ring)) + threadIdx.x % 128 * P::scales_bytes;
+
+#pragma unroll
+    for (int32_t at = 0; at < most; at += 16)
+        cp_async(to + at, span.first - span.before + (at < span.end ? at : 0), max(min(span.end - at, 16), 0));
+}
+
+// Where a lane prepares half the scales of a row: bytes from the begin of a stage's, and where they begin, of 16 bytes.
+struct prepared_scales {
+    int32_t row, low;
+};
+
+template <class P> __device__ __forceinline__ prepared_scales find_prepared(const gemm_args &args, const tile &t, int32_t row)
+{
+    return {row * P::scales_bytes, static_cast<int32_t>(reinterpret_cast<uintptr_t>(packed_row_scales<P>(args, t, row)) & 15)};
+}
+
+// A step's, two a word: 8 bytes for 64 inputs of a row, of mxfp4 4.
+template <class P, class Scale>
+__device__ __forceinline__ void prepare_scales_as(const prepared_scales &own, unsigned char *scales, int32_t begin)
+{
+    constexpr int words = P::type == OPERAND_MXFP4 ? 2 : 4; // of half a row
+    const int32_t first = threadIdx.x % 2 * words;
+    const unsigned char *from = scales + own.row + ((own.low + begin) & 15);
+    uint32_t *to = reinterpret_cast<uint32_t *>(scales + own.row) + first;
+    uint32_t made[words];
+
+#pragma unroll
+    for (int32_t i = 0; i < words; i++) {
+        if constexpr (P::type == OPERAND_INT4) {
+            made[i] = split(number_of(reinterpret_cast<const Scale *>(from)[first + i]));
+        } else {
+            const uint32_t codes = from[(first + i) * 2] | static_cast<uint32_t>(from[(first + i) * 2 + 1]) << 16;
+
+            made[i] = P::type == OPERAND_NVFP4 ? times_of_e4m3(codes) : times_of_e8m0(codes);
+        }
+    }
+    __syncwarp();
+#pragma unroll
+    for (int32_t i = 0; i < words; i++)
+        to[i] = made[i];
+    __syncwarp();
+}
+
+template <class P>
+__device__ __forceinline__ void prepare_scales(const packed_scales &by, const prepared_scales &own, const stage_ring &ring, gemm_smem<P> &smem,
+                                               int32_t step)
+{
+    unsigned char *scales = stage_scales<P>(smem, ring);
+
+    if (P::type != OPERAND_INT4 || by.scale_format == FORMAT_BF16)
+        prepare_scales_as<P, __nv_bfloat16>(own, scales, step * by.step_bytes);
+    else if (by.scale_format == FORMAT_F16)
+        prepare_scales_as<P, __half>(own, scales, step * by.step_bytes);
+    else
+        prepare_scales_as<P, float>(own, scales, step * by.step_bytes);
+}
+
+// ---- Wide tiles: of a slot, by the loading threads ---------------------------------------------
+
+// Those have few tokens to copy, and time for it. Where in a slot 16 bytes of a row are: those of eight rows in banks of their own.
+__device__ __forceinline__ int32_t slot_at(int32_t row, int32_t piece)
+{
+    return row * kScalesRow + ((piece ^ row / 2) & 3) * 16;
+}
+
+template <class P> __device__ __forceinline__ unsigned char *slot_scales(gemm_smem<P> &smem, const slot_ring &slots)
+{
+    return smem.stages + gemm_smem<P>::stages_bytes + slots.slot * smem.slot_bytes;
+}
+
+// Where a slot's barriers are among those of the stages.
+__device__ __forceinline__ int32_t barrier_of(const slot_ring &slots)
+{
+    return kStagesMax + slots.slot;
+}
+
+// Steps that share a slot. A tile's first one begins a slot, and its last one ends it.
+template <class P> __device__ __forceinline__ int32_t steps_of_slot(const packed_scales &by)
+{
+    return P::type == OPERAND_MXFP4 ? 4 : P::type == OPERAND_NVFP4 ? 2 : kScalesRaw / by.step_bytes;
+}
+
+template <class P> __device__ __forceinline__ bool begins_slot(const packed_scales &by, int32_t step)
+{
+    return step % steps_of_slot<P>(by) == 0;
+}
+
+template <class P> __device__ __forceinline__ bool ends_slot(const packed_scales &by, int32_t step, int32_t steps)
+{
+    return step + 1 == steps || begins_slot<P>(by, step + 1);
+}
+
+// What codes are multiplied by, of 16 bytes of scales: word `i` for two, or for one where they are wider than a byte.
+template <class P, class Scale> __device__ __forceinline__ uint32_t made_of(const uint32_t (&codes)[4], int32_t i)
+{
+    if constexpr (P::type != OPERAND_INT4) {
+        const uint32_t two = bytes_by(codes[i / 2], 0, i % 2 == 0 ? 0x4140 : 0x4342);
+
+        return P::type == OPERAND_NVFP4 ? times_of_e4m3(two) : times_of_e8m0(two);
+    } else if constexpr (sizeof(Scale) == 4) {
+        return split(__uint_as_float(codes[i]));
+    } else {
+        const uint16_t bits = static_cast<uint16_t>(codes[i / 2] >> i % 2 * 16);
+
+        return split(number_of(*reinterpret_cast<const Scale *>(&bits)));
+    }
+}
+
+// The same of either half of a row's scales, to where they are read.
+template <class P, class Scale> __device__ __forceinline__ void store_made(unsigned char *slot, int32_t row, int32_t half, const uint32_t (&codes)[4])
+{
+    constexpr int32_t pieces = sizeof(Scale) == 4 ? 1 : 2;
+
+#pragma unroll
+    for (int32_t i = 0; i < pieces; i++)
+        *reinterpret_cast<uint4 *>(slot + slot_at(row, half * pieces + i)) = {made_of<P, Scale>(codes, i * 4), made_of<P, Scale>(codes, i * 4 + 1),
+                                                                               made_of<P, Scale>(codes, i * 4 + 2), made_of<P, Scale>(codes, i * 4 + 3)};
+}
+
+template <class P>
+__device__ __forceinline__ void store_half(const packed_scales &by, unsigned char *slot, int32_t row, int32_t half, const uint32_t (&codes)[4])
+{
+    if (P::type != OPERAND_INT4 || by.scale_format == FORMAT_BF16)
+        store_made<P, __nv_bfloat16>(slot, row, half, codes);
+    else if (by.scale_format == FORMAT_F16)
+        store_made<P, __half>(slot, row, half, codes);
+    else
+        store_made<P, float>(slot, row, half, codes);
+}
+
+// From byte `begin` of the rows' on; past the end of them, whatever follows in 16 bytes.
+template <class P> __device__ __forceinline__ void ask_scales(const packed_scales &by, loaded_scales<P> &to, int32_t begin)
+{
+#pragma unroll
+    for (int32_t i = 0; i < to.rows; i++) {
+        const scales_span span(by, to.from[i], begin, kScalesRaw);
+
+#pragma unroll
+        for (int32_t piece = 0; piece < kScalesRaw / 16 + 1; piece++)
+            if (piece * 16 < span.end) to.pieces[i][piece] = __ldg(reinterpret_cast<const uint4 *>(span.first - span.before) + piece);
+    }
+}
+
+// The bytes that begin `before` bytes into three times 16, of which the first `valid` are scales: zeros instead of the others, because what
+// they are multiplied by are zeros, too.
+__device__ __forceinline__ void align_scales(const uint4 (&from)[3], int32_t before, int32_t valid, uint32_t (&to)[2][4])
+{
+    uint32_t words[12] = {from[0].x, from[0].y, from[0].z, from[0].w, from[1].x, from[1].y, from[1].z, from[1].w, from[2].x, from[2].y, from[2].z, from[2].w};
+
+#pragma unroll
+    for (int32_t i = 0; i < 10; i++)
+        words[i] = before & 8 ? words[i + 2] : words[i];
+#pragma unroll
+    for (int32_t i = 0; i < 9; i++)
+        words[i] = before & 4 ? words[i + 1] : words[i];
+#pragma unroll
+    for (int32_t i = 0; i < 8; i++)
+        to[i / 4][i % 4] = shifted_by(words[i], words[i + 1], before % 4 * 8);
+    if (valid >= kScalesRaw) return;
+#pragma unroll
+    for (int32_t i = 0; i < 8; i++) {
+        uint32_t &word = to[i / 4][i % 4];
+
+        word = valid >= i * 4 + 4 ? word : valid <= i * 4 ? 0 : word & ((1u << valid % 4 * 8) - 1);
+    }
+}
+
+// What was asked for, as what codes are multiplied by.
+template <class P>
+__device__ __forceinline__ void store_scales(const packed_scales &by, gemm_smem<P> &smem, const slot_ring &slots, const loaded_scales<P> &from, int32_t begin)
+{
+#pragma unroll
+    for (int32_t i = 0; i < from.rows; i++) {
+        uint32_t codes[2][4];
+
+        align_scales(from.pieces[i], scales_span(by, from.from[i], begin, kScalesRaw).before, by.row_bytes - begin, codes);
+#pragma unroll
+        for (int32_t half = 0; half < 2; half++)
+            store_half<P>(by, slot_scales<P>(smem, slots), threadIdx.x % 128 + i * 128, half, codes[half]);
+    }
+}
+
+} // namespace
+
+#endif
