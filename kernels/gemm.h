@@ -128,7 +128,7 @@ struct gemms_args {
                    // x_woven_stride_bytes, both multiples of 16: scratch for x in the order in
                    // which codes become numbers. Others: not used
     int64_t x_woven_stride_bytes;
-    int32_t top_k; // CUDA, weights of 4 bits: pairs of a row of the slabs, at most. How wide tiles
+    int32_t top_k; // CUDA, mxfp4 and nvfp4: pairs of a row of the slabs, at most. How wide tiles
                    // are goes by it and by the slabs' caps; results do not
     const struct route_args *route; // CUDA: what made expert_offset, by ids that gemms_can_count:
                                     // they are counted again while it works, by each block, so they

@@ -143,7 +143,7 @@ __device__ __forceinline__ void begin_packed_step(const gemm_args &args, gemm_sm
     if (by_wgmma) fence_proxy_async(); // copies of threads brought the tokens
     if constexpr (!P::is_wide)
         prepare_scales<P>(args.packed, rows.prepared, ring, smem, step);
-    else if (begins_slot<P>(args.packed, step))
+    else if (begins_slot<P>(step))
         mbarrier_wait(&smem.full[barrier_of(ring.scales)], ring.scales.round_odd);
 }
 
@@ -161,19 +161,19 @@ __device__ __forceinline__ void multiply_packed(const gemm_args &args, gemm_smem
     uint32_t weights[2][4][4];
 
     begin_packed_step<P, true>(args, smem, rows, ring, 0);
-    read_part<P>(args, smem, rows, ring, 0, 0, read);
+    read_part<P>(smem, rows, ring, 0, 0, read);
     decode_part<P>(codes, read, weights[0]);
-    if (ahead) read_part<P>(args, smem, rows, ring, 0, 1, read);
+    if (ahead) read_part<P>(smem, rows, ring, 0, 1, read);
     for (int32_t step = 0; step < steps; step++) {
         const uint32_t b = wgmma_descriptor(ring.tokens(smem));
         const stage_ring now = ring;
         const bool is_last = step + 1 == steps;
         const auto read_next = [&](int32_t part) { // of this step, or from P::parts on of the next
             if (part < P::parts) {
-                read_part<P>(args, smem, rows, now, step, part, read);
+                read_part<P>(smem, rows, now, step, part, read);
             } else if (!is_last) {
                 if (part == P::parts) begin_packed_step<P, true>(args, smem, rows, ring, step + 1);
-                read_part<P>(args, smem, rows, ring, step + 1, part - P::parts, read);
+                read_part<P>(smem, rows, ring, step + 1, part - P::parts, read);
             }
         };
 
@@ -212,7 +212,7 @@ __device__ __forceinline__ void multiply_packed_few(const gemm_args &args, gemm_
             packed_part<P> read;
             uint32_t weights[4][4];
 
-            read_part<P>(args, smem, rows, ring, step, part, read);
+            read_part<P>(smem, rows, ring, step, part, read);
             decode_part<P>(codes, read, weights);
 #pragma unroll
             for (int32_t block = 0; block < 2; block++)
@@ -228,7 +228,7 @@ __device__ __forceinline__ void multiply_packed_few(const gemm_args &args, gemm_
                 }
         }
         release_stage(smem, ring.stage);
-        if (P::is_wide && ends_slot<P>(args.packed, step, steps)) {
+        if (P::is_wide && ends_slot<P>(step, steps)) {
             release_stage(smem, barrier_of(ring.scales));
             ring.scales.advance();
         }
@@ -502,7 +502,7 @@ gemms_entry entry_of(operand type, bool rows_in, bool is_few)
     case OPERAND_F16:
         return entry_of<OPERAND_F16>(rows_in, is_few);
     case OPERAND_INT4:
-        return entry_of<OPERAND_INT4>(false, is_few);
+        return entry<OPERAND_INT4, false>();
     case OPERAND_MXFP4:
         return entry_of<OPERAND_MXFP4>(false, is_few);
     case OPERAND_NVFP4:

@@ -204,7 +204,7 @@ bool fits_l2(const gemms_args_device &args, int64_t pairs)
     return pairs * (args.gate_up.out_stride_bytes + (args.down.result_row == nullptr ? args.down.out_stride_bytes : 0)) <= kL2Bytes;
 }
 
-// Whether wide tiles of packed weights give each block enough of them, and experts few enough pairs for each.
+// Whether wide tiles give each block enough of them, and experts few enough pairs for each.
 bool tiles_are_wide(const gemms_args &from, int64_t pairs)
 {
     const int64_t row_tiles = (from.gate_up.w1.n + kWideRows - 1) / kWideRows + (from.down.w2.n + kWideRows - 1) / kWideRows;
@@ -221,7 +221,7 @@ bool tokens_are_few(const gemms_args &from)
 
     for (int32_t i = 0; i < gate_up.slabs_count; i++)
         tokens += gate_up.slabs[i].cap;
-    if (is_packed(gate_up.w1.format)) return tiles_are_wide(from, tokens * from.top_k);
+    if (gate_up.w1.format == FORMAT_MXFP4 || gate_up.w1.format == FORMAT_NVFP4) return tiles_are_wide(from, tokens * from.top_k);
     return tokens <= kFew && weight_bits_of(gate_up.w1.format) == 16 && !gate_up.w1.rows_in;
 }
 

@@ -91,7 +91,7 @@ __device__ __forceinline__ void gather_by_warps(const Rows &row_at, unsigned cha
     const uint32_t to = smem_address(tokens) + lane / 8 * columns * kRowBytes, bytes = lane * 16 < left ? 16 : 0;
 
     static_assert(P::depth * P::element_bytes == 32 * 16);
-#pragma unroll (P::is_wide ? 1 : 2) // or registers spill
+#pragma unroll 2
     for (int32_t n = threadIdx.x / 32 % 4; n < columns; n += 4)
         cp_async(to + n * kRowBytes + (lane % 8 ^ (n & 7)) * 16, row_at(n) + at + lane * 16, bytes);
 }
@@ -103,7 +103,7 @@ __device__ __forceinline__ void gather_by_lanes(const Rows &row_at, unsigned cha
     const int32_t first = threadIdx.x % 128 / 8, chunk = threadIdx.x % 8;
     const uint32_t to = smem_address(tokens) + (chunk ^ (first & 7)) * 16;
 
-#pragma unroll (P::is_wide ? 1 : 2) // or registers spill
+#pragma unroll 2
     for (int32_t n = first; n < columns; n += 16) {
         const unsigned char *from = row_at(n) + at + chunk * 16;
 
@@ -374,12 +374,12 @@ __device__ __forceinline__ void load_slot(const gemm_args &args, gemm_smem<P> &s
     const packed_scales &by = args.packed;
     const int32_t begin = step * by.step_bytes;
 
-    if (!begins_slot<P>(by, step)) return;
+    if (!begins_slot<P>(step)) return;
     mbarrier_wait(&smem.empty[barrier_of(ring.scales)], ring.scales.round_odd ^ 1);
     store_scales<P>(by, smem, ring.scales, scales, begin);
     mbarrier_arrive(&smem.full[barrier_of(ring.scales)]);
     ring.scales.advance();
-    if (step + steps_of_slot<P>(by) < steps_of<P>(args)) ask_scales<P>(by, scales, begin + kScalesRaw);
+    if (step + kSlotSteps<P> < steps_of<P>(args)) ask_scales<P>(by, scales, begin + kScalesRaw);
 }
 
 // The same beside packed weights: of either product, since a step has as many boxes of rows as four of others.

@@ -97,10 +97,10 @@ template <class P> struct packed_part {
 
 // Where those of a row are, for part of a step.
 template <class P>
-__device__ __forceinline__ const uint32_t *part_scales(const gemm_args &args, gemm_smem<P> &smem, const stage_ring &ring, int32_t row, int32_t step, int32_t part)
+__device__ __forceinline__ const uint32_t *part_scales(gemm_smem<P> &smem, const stage_ring &ring, int32_t row, int32_t step, int32_t part)
 {
     constexpr int32_t words = packed_part<P>::words_count;
-    const int32_t first = (P::is_wide ? step % steps_of_slot<P>(args.packed) * P::parts + part : part) * words;
+    const int32_t first = (P::is_wide ? step % kSlotSteps<P> * P::parts + part : part) * words;
     const unsigned char *scales;
 
     if constexpr (P::is_wide)
@@ -111,8 +111,8 @@ __device__ __forceinline__ const uint32_t *part_scales(const gemm_args &args, ge
 }
 
 template <class P>
-__device__ __forceinline__ void read_part(const gemm_args &args, gemm_smem<P> &smem, const packed_rows &rows, const stage_ring &ring, int32_t step,
-                                          int32_t part, packed_part<P> &to)
+__device__ __forceinline__ void read_part(gemm_smem<P> &smem, const packed_rows &rows, const stage_ring &ring, int32_t step, int32_t part,
+                                          packed_part<P> &to)
 {
     const int32_t lane = threadIdx.x % 32, piece = (part * 2 + lane / 16) ^ lane % 8;
 
@@ -121,7 +121,7 @@ __device__ __forceinline__ void read_part(const gemm_args &args, gemm_smem<P> &s
     for (int32_t i = 0; i < 2; i++)
 #pragma unroll
         for (int32_t word = 0; word < to.words_count; word++)
-            to.scales[i][word] = part_scales<P>(args, smem, ring, rows.row + i * 8, step, part)[word];
+            to.scales[i][word] = part_scales<P>(smem, ring, rows.row + i * 8, step, part)[word];
 }
 
 // Four times what wgmma and mma take.

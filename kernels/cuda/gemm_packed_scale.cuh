@@ -151,9 +151,9 @@ __device__ __forceinline__ void prepare_scales(const packed_scales &by, const pr
         prepare_scales_as<P, float>(own, scales, step * by.step_bytes);
 }
 
-// ---- Wide tiles: of a slot, by the loading threads ---------------------------------------------
+// ---- Wide tiles: of a slot, by the loading threads, which have few tokens to copy and time for it
 
-// Those have few tokens to copy, and time for it. Where in a slot 16 bytes of a row are: those of eight rows in banks of their own.
+// Where in a slot 16 bytes of a row are: those of eight rows in banks of their own.
 __device__ __forceinline__ int32_t slot_at(int32_t row, int32_t piece)
 {
     return row * kScalesRow + ((piece ^ row / 2) & 3) * 16;
@@ -171,57 +171,24 @@ __device__ __forceinline__ int32_t barrier_of(const slot_ring &slots)
 }
 
 // Steps that share a slot. A tile's first one begins a slot, and its last one ends it.
-template <class P> __device__ __forceinline__ int32_t steps_of_slot(const packed_scales &by)
+template <class P> constexpr int32_t kSlotSteps = P::type == OPERAND_MXFP4 ? 4 : 2;
+
+template <class P> __device__ __forceinline__ bool begins_slot(int32_t step)
 {
-    return P::type == OPERAND_MXFP4 ? 4 : P::type == OPERAND_NVFP4 ? 2 : kScalesRaw / by.step_bytes;
+    return step % kSlotSteps<P> == 0;
 }
 
-template <class P> __device__ __forceinline__ bool begins_slot(const packed_scales &by, int32_t step)
+template <class P> __device__ __forceinline__ bool ends_slot(int32_t step, int32_t steps)
 {
-    return step % steps_of_slot<P>(by) == 0;
+    return step + 1 == steps || begins_slot<P>(step + 1);
 }
 
-template <class P> __device__ __forceinline__ bool ends_slot(const packed_scales &by, int32_t step, int32_t steps)
+// Word `i` of what codes are multiplied by, of 32 scales.
+template <class P> __device__ __forceinline__ uint32_t made_of(const uint32_t (&codes)[8], int32_t i)
 {
-    return step + 1 == steps || begins_slot<P>(by, step + 1);
-}
+    const uint32_t two = bytes_by(codes[i / 2], 0, i % 2 == 0 ? 0x4140 : 0x4342);
 
-// What codes are multiplied by, of 16 bytes of scales: word `i` for two, or for one where they are wider than a byte.
-template <class P, class Scale> __device__ __forceinline__ uint32_t made_of(const uint32_t (&codes)[4], int32_t i)
-{
-    if constexpr (P::type != OPERAND_INT4) {
-        const uint32_t two = bytes_by(codes[i / 2], 0, i % 2 == 0 ? 0x4140 : 0x4342);
-
-        return P::type == OPERAND_NVFP4 ? times_of_e4m3(two) : times_of_e8m0(two);
-    } else if constexpr (sizeof(Scale) == 4) {
-        return split(__uint_as_float(codes[i]));
-    } else {
-        const uint16_t bits = static_cast<uint16_t>(codes[i / 2] >> i % 2 * 16);
-
-        return split(number_of(*reinterpret_cast<const Scale *>(&bits)));
-    }
-}
-
-// The same of either half of a row's scales, to where they are read.
-template <class P, class Scale> __device__ __forceinline__ void store_made(unsigned char *slot, int32_t row, int32_t half, const uint32_t (&codes)[4])
-{
-    constexpr int32_t pieces = sizeof(Scale) == 4 ? 1 : 2;
-
-#pragma unroll
-    for (int32_t i = 0; i < pieces; i++)
-        *reinterpret_cast<uint4 *>(slot + slot_at(row, half * pieces + i)) = {made_of<P, Scale>(codes, i * 4), made_of<P, Scale>(codes, i * 4 + 1),
-                                                                               made_of<P, Scale>(codes, i * 4 + 2), made_of<P, Scale>(codes, i * 4 + 3)};
-}
-
-template <class P>
-__device__ __forceinline__ void store_half(const packed_scales &by, unsigned char *slot, int32_t row, int32_t half, const uint32_t (&codes)[4])
-{
-    if (P::type != OPERAND_INT4 || by.scale_format == FORMAT_BF16)
-        store_made<P, __nv_bfloat16>(slot, row, half, codes);
-    else if (by.scale_format == FORMAT_F16)
-        store_made<P, __half>(slot, row, half, codes);
-    else
-        store_made<P, float>(slot, row, half, codes);
+    return P::type == OPERAND_NVFP4 ? times_of_e4m3(two) : times_of_e8m0(two);
 }
 
 // From byte `begin` of the rows' on; past the end of them, whatever follows in 16 bytes.
@@ -239,7 +206,7 @@ template <class P> __device__ __forceinline__ void ask_scales(const packed_scale
 
 // The bytes that begin `before` bytes into three times 16, of which the first `valid` are scales: zeros instead of the others, because what
 // they are multiplied by are zeros, too.
-__device__ __forceinline__ void align_scales(const uint4 (&from)[3], int32_t before, int32_t valid, uint32_t (&to)[2][4])
+__device__ __forceinline__ void align_scales(const uint4 (&from)[3], int32_t before, int32_t valid, uint32_t (&to)[8])
 {
     uint32_t words[12] = {from[0].x, from[0].y, from[0].z, from[0].w, from[1].x, from[1].y, from[1].z, from[1].w, from[2].x, from[2].y, from[2].z, from[2].w};
 
@@ -251,14 +218,11 @@ __device__ __forceinline__ void align_scales(const uint4 (&from)[3], int32_t bef
         words[i] = before & 4 ? words[i + 1] : words[i];
 #pragma unroll
     for (int32_t i = 0; i < 8; i++)
-        to[i / 4][i % 4] = shifted_by(words[i], words[i + 1], before % 4 * 8);
+        to[i] = shifted_by(words[i], words[i + 1], before % 4 * 8);
     if (valid >= kScalesRaw) return;
 #pragma unroll
-    for (int32_t i = 0; i < 8; i++) {
-        uint32_t &word = to[i / 4][i % 4];
-
-        word = valid >= i * 4 + 4 ? word : valid <= i * 4 ? 0 : word & ((1u << valid % 4 * 8) - 1);
-    }
+    for (int32_t i = 0; i < 8; i++)
+        to[i] = valid >= i * 4 + 4 ? to[i] : valid <= i * 4 ? 0 : to[i] & ((1u << valid % 4 * 8) - 1);
 }
 
 // What was asked for, as what codes are multiplied by.
@@ -267,12 +231,14 @@ __device__ __forceinline__ void store_scales(const packed_scales &by, gemm_smem<
 {
 #pragma unroll
     for (int32_t i = 0; i < from.rows; i++) {
-        uint32_t codes[2][4];
+        unsigned char *slot = slot_scales<P>(smem, slots);
+        uint32_t codes[8];
 
         align_scales(from.pieces[i], scales_span(by, from.from[i], begin, kScalesRaw).before, by.row_bytes - begin, codes);
 #pragma unroll
-        for (int32_t half = 0; half < 2; half++)
-            store_half<P>(by, slot_scales<P>(smem, slots), threadIdx.x % 128 + i * 128, half, codes[half]);
+        for (int32_t piece = 0; piece < 4; piece++)
+            *reinterpret_cast<uint4 *>(slot + slot_at(threadIdx.x % 128 + i * 128, piece)) = {made_of<P>(codes, piece * 4), made_of<P>(codes, piece * 4 + 1),
+                                                                                              made_of<P>(codes, piece * 4 + 2), made_of<P>(codes, piece * 4 + 3)};
     }
 }
 

@@ -21,7 +21,7 @@ namespace {
 
 constexpr int kRows = 128;      // weight rows of a tile
 constexpr int kBlockRows = 64;  // of one wgmma
-constexpr int kWideRows = 256;  // of a tile of packed weights and few tokens
+constexpr int kWideRows = 256;  // of a tile of e2m1 and few tokens
 constexpr int kWidePairs = 16;  // up to which they are few, on average for an expert
 constexpr int kBlockBytes = kBlockRows * 128; // of a stage
 constexpr int kColumns = 256;   // tokens of the largest tile
