@@ -5,7 +5,7 @@
 //        to the block that is free, so that the tiles which share a piece of the weights, or tokens, run beside each other and read it
 //        from HBM once; down's begin while the last of gate_up's run, with their weights where mid is not there yet
 // block  3 warpgroups: one loads, two multiply 64 weight rows each; e4m3 has a third for many tokens, of which each takes 64. Few
-//        tokens of 16 bits: 2, and tiles of 64 weight rows, by 128 inputs a stage; of 4 bits: 5, and tiles of 256 weight rows
+//        tokens of 16 bits: 2, and tiles of 64 weight rows, by 128 inputs a stage; of mxfp4 and nvfp4: 5, and tiles of 256 weight rows
 // smem   4 to 11 stages of 128 weight rows and 256, 176 (weights [E, K, N]: 160; e4m3: 192, 160, 112), 128, 64, 32, 16 or 8 token
 //        rows of 128 bytes (64 inputs, e4m3 128), swizzled; e4m3 7 at most
 // N      8 to 256 (e4m3: 80, and 128 weight rows beside many tokens), chosen for each tile from the expert's real count: a

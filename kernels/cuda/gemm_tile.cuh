@@ -77,7 +77,7 @@ template <operand type_, bool is_gate_up_, bool rows_in_, bool is_few_> struct p
     static constexpr int parts = is_packed ? 4 : kRows / rows; // of a stage, along K: kRowBytes of each token row, of packed weights a quarter
     static constexpr int part_depth = kRowBytes / element_bytes;
     static constexpr int depth = part_depth * parts; // inputs of a stage
-    static constexpr int columns = is_half ? kFew : is_few ? kFewPacked : is_packed ? kPacked : is_scaled ? kScaled : kColumns; // tokens of the largest tile
+    static constexpr int columns = is_half ? kFew : is_wide ? kFewPacked : is_packed ? kPacked : is_scaled ? kScaled : kColumns; // tokens of the largest tile
     static constexpr int middle = is_scaled || is_few || is_packed ? columns : rows_in ? kMiddleIn : kMiddle; // of which a stage more fits
     static constexpr int columns_on_n = is_scaled ? kFewScaled : columns;
     static constexpr bool in_lots = !is_gate_up && !rows_in && !is_packed; // where steps are few; weights along N have no registers for it
@@ -337,7 +337,7 @@ template <class P> __device__ __forceinline__ int32_t columns_most_for(int32_t p
         columns *= 2;
     if (P::is_scaled && pairs <= kScaledSmall && columns > kScaledSmall) return kScaledSmall;
     if (P::is_scaled && pairs <= kScaledMiddle && columns > kScaledMiddle) return kScaledMiddle;
-    if (P::columns == kPacked && pairs <= kPackedTwice && columns > kPackedMiddle) return kPackedMiddle;
+    if (P::is_packed && !P::is_wide && pairs <= kPackedTwice && columns > kPackedMiddle) return kPackedMiddle;
     if (pairs <= P::middle && columns > P::middle) return P::middle;
     return min(columns, P::columns);
 }
