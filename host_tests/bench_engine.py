@@ -67,8 +67,12 @@ class EngineProgram:
         gpu, engine, library = ("torch sees no GPU", f"is not installed for {sys.executable}",
                                 "moxie: /nowhere/libmoxie.so cannot be loaded")
         here = importlib.util.find_spec(self.engine) is not None  # itself, not the stand-in
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        # As far as it is asked; once it is itself, which takes seconds to load.
+        (pathlib.Path(folder.name) / "torch.py").write_text("class cuda: is_available = bool")
         for environment, wanted in (({}, [gpu, library]),
-                                    ({"PYTHONPATH": ""}, [gpu, library] if here else
+                                    ({"PYTHONPATH": folder.name}, [gpu, library] if here else
                                      [gpu, engine, library])):
             ran = self.run_main("--model", "", "--plugin", "/nowhere/libmoxie.so", no_gpu=(),
                                 CUDA_VISIBLE_DEVICES="", **environment)

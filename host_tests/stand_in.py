@@ -17,3 +17,15 @@ def install(modules):
                             sys.modules[here])
         vars(sys.modules[name]).update(
             content if isinstance(content, dict) else {each.__name__: each for each in content})
+
+
+def install_torch():
+    """torch as far as it sees no GPU, for a process that asks no more: all of it takes seconds to
+    load."""
+    install({"torch": {"cuda": types.SimpleNamespace(is_available=lambda: False)}})
+
+
+def install_adapter(engine):
+    """Moxie's module for an engine, as far as its plugin and the benchmarks ask: without torch."""
+    import moxie  # noqa: F401  the rest is itself
+    install({f"moxie.{engine}": {"register": lambda: None, "layers_made": lambda: 0}})

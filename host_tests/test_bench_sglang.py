@@ -27,10 +27,9 @@ OURS = "MOXIE_PLUGIN" in os.environ
 __version__ = "0.5.23"
 sys.path.append({str(HERE)!r})
 import stand_in
-if OURS:
-    import sglang_stand_in
-    sglang_stand_in.install()
 SHIFT, LAYERS, FAULT = (os.environ.get(name, "") for name in ("SHIFT", "LAYERS", "FAULT"))
+# Moxie's adapter is itself, which wants torch, where nothing is to go wrong.
+ADAPTER = OURS and not (SHIFT or LAYERS or FAULT)
 PARALLEL = types.SimpleNamespace(tp_rank=0, attn_dp_size=1, tp_group=None)
 
 
@@ -57,6 +56,15 @@ class Engine:
         assert given["chunked_prefill_size"] == 8192
         if FAULT == "hangs":
             time.sleep(600)
+        if ADAPTER:
+            import torch
+            torch.compiler.disable = lambda function: function  # which loads all of the compiler
+            import sglang_stand_in
+            sglang_stand_in.install()
+        else:
+            stand_in.install_torch()
+            if OURS:
+                stand_in.install_adapter("sglang")
         moves = given.get("moe_a2a_backend"), given.get("moe_runner_backend")
         assert moves in ((None, None), ("flashinfer", "triton"))
         self.ranks = given.get("dp_size", 1)

@@ -27,11 +27,11 @@ import os, sys, time, types
 from importlib.metadata import entry_points
 OURS = "MOXIE_PLUGIN" in os.environ
 __version__ = "0.26.0"
-if OURS:
-    sys.path.append({str(HERE)!r})
-    import vllm_stand_in
-    vllm_stand_in.install()
+sys.path.append({str(HERE)!r})
+import stand_in
 SHIFT, LAYERS, FAULT = (os.environ.get(name, "") for name in ("SHIFT", "LAYERS", "FAULT"))
+# Moxie's adapter is itself, which wants torch, where nothing is to go wrong.
+ADAPTER = OURS and not (SHIFT or LAYERS or FAULT)
 
 
 class SamplingParams(types.SimpleNamespace):
@@ -47,6 +47,17 @@ class LLM:
                        for name, least in (("SIZE", 1), ("RANK", 0)))
         assert given["enable_expert_parallel"] == (ranks > 1)
         assert ranks == 1 or 0 < int(os.environ["VLLM_DP_MASTER_PORT"]) < 1 << 16
+        if FAULT and (ranks > 1 or not OURS):
+            if rank == ranks - 1 and FAULT != "hangs":
+                raise SystemExit("vLLM's own engine is broken")
+            time.sleep(600)  # for the other
+        if ADAPTER:
+            import vllm_stand_in
+            vllm_stand_in.install()
+        else:
+            stand_in.install_torch()
+            if OURS:
+                stand_in.install_adapter("vllm")
         found = entry_points(group="vllm.general_plugins")
         assert [each.name for each in found] == ["moxie"]
         for each in found:
@@ -55,10 +66,6 @@ class LLM:
             import moxie.vllm
             moxie.vllm.layers_made = lambda: int(LAYERS or 4) if rank == 0 or not LAYERS else 0
             print("INFO Moxie was seen")
-        if FAULT and (ranks > 1 or not OURS):
-            if rank == ranks - 1 and FAULT != "hangs":
-                raise SystemExit("vLLM's own engine is broken")
-            time.sleep(600)  # for the other
 
     def collective_rpc(self, call):
         return [call(self)]

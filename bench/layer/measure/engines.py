@@ -334,7 +334,7 @@ def measured(bench, options, arguments, runs, ranks=1):
     kept = [key for key in ("shape", "layers", "ranks", "prompt", "batch", "steps", "rounds",
                             "engine") if key in options]
     first = {name: each[0] for name, each in runs.items()}
-    return {"command": " ".join([bench.name, *arguments]), "machine": machine(),
+    return {"command": " ".join([bench.name, *arguments]), "machine": machine(options),
             bench.key: first[bench.key]["version"], "moxie": first["moxie"]["moxie"],
             "moxie_layers": first["moxie"]["moxie_layers"],
             **{key: getattr(options, key) for key in kept},
@@ -353,9 +353,12 @@ def quantization_of(folder):
     return config.get("quantization_config", {}).get("quant_method")
 
 
-def machine():
+def machine(options):
+    """The GPU's name, which torch sees, as check_here has found."""
+    if options.no_gpu:
+        return "no GPU"
     import torch
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    return torch.cuda.get_device_name()
 
 
 def report(bench, found):
