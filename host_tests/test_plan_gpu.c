@@ -67,7 +67,6 @@ START_TEST(packed_weights_on_a_gpu_have_rows_of_bf16)
     ck_assert_int_eq(packed.plan.limits.mid_bytes, 256); // 192, pitched
     ck_assert_int_eq(packed.plan.slot_bytes[BUFFER_MID], packed.plan.limits.pairs_max * 256);
     ck_assert_int_gt(plain.plan.slot_bytes[BUFFER_LAYER_MID], 0);
-    plain.plan.slot_bytes[BUFFER_LAYER_MID] = 0;
     ck_assert_int_eq(plain.plan.slot_bytes[BUFFER_X_WOVEN], 0);
     plain.plan.slot_bytes[BUFFER_X_WOVEN] = packed.plan.limits.pairs_max * 4096;
     for (int32_t id = 0; id < BUFFER_COUNT; id++)
@@ -97,6 +96,10 @@ START_TEST(whole_layers_keep_mid_of_few_tokens)
         {4096, 14336, 2, 64, "fp8_block128", 2, 1},
         {7168, 14336, 8, 64, "bf16", 0, 1},
         {7168, 2048, 1, 64, "bf16", 3, 1},
+        {2048, 768, 8, 64, "mxfp4", 32, 1},
+        {2880, 2880, 4, 64, "mxfp4", 4, 1},
+        {4096, 1536, 8, 64, "nvfp4", 8, 1},
+        {7168, 2048, 1, 64, "int4_g32", 2, 1},
         {128, 64, 2, 64, "bf16", 16, 1},
         {128, 64, 32, 64, "bf16", 128, 1},
         {128, 64, 2, 3, "bf16", 6, 1},

@@ -20,15 +20,15 @@
 // Tokens of a slab, at most, where an expert has so many weights; 0: none. Launch by launch costs
 // more to begin with and less for each choice: one launch pays for the weights of the choices, if
 // each has an expert of its own, and for each of their results. Where a row has one choice,
-// launches save its sum. The numbers, for 16 bits and fp8, are where both took the same on an H200
-// (kernels/README.md, ladder).
-static inline int32_t layer_tokens(double expert_weights, double hidden, int32_t is_fp8,
+// launches save its sum. The numbers, for weights of 16, 8 and 4 bits, are where both took the same
+// on an H200 (kernels/README.md, ladder).
+static inline int32_t layer_tokens(double expert_weights, double hidden, int32_t weight_bits,
                                    int32_t top_k)
 {
     static const struct {
         double weights, results;
-    } most[2] = {{540e6, 150e3}, {600e6, 140e3}};
-    const int32_t by = is_fp8 != 0;
+    } most[3] = {{540e6, 150e3}, {600e6, 140e3}, {200e6, 400e3}};
+    const int32_t by = weight_bits >= 16 ? 0 : weight_bits == 8 ? 1 : 2;
     const double choice_share = expert_weights / most[by].weights + hidden / most[by].results;
     const double by_share = (top_k == 1 ? 0.5 : 1) / (choice_share * top_k);
     int32_t tokens = LAYER_POSITIONS / top_k;

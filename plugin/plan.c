@@ -292,16 +292,14 @@ static int buffer_add(const struct planner *planner, const struct request *reque
 }
 
 // Of the largest layer of few tokens that goes in one launch, those of other ranks among them.
-// With weights of 4 bits none does.
 static int64_t layer_choices(const struct limits *limits)
 {
     const int matrices = limits->activation == ACTIVATION_RELU2 ? 2 : 3;
     const double expert_weights = (double)limits->hidden * limits->intermediate * matrices;
     const int64_t most = layer_tokens(expert_weights, limits->hidden,
-                                      limits->operand_format == FORMAT_FP8, limits->top_k);
+                                      backend_weight_bits(limits->weight_format), limits->top_k);
     int64_t tokens = limits->ranks * (most < limits->rows_cap ? most : limits->rows_cap);
 
-    if (backend_weight_bits(limits->weight_format) == 4) return 0;
     if (tokens > LAYER_TOKENS) tokens = LAYER_TOKENS;
     if (tokens * limits->top_k > LAYER_POSITIONS) tokens = LAYER_POSITIONS / limits->top_k;
     return limits->top_k * tokens;

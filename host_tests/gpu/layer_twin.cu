@@ -318,6 +318,7 @@ static void time_layer(const layer_case &c)
            fp8 ? "with quantise and gemms" : "with gemms", time_stage(g, 1, stream), time_stage(g, 2, stream));
     if (fp8) printf("; quantise %.1f", time_stage(g, 3, stream));
     if (fits_one_launch(g[0])) {
+        printf("; behind a plain kernel %.1f", time_behind(g, stream));
         for (auto &one : g)
             one.s.turns = one.turns;
         printf("; at once %.1f, behind a plain kernel %.1f", time_stage(g, 4, stream), time_behind(g, stream));
@@ -444,6 +445,11 @@ static const layer_case cases[] = {
     {64, 512, 800, 128, 4, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_MXFP4},
     {100, 1312, 96, 128, 4, ORDER_GATE_UP, ACTIVATION_SILU, 1, 0, 0, 0, FORMAT_NVFP4}, // of 32, and of 25 to an expert
     {60, 1408, 96, 128, 4, ORDER_UP_GATE, ACTIVATION_SILU, 2, 0, 1, 0, FORMAT_NVFP4},
+    {2, 2880, 96, 4, 2, ORDER_INTERLEAVED, ACTIVATION_SWIGLUOAI, 0, 1, 0, 0, FORMAT_MXFP4}, // one launch: outputs of 24 to a block, or 16
+    {1, 4352, 64, 4, 2, ORDER_UP_GATE, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_NVFP4, 1},       // of 40, or 32
+    {3, 160, 1056, 4, 2, ORDER_GATE_UP, ACTIVATION_SILU, 2, 1, 1, 0, FORMAT_NVFP4}, // and their parts two of each job
+    {5, 1088, 96, 4, 2, ORDER_UP_GATE, ACTIVATION_SILU, 0, 1, 0, 0, FORMAT_INT4_G32},
+    {8, 224, 1056, 6, 3, ORDER_PLAIN, ACTIVATION_RELU2, 0, 1, 0, 0, FORMAT_INT4_G32},
     {3, 96, 64, 8, 1, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_INT4_G32}, // scales in f32, bf16 and f16
     {40, 224, 96, 8, 4, ORDER_GATE_UP, ACTIVATION_SILU, 0, 1, 1, 0, FORMAT_INT4_G32},
     {150, 160, 96, 1, 1, ORDER_INTERLEAVED, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_INT4_G32},

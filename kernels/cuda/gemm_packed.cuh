@@ -11,56 +11,9 @@
 
 #include "kernels/cuda/gemm_packed_scale.cuh"
 #include "kernels/cuda/gemm_tile.cuh"
-#include "kernels/cuda/number.cuh"
 #include "kernels/cuda/ptx.cuh"
 
 namespace {
-
-// ---- Decoding ----------------------------------------------------------------------------------
-
-// A constant in a register, since the compiler would move it to one wherever it is used: of a bf16, the bits of an e2m1. And where this
-// lane's scale lies in a word of two.
-struct packed_codes {
-    uint32_t number;
-    uint32_t scale;
-};
-
-__device__ __forceinline__ packed_codes codes_of()
-{
-    return {in_register(0x81c081c0), threadIdx.x % 4 < 2 ? 0x1010u : 0x3232u};
-}
-
-// What a number is multiplied by, twice a bf16. INT4: and what is added to that, since a scale of 16 or 32 bits is the sum of two.
-struct packed_factor {
-    uint32_t times, plus;
-};
-
-// Of both halves of a word the e2m1 code at bit 0 or 4, as bf16: their exponent and mantissa become the lowest exponent bits and the highest
-// of the mantissa, which makes 2^-126 of the number, those below the normal ones too. One multiplication copies all four bits to where these
-// belong and to where the sign does, and runs beside the instructions that pick bits.
-template <int bit> __device__ __forceinline__ uint32_t small_of(const packed_codes &by, uint32_t codes)
-{
-    return (codes & 0x000f000fu << bit) * ((1 << 12 | 1 << 6) >> bit) & by.number;
-}
-
-// Eight codes as four words of two bf16, of codes i and i + 4.
-template <operand type> __device__ __forceinline__ void decode_eight(const packed_codes &by, uint32_t codes, const packed_factor &factor, uint32_t (&to)[4])
-{
-    if constexpr (type == OPERAND_INT4) {
-#pragma unroll
-        for (int32_t i = 0; i < 4; i++) {
-            const uint32_t number = bf16_fma((codes >> 4 * i & 0x000f000fu) | 0x43004300u, 0x3f803f80u, 0xc308c308u); // 128 + code - 136
-
-            to[i] = bf16_fma(number, factor.times, bf16_multiply(number, factor.plus));
-        }
-    } else {
-#pragma unroll
-        for (int32_t i = 0; i < 4; i += 2) {
-            to[i] = bf16_multiply(small_of<0>(by, codes >> 4 * i), factor.times);
-            to[i + 1] = bf16_multiply(small_of<4>(by, codes >> 4 * i), factor.times);
-        }
-    }
-}
 
 // ---- By who multiplies -------------------------------------------------------------------------
 
@@ -79,21 +32,6 @@ template <class P> __device__ __forceinline__ packed_rows find_packed_rows(const
     if (!P::is_wide) rows.prepared = find_prepared<P>(args, t, first + lane / 2);
     return rows;
 }
-
-// Of 32 of the 64 inputs that two words are for, of mxfp4 the first alone.
-template <operand type> __device__ __forceinline__ packed_factor factor_of(const packed_codes &by, const uint32_t (&words)[2], int32_t block)
-{
-    if (type == OPERAND_MXFP4) return {block != 0 ? twice<true>(words[0]) : twice<false>(words[0]), 0};
-    if (type == OPERAND_NVFP4) return {bytes_by(words[block], 0, by.scale), 0};
-    return {twice<false>(words[block]), twice<true>(words[block])};
-}
-
-// What 64 inputs of both weight rows are decoded from.
-template <class P> struct packed_part {
-    static constexpr int words_count = P::type == OPERAND_MXFP4 ? 1 : 2;
-    uint32_t codes[4]; // of 32 inputs of both rows, then of the other 32
-    uint32_t scales[2][2];
-};
 
 // Where those of a row are, for part of a step.
 template <class P>
@@ -122,22 +60,6 @@ __device__ __forceinline__ void read_part(gemm_smem<P> &smem, const packed_rows 
 #pragma unroll
         for (int32_t word = 0; word < to.words_count; word++)
             to.scales[i][word] = part_scales<P>(smem, ring, rows.row + i * 8, step, part)[word];
-}
-
-// Four times what wgmma and mma take.
-template <class P> __device__ __forceinline__ void decode_part(const packed_codes &by, const packed_part<P> &from, uint32_t (&weights)[4][4])
-{
-#pragma unroll
-    for (int32_t block = 0; block < 2; block++)
-#pragma unroll
-        for (int32_t i = 0; i < 2; i++) {
-            uint32_t words[4];
-
-            decode_eight<P::type>(by, from.codes[block * 2 + i], factor_of<P::type>(by, from.scales[i], block), words);
-#pragma unroll
-            for (int32_t word = 0; word < 4; word++)
-                weights[block * 2 + word / 2][word % 2 * 2 + i] = words[word];
-        }
 }
 
 } // namespace

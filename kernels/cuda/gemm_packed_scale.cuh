@@ -5,7 +5,7 @@
 
 #include "kernels/cuda/gemm_scale.cuh"
 #include "kernels/cuda/gemm_tile.cuh"
-#include "kernels/cuda/number.cuh"
+#include "kernels/cuda/packed.cuh"
 #include "kernels/cuda/ptx.cuh"
 
 namespace {
@@ -25,60 +25,6 @@ template <class P> struct loaded_scales {
     const unsigned char *from[rows];
     uint4 pieces[rows][kScalesRaw / 16 + 1]; // wide: what has been asked for, with what lies beside it in 16 bytes
 };
-
-// Where bytes of a row's scales begin, of 16, and where they end.
-struct scales_span {
-    const unsigned char *first;
-    int32_t before, end;
-
-    __device__ __forceinline__ scales_span(const packed_scales &by, const unsigned char *row, int32_t begin, int32_t bytes)
-        : first(row + begin), before(reinterpret_cast<uintptr_t>(first) & 15), end(before + min(bytes, by.row_bytes - begin))
-    {
-    }
-};
-
-// ---- What codes are multiplied by --------------------------------------------------------------
-
-// What e8m0 scales are multiplied by so that 2^126 times as much is finite, up to GEMMS_E8M0_MOST, and e4m3 ones, of which all are.
-// The sums get it back.
-constexpr float kE8m0Rest = 1 << 20, kE4m3Rest = 1 << 10;
-
-__device__ __forceinline__ float number_of(float number)
-{
-    return number;
-}
-
-__device__ __forceinline__ float number_of(__nv_bfloat16 number)
-{
-    return __bfloat162float(number);
-}
-
-__device__ __forceinline__ float number_of(__half number)
-{
-    return __half2float(number);
-}
-
-// What numbers of 2^-126 are multiplied by, 2^126 / kE4m3Rest times the scale, for two e4m3 codes, each the low byte of a half.
-__device__ __forceinline__ uint32_t times_of_e4m3(uint32_t codes)
-{
-    const uint32_t shifted = codes << 4, sign = shifted & 0x08000800u;
-
-    return bf16_multiply(bf16_multiply(shifted + sign * 15, 0x7b807b80u), 0x79807980u); // 2^120, which makes it the scale, and 2^116
-}
-
-// The same for e8m0, with kE8m0Rest.
-__device__ __forceinline__ uint32_t times_of_e8m0(uint32_t codes)
-{
-    return (codes << 7) + 0x35003500u; // 106 more
-}
-
-// Two bf16 whose sum a scale is, but for what is below them.
-__device__ __forceinline__ uint32_t split(float scale)
-{
-    const float high = number_unpack<true>(number_pack<true>(scale, scale)).x;
-
-    return number_pack<true>(high, scale - high);
-}
 
 // ---- Of a stage, by the warp that multiplies the row -------------------------------------------
 
@@ -110,45 +56,12 @@ template <class P> __device__ __forceinline__ prepared_scales find_prepared(cons
     return {row * P::scales_bytes, static_cast<int32_t>(reinterpret_cast<uintptr_t>(packed_row_scales<P>(args, t, row)) & 15)};
 }
 
-// A step's, two a word: 8 bytes for 64 inputs of a row, of mxfp4 4.
-template <class P, class Scale>
-__device__ __forceinline__ void prepare_scales_as(const prepared_scales &own, unsigned char *scales, int32_t begin)
-{
-    constexpr int words = P::type == OPERAND_MXFP4 ? 2 : 4; // of half a row
-    const int32_t first = threadIdx.x % 2 * words;
-    const unsigned char *from = scales + own.row + ((own.low + begin) & 15);
-    uint32_t *to = reinterpret_cast<uint32_t *>(scales + own.row) + first;
-    uint32_t made[words];
-
-#pragma unroll
-    for (int32_t i = 0; i < words; i++) {
-        if constexpr (P::type == OPERAND_INT4) {
-            made[i] = split(number_of(reinterpret_cast<const Scale *>(from)[first + i]));
-        } else {
-            const uint32_t codes = from[(first + i) * 2] | static_cast<uint32_t>(from[(first + i) * 2 + 1]) << 16;
-
-            made[i] = P::type == OPERAND_NVFP4 ? times_of_e4m3(codes) : times_of_e8m0(codes);
-        }
-    }
-    __syncwarp();
-#pragma unroll
-    for (int32_t i = 0; i < words; i++)
-        to[i] = made[i];
-    __syncwarp();
-}
-
+// A step's: 8 bytes for 64 inputs of a row, of mxfp4 4.
 template <class P>
 __device__ __forceinline__ void prepare_scales(const packed_scales &by, const prepared_scales &own, const stage_ring &ring, gemm_smem<P> &smem,
                                                int32_t step)
 {
-    unsigned char *scales = stage_scales<P>(smem, ring);
-
-    if (P::type != OPERAND_INT4 || by.scale_format == FORMAT_BF16)
-        prepare_scales_as<P, __nv_bfloat16>(own, scales, step * by.step_bytes);
-    else if (by.scale_format == FORMAT_F16)
-        prepare_scales_as<P, __half>(own, scales, step * by.step_bytes);
-    else
-        prepare_scales_as<P, float>(own, scales, step * by.step_bytes);
+    prepare_row<P::type, P::type == OPERAND_MXFP4 ? 2 : 4>(by.scale_format, stage_scales<P>(smem, ring) + own.row, (own.low + step * by.step_bytes) & 15);
 }
 
 // ---- Wide tiles: of a slot, by the loading threads, which have few tokens to copy and time for it
@@ -186,9 +99,7 @@ template <class P> __device__ __forceinline__ bool ends_slot(int32_t step, int32
 // Word `i` of what codes are multiplied by, of 32 scales.
 template <class P> __device__ __forceinline__ uint32_t made_of(const uint32_t (&codes)[8], int32_t i)
 {
-    const uint32_t two = bytes_by(codes[i / 2], 0, i % 2 == 0 ? 0x4140 : 0x4342);
-
-    return P::type == OPERAND_NVFP4 ? times_of_e4m3(two) : times_of_e8m0(two);
+    return times_of<P::type>(codes[i / 2], i % 2 != 0);
 }
 
 // From byte `begin` of the rows' on; past the end of them, whatever follows in 16 bytes.

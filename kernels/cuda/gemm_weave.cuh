@@ -8,6 +8,7 @@
 #define MOXIE_KERNELS_CUDA_GEMM_WEAVE_CUH
 
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/packed.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/walk.cuh"
 #include "kernels/gemm.h"
@@ -18,15 +19,6 @@ namespace {
 
 constexpr int32_t kWovenInputs = 32; // that change places among each other
 constexpr int32_t kWovenBytes = kWovenInputs / 8 * 4; // between two words of a lane
-
-// Eight inputs as their four words.
-__device__ __forceinline__ void woven_of(const uint4 &eight, uint32_t (&words)[4])
-{
-    words[0] = bytes_by(eight.x, eight.z, 0x5410);
-    words[1] = bytes_by(eight.x, eight.z, 0x7632);
-    words[2] = bytes_by(eight.y, eight.w, 0x5410);
-    words[3] = bytes_by(eight.y, eight.w, 0x7632);
-}
 
 struct weave_slab {
     const unsigned char *rows;

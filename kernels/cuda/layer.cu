@@ -1,11 +1,11 @@
-// A whole layer of few tokens in one launch on sm_90a, bf16, f16 and e4m3: weights are read once.
+// A whole layer of few tokens in one launch on sm_90a, bf16, f16, e4m3 and 4 bits: weights are read once.
 //
 // grid   one block an SM. Tiles of gate_up, eight units of a job, go each to the block that is free; then a block has a share of down,
 //        of a job once its mid is there. Only blocks that run have tiles, so nobody waits for a block that has not begun
-// block  11 warps that multiply, by mma, one that finds tiles of gate_up, and 4 that load, down's weights once the block's of gate_up are
+// block  11 warps that multiply, of 4 bits 12, by mma, one that finds tiles of gate_up, and 4 that load, down's weights once the block's of gate_up are
 //        there. A warp that multiplies a job's stage of down waits for that job's mid alone, while others are at work on gate_up
-// smem   4 to 11 stages of 16 weight rows by 1024 bytes, each of which one warp multiplies; the sums of up to 32, which the last of a
-//        tile's warps adds, or of down all of them; and the operand rows: those of x and those of mid
+// smem   4 to 12 stages of 16 weight rows by 1024 bytes, of 4 bits 512 and their scales, each of which one warp multiplies; the sums of up to
+//        32, which the last of a tile's warps adds, or of down all of them; and the operand rows: those of x and those of mid
 //
 // Every block reads all ids, and makes a job of each expert and the tokens that chose it. Of down a block has the same few outputs of all
 // jobs, so that it weighs and sums a token's results itself, in the order of their experts. The stages' sums are added in their order in
@@ -26,7 +26,7 @@
 namespace {
 
 // By one lane of each loading warp, of which the compiler knows: otherwise barriers are made in loops over lanes, with a fence for each.
-__device__ __forceinline__ void make_barriers(layer_smem &smem, int32_t warp, bool is_scaled)
+__device__ __forceinline__ void make_barriers(layer_smem &smem, int32_t warp, bool has_scales)
 {
     constexpr int32_t tiles = kTiles / kLoaders, stages = (kStagesMost + kLoaders - 1) / kLoaders, parts = kParts / kLoaders;
 
@@ -39,12 +39,14 @@ __device__ __forceinline__ void make_barriers(layer_smem &smem, int32_t warp, bo
 #pragma unroll
     for (int32_t i = 0; i < stages; i++) {
         if (warp * stages + i >= kStagesMost) break;
-        mbarrier_init(&smem.full[warp * stages + i], 1 + (is_scaled ? 32 : 0));
+        mbarrier_init(&smem.full[warp * stages + i], 1 + (has_scales ? 32 : 0));
         mbarrier_init(&smem.empty[warp * stages + i], 1);
     }
 #pragma unroll
-    for (int32_t i = 0; i < parts; i++)
+    for (int32_t i = 0; i < parts; i++) {
         mbarrier_init(&smem.read[warp * parts + i], 1);
+        mbarrier_init(&smem.kept[warp * parts + i], 1);
+    }
     fence_mbarrier_init();
 }
 
@@ -69,14 +71,14 @@ __device__ __forceinline__ void keep_all_rows(const layer_args_device &args, lay
     if (P::has_slabs && P::is_scaled) keep_coded_rows<P>(args, smem, thread, threads);
 }
 
-template <int type, bool has_slabs> __global__ void __launch_bounds__(kThreads, 1) layer_kernel(const __grid_constant__ layer_args_device args)
+template <int type, bool has_slabs> __global__ void __launch_bounds__(product<static_cast<operand>(type), has_slabs>::threads, 1) layer_kernel(const __grid_constant__ layer_args_device args)
 {
     using P = product<static_cast<operand>(type), has_slabs>;
     layer_smem &smem = *dynamic_smem<layer_smem>();
     const int32_t thread = threadIdx.x, warp = uniform(thread / 32);
 
-    if (warp >= kLoading / 32 && elect_one()) make_barriers(smem, warp - kLoading / 32, P::is_scaled);
-    if (thread == kFinding) {
+    if (warp >= P::loading / 32 && elect_one()) make_barriers(smem, warp - P::loading / 32, P::is_scaled || P::is_packed);
+    if (thread == P::finding) {
         prefetch_tensormap(&args.up.map);
         prefetch_tensormap(&args.down.map);
     }
@@ -84,24 +86,24 @@ template <int type, bool has_slabs> __global__ void __launch_bounds__(kThreads, 
     touch_rows<P>(args, thread);
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
-    if (thread == kFinding) smem.first = take_first(args);
-    if (P::has_slabs && thread > kFinding && thread <= kFinding + args.tokens) {
+    if (thread == P::finding) smem.first = take_first(args);
+    if (P::has_slabs && thread > P::finding && thread <= P::finding + args.tokens) {
         // Now: what is looked at after the first products comes behind all weights, if no cache has it.
-        const int32_t token = thread - kFinding - 1;
+        const int32_t token = thread - P::finding - 1;
 
         smem.results[token] = result_of<P>(args, token);
     }
     // Who loads need not wait for x.
     if (thread < kPositions)
         find_jobs<P>(args, smem);
-    else if (thread < kMultiplying)
-        keep_all_rows<P>(args, smem, thread - kPositions, kMultiplying - kPositions);
-    if (thread < kPositions || thread >= kMultiplying) bar_sync<3, kThreads - (kMultiplying - kPositions)>();
-    if (thread < kMultiplying) multiplying_sync();
-    if (thread >= kLoading) {
+    else if (thread < P::multiplying)
+        keep_all_rows<P>(args, smem, thread - kPositions, P::multiplying - kPositions);
+    if (thread < kPositions || thread >= P::multiplying) bar_sync<3, P::threads - (P::multiplying - kPositions)>();
+    if (thread < P::multiplying) multiplying_sync<P>();
+    if (thread >= P::loading) {
         load_all<P>(args, smem);
-    } else if (thread >= kFinding) {
-        if (thread == kFinding) find_tiles(args, smem);
+    } else if (thread >= P::finding) {
+        if (thread == P::finding) find_tiles(args, smem);
     } else {
         if (args.load != nullptr && blockIdx.x == 0 && thread < kPositions && smem.key[thread] >= 0)
             atomicAdd(&args.load[smem.key[thread] / kKeys], 1ull);
@@ -111,27 +113,13 @@ template <int type, bool has_slabs> __global__ void __launch_bounds__(kThreads, 
 
 // ---- Launching ---------------------------------------------------------------------------------
 
-typedef void (*layer_entry)(layer_args_device);
-
-template <bool has_slabs> layer_entry entry_for(operand type)
-{
-    return type == OPERAND_BF16  ? layer_kernel<OPERAND_BF16, has_slabs>
-           : type == OPERAND_F16 ? layer_kernel<OPERAND_F16, has_slabs>
-                                 : layer_kernel<OPERAND_E4M3, has_slabs>;
-}
-
-layer_entry entry_of(operand type, bool has_slabs)
-{
-    return has_slabs ? entry_for<true>(type) : entry_for<false>(type);
-}
-
 // A layer of so few bytes that it is bound by what begins and ends launches. Slabs are those of ranks that share the experts, so that of
 // each's choices one in so many is here: all together are as many as one slab has.
 bool is_small(const layer_args &from)
 {
     const weight_view &w1 = from.gemms.gate_up.w1, &w2 = from.gemms.down.w2;
     const double expert_weights = static_cast<double>(w1.n) * w1.k + static_cast<double>(w2.n) * w2.k;
-    const int32_t most = layer_tokens(expert_weights, w2.n, element_bytes_of(w1.format) == 1, from.route.top_k);
+    const int32_t most = layer_tokens(expert_weights, w2.n, weight_bits_of(w1.format), from.route.top_k);
     int64_t tokens = 0;
 
     for (int32_t i = 0; i < from.route.slabs_count; i++) {
@@ -150,7 +138,8 @@ bool is_16_bits(int32_t format)
 bool has_rows(const layer_args &from, const row_slab &x)
 {
     const int32_t format = from.gemms.gate_up.w1.format;
-    const bool fits = element_bytes_of(format) == 1 ? is_16_bits(x.format) || (x.format == FORMAT_FP8_BLOCK128 && x.scales != nullptr) : x.format == format;
+    const bool fits = element_bytes_of(format) == 1 ? is_16_bits(x.format) || (x.format == FORMAT_FP8_BLOCK128 && x.scales != nullptr)
+                                                   : x.format == (is_packed(format) ? FORMAT_BF16 : format);
 
     return fits && x.ids != nullptr && is_aligned(x.rows, 16) && x.row_stride_bytes % 16 == 0 && x.cap <= from.route.rows_cap;
 }
@@ -181,8 +170,7 @@ bool is_layer(const layer_args &from)
     const bool weighs_input = gate_up.pair_weight != nullptr, weighs_result = from.combine.pair_weight != nullptr;
 
     return from.turns != nullptr && route.by == ROUTE_BY_IDS && from.combine.slabs_count == route.slabs_count && route.experts > 0 &&
-           weighs_input != weighs_result && gate_up.w1.format == down.w2.format && !is_packed(gate_up.w1.format) && !gate_up.w1.rows_in &&
-           !down.w2.rows_in && has_code(gate_up) && has_code(down);
+           weighs_input != weighs_result && gate_up.w1.format == down.w2.format && !gate_up.w1.rows_in && !down.w2.rows_in && has_code(gate_up) && has_code(down);
 }
 
 divider divider_of(int32_t divisor)
@@ -191,7 +179,7 @@ divider divider_of(int32_t divisor)
 }
 
 // See layer_product.
-tensor_map_shape map_shape(const layer_product &by, const weight_view &view, int32_t experts)
+tensor_map_shape map_shape(const layer_product &by, const weight_view &view, int32_t experts, int32_t units)
 {
     const bool in_turns = view.order == ORDER_INTERLEAVED;
     const cuuint64_t row = view.row_stride_bytes, expert = experts == 1 ? row * view.n : view.expert_stride_bytes;
@@ -200,15 +188,15 @@ tensor_map_shape map_shape(const layer_product &by, const weight_view &view, int
     return {5,
             {by.is_whole ? kUnitBytes : bytes, rows, kinds, by.is_whole ? bytes / kUnitBytes : 1, cuuint64_t(experts)},
             {in_turns ? 2 * row : row, row, kUnitBytes, expert},
-            {kUnitBytes, kHalf, 1, by.is_whole ? kUnits : 1u, 1}};
+            {kUnitBytes, kHalf, 1, by.is_whole ? units : 1u, 1}};
 }
 
-cudaError_t make_maps(layer_args_device &to, const layer_args &from)
+cudaError_t make_maps(layer_args_device &to, const layer_args &from, int32_t units)
 {
     const weight_view &w1 = from.gemms.gate_up.w1, &w2 = from.gemms.down.w2;
     const tensor_map_request maps[] = {
-        {&to.up.map, w1.values, CU_TENSOR_MAP_DATA_TYPE_UINT8, map_shape(to.up, w1, from.route.experts)},
-        {&to.down.map, w2.values, CU_TENSOR_MAP_DATA_TYPE_UINT8, map_shape(to.down, w2, from.route.experts)},
+        {&to.up.map, w1.values, CU_TENSOR_MAP_DATA_TYPE_UINT8, map_shape(to.up, w1, from.route.experts, units)},
+        {&to.down.map, w2.values, CU_TENSOR_MAP_DATA_TYPE_UINT8, map_shape(to.down, w2, from.route.experts, units)},
     };
 
     return tensor_maps_make(maps, 2);
@@ -216,19 +204,21 @@ cudaError_t make_maps(layer_args_device &to, const layer_args &from)
 
 template <class P> void take_product(layer_product &to, const weight_view &from, int32_t outputs)
 {
-    const int32_t inputs = static_cast<int32_t>((from.k + kFp8Group - 1) / kFp8Group * kFp8Group);
+    constexpr int32_t multiple = std::max(kFp8Group, P::depth);
+    const int32_t inputs = static_cast<int32_t>((from.k + multiple - 1) / multiple * multiple);
 
     to.weights = static_cast<const unsigned char *>(from.values);
     to.expert_stride_bytes = from.expert_stride_bytes;
     to.row_stride_bytes = from.row_stride_bytes;
     to.scales = scales_of(from);
+    if (P::is_packed) to.packed = packed_scales_of(from);
     to.bias = from.bias;
     to.bias_expert_stride_bytes = from.bias_expert_stride_bytes;
     to.bias_format = from.bias_format;
     to.order = from.order;
     to.depth = static_cast<int32_t>(from.k);
-    to.row_bytes = to.depth * P::element_bytes;
-    to.stages = (to.row_bytes + kRowBytes - 1) / kRowBytes;
+    to.row_bytes = to.depth * P::bits / 8;
+    to.stages = (to.row_bytes + P::row_bytes - 1) / P::row_bytes;
     to.is_whole = to.row_bytes % kUnitBytes == 0;
     to.by_stages = divider_of(to.stages);
     to.outputs = outputs;
@@ -239,7 +229,7 @@ template <class P> void take_product(layer_product &to, const weight_view &from,
 
 // What lies at the end of shared memory, from the last: x's scales and rows, mid's scales, and its rows from the last place on. Whether the
 // stages have room, were all choices here.
-bool take_smem(layer_args_device &to)
+template <class P> bool take_smem(layer_args_device &to)
 {
     const int32_t choices = to.tokens * to.top_k;
     int32_t end = kSmemBytes - static_cast<int32_t>(sizeof(layer_smem));
@@ -252,7 +242,7 @@ bool take_smem(layer_args_device &to)
     to.down.operand_offset = take(to.down.operand_pitch_bytes);
     to.down.scale_offset = scales - to.down.operand_offset;
     to.down.operand_pitch_bytes = -to.down.operand_pitch_bytes;
-    to.stages = stages_for(to.down, choices);
+    to.stages = stages_for<P>(to.down, choices);
     return to.stages >= kStagesLeast && std::max(to.up.stages, to.down.stages) <= kParts;
 }
 
@@ -267,7 +257,7 @@ template <class P> bool take_products(layer_args_device &to, const layer_args &f
     take_product<P>(to.up, gate_up.w1, gate_up.intermediate);
     take_product<P>(to.down, from.gemms.down.w2, gate_up.hidden);
     to.by_eights = divider_of(to.up.eights);
-    return take_smem(to);
+    return take_smem<P>(to);
 }
 
 layer_row take_row(const row_slab &x, const out_slab &y, int32_t index)
@@ -332,45 +322,51 @@ void share_out(layer_args_device &to, int32_t blocks, int32_t up_rows)
     to.eights_more = eights % blocks;
 }
 
+// What there is for a kind of weights.
+struct layer_code {
+    void (*kernels[2])(layer_args_device); // of one slab, and of several
+    bool (*take)(layer_args_device &, const layer_args &);
+    unsigned threads;
+    int32_t units; // of a stage
+};
+
+template <operand type> constexpr layer_code code_of()
+{
+    using P = product<type, false>;
+    return {{layer_kernel<type, false>, layer_kernel<type, true>}, take_products<P>, P::threads, P::units};
+}
+
+constexpr layer_code codes[OPERANDS] = {code_of<OPERAND_BF16>(), code_of<OPERAND_F16>(),   code_of<OPERAND_E4M3>(),
+                                        code_of<OPERAND_INT4>(), code_of<OPERAND_MXFP4>(), code_of<OPERAND_NVFP4>()};
+
 } // namespace
 
 extern "C" int32_t layer_cuda_load(void)
 {
     cudaError_t st = cudaSuccess;
 
-    for (operand type : {OPERAND_BF16, OPERAND_F16, OPERAND_E4M3}) {
-        for (bool has_slabs : {false, true})
-            if (st == cudaSuccess) st = load_kernel(entry_of(type, has_slabs), kSmemBytes);
-    }
+    for (const layer_code &code : codes)
+        for (auto kernel : code.kernels)
+            if (st == cudaSuccess) st = load_kernel(kernel, kSmemBytes);
     return st;
 }
 
 extern "C" int32_t layer_cuda(const struct layer_args *from, void *stream)
 {
     const gate_up_args &gate_up = from->gemms.gate_up;
-    const operand type = operand_of(gate_up.w1.format);
+    const layer_code &code = codes[operand_of(gate_up.w1.format)];
     const int32_t blocks = sm_count();
     layer_args_device to = {};
-    bool fits, several;
+    bool several;
     cudaError_t st;
 
     if (!is_layer(*from) || !is_small(*from) || !takes_slabs(*from)) return LAYER_UNFIT;
     take_rows(to, *from);
-    switch (type) {
-    case OPERAND_BF16:
-        fits = take_products<product<OPERAND_BF16, false>>(to, *from);
-        break;
-    case OPERAND_F16:
-        fits = take_products<product<OPERAND_F16, false>>(to, *from);
-        break;
-    default:
-        fits = take_products<product<OPERAND_E4M3, false>>(to, *from);
-    }
     to.mid = from->mid;
     to.mid_words = from->mid_words;
-    if (!fits || to.tokens * to.top_k * gate_up.intermediate > 2 * to.mid_words || to.mid_words % 4 != 0 || !is_aligned(to.mid, 16))
+    if (!code.take(to, *from) || to.tokens * to.top_k * gate_up.intermediate > 2 * to.mid_words || to.mid_words % 4 != 0 || !is_aligned(to.mid, 16))
         return LAYER_UNFIT;
-    st = make_maps(to, *from);
+    st = make_maps(to, *from, code.units);
     if (st != cudaSuccess) return st;
     share_out(to, blocks, static_cast<int32_t>(gate_up.w1.n));
     to.activation = terms_of(gate_up);
@@ -379,5 +375,5 @@ extern "C" int32_t layer_cuda(const struct layer_args *from, void *stream)
     to.turns = reinterpret_cast<layer_turns *>(from->turns);
     to.scale = from->combine.scale;
     several = from->route.slabs_count > 1 || to.tokens_coded > 0;
-    return launch(entry_of(type, several), {static_cast<unsigned>(blocks), kThreads, kSmemBytes, LAUNCH_EARLY}, stream, to);
+    return launch(code.kernels[several], {static_cast<unsigned>(blocks), code.threads, kSmemBytes, LAUNCH_EARLY}, stream, to);
 }

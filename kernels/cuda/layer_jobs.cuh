@@ -6,6 +6,7 @@
 #include "kernels/cuda/activation.cuh"
 #include "kernels/cuda/ids.cuh"
 #include "kernels/cuda/number.cuh"
+#include "kernels/cuda/packed.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/quantise.cuh"
 #include "kernels/cuda/tensor_map.cuh"
@@ -15,23 +16,16 @@
 
 namespace {
 
-// A block: warps that multiply, one that finds tiles of gate_up, and some that load.
-constexpr int kWarps = 11, kLoaders = 4;
-constexpr int kMultiplying = kWarps * 32, kFinding = kMultiplying, kLoading = kFinding + 32, kThreads = kLoading + kLoaders * 32;
+constexpr int kLoaders = 4; // warps of a block
 constexpr int kPositions = LAYER_POSITIONS;
 constexpr int kTokens = LAYER_TOKENS;  // at most: N of mma
 constexpr int kHalf = 8;               // weight rows of half a tile: gate of as many units, or up; or outputs
 constexpr int kRows = 2 * kHalf;       // M of mma
 constexpr int kSums = kRows * kTokens; // of a tile
 constexpr int kUnitBytes = 128;        // of each row, that a warp multiplies at once
-constexpr int kUnits = 8;              // of a stage
-constexpr int kRowBytes = kUnits * kUnitBytes; // of a row, that a stage has
 constexpr int kHalfUnitBytes = kHalf * kUnitBytes;
-constexpr int kHalfBytes = kUnits * kHalfUnitBytes; // of a stage, [kUnits][kHalf][kUnitBytes], swizzled by 128 bytes
-constexpr int kStageBytes = 2 * kHalfBytes;
 constexpr int kSkewBytes = 64; // behind an operand row, so that two rows lie in other banks
-constexpr int kStagesMost = kWarps, kStagesLeast = 4;
-constexpr int kStagesEnough = 8; // where down has no more parts
+constexpr int kStagesMost = 12, kStagesLeast = 4;
 constexpr int kTiles = 64;              // that who finds them may be ahead of who multiplies them: a tile takes a stage at least
 constexpr int kParts = 32;              // stages whose sums wait at once, of gate_up for the last of their tile, of down to be added; a power of two
 constexpr int kSmemBytes = 232448;      // that a block may have
@@ -40,14 +34,26 @@ static_assert(kTiles > kParts + 2 * kStagesMost + 2);
 
 // What a kernel is compiled for. e4m3 is multiplied as fp16, which holds every code. has_slabs: rows are those of several ranks, of whose
 // choices few are here; else they are at equal distances, and what follows from the number of tokens is known before.
-template <operand type, bool several> struct product {
+template <operand type_, bool several> struct product {
+    static constexpr operand type = type_;
     static constexpr bool has_slabs = several;
     static constexpr bool is_scaled = type == OPERAND_E4M3;
-    static constexpr bool multiplies_bf16 = type == OPERAND_BF16;
+    static constexpr bool is_packed = type >= OPERAND_INT4;
+    static constexpr bool multiplies_bf16 = type == OPERAND_BF16 || is_packed;
     static constexpr bool mid_is_bf16 = type != OPERAND_F16;
-    static constexpr int element_bytes = is_scaled ? 1 : 2;
-    static constexpr int depth = kUnitBytes / element_bytes; // inputs of a unit
-    static constexpr int pieces = depth / 8;                 // of 16 bytes of an operand row, of a unit
+    static constexpr int bits = is_packed ? 4 : is_scaled ? 8 : 16; // of a weight
+    static constexpr int depth = kUnitBytes * 8 / bits;             // inputs of a unit
+    static constexpr int pieces = depth / 8;                        // of 16 bytes of an operand row, of a unit
+    static constexpr int units = is_packed ? 4 : 8;                 // of a stage: with weights of 4 bits each takes longer
+    static constexpr int row_bytes = units * kUnitBytes;            // of a row, that a stage has
+    static constexpr int half_bytes = units * kHalfUnitBytes;       // of a stage, [units][kHalf][kUnitBytes], swizzled by 128 bytes
+    static constexpr int scale_pitch_bytes = !is_packed ? 0 : type == OPERAND_MXFP4 ? 80 : 144; // behind both halves, of each weight row; eight rows' in other banks
+    // A block: warps that multiply, one that finds tiles of gate_up, and those that load.
+    static constexpr int warps = is_packed ? 12 : 11;
+    static constexpr int multiplying = warps * 32, finding = multiplying, loading = finding + 32, threads = loading + kLoaders * 32;
+    static constexpr int groups = is_packed ? multiplying / kSums : 1; // of 16 outputs of down whose parts it multiplies without a pause
+    static constexpr int stages_enough = is_packed ? warps : 8; // where down has no more parts
+    static constexpr int stage_bytes = 2 * half_bytes + (kRows * scale_pitch_bytes + 1023) / 1024 * 1024;
 };
 
 // Divisions take longer than what they are for. The number times the divisor is below 2^31.
@@ -66,6 +72,7 @@ struct layer_product {
     const unsigned char *weights;
     int64_t expert_stride_bytes, row_stride_bytes;
     weight_scales scales;
+    packed_scales packed;
     const void *bias; // NULL: none
     int64_t bias_expert_stride_bytes;
     int32_t bias_format;
@@ -135,13 +142,13 @@ struct layer_args_device {
     layer_row rows[kTokens]; // of one slab the first; looked at before the first product alone
 };
 
-// A choice has an operand row of down if its expert is here: the stages take what that leaves, and no more than kStagesEnough or than down
+// A choice has an operand row of down if its expert is here: the stages take what that leaves, and no more than are enough or than down
 // has parts, each of which then has a warp of its own.
-__host__ __device__ __forceinline__ int32_t stages_for(const layer_product &down, int32_t choices)
+template <class P> __host__ __device__ __forceinline__ int32_t stages_for(const layer_product &down, int32_t choices)
 {
-    const int32_t room = (down.operand_offset + (choices - 1) * down.operand_pitch_bytes) / kStageBytes;
+    const int32_t room = (down.operand_offset + (choices - 1) * down.operand_pitch_bytes) / P::stage_bytes;
 
-    return min(room, min(max(choices * down.stages, kStagesEnough), kStagesMost));
+    return min(room, min(max(choices * down.stages, P::stages_enough), P::warps));
 }
 
 // An expert and the tokens that chose it, each by one of its choices; a token that chose it twice has two jobs.
@@ -173,6 +180,7 @@ struct layer_smem {
     float stage_scale[kStagesMost][kRows]; // of the weights, first half of the rows and second: by group of 128 inputs, or by row
     uint64_t full[kStagesMost], empty[kStagesMost];
     uint64_t read[kParts]; // that sums have been
+    uint64_t kept[kParts]; // that a part's operand rows of down have been, where one pass has several outputs of a part
     tile tiles[kTiles];                     // of gate_up, in turns
     uint64_t found[kTiles], begun[kTiles]; // that they are there, and their stages asked for
     uint32_t summed[kTiles];               // stages whose sums are there
@@ -185,7 +193,7 @@ struct layer_smem {
     int32_t jobs_count;
     int32_t stages_count;          // of several slabs, as are these
     layer_result results[kTokens];
-    alignas(1024) unsigned char stages[]; // [stages_count][kStageBytes]; at the end mid's rows and scales, and x's
+    alignas(1024) unsigned char stages[]; // [stages_count][stage_bytes]; at the end mid's rows and scales, and x's
 };
 
 // ---- Jobs --------------------------------------------------------------------------------------
@@ -291,7 +299,7 @@ template <class P> __device__ __forceinline__ void find_few_jobs(const layer_arg
     keep_job(smem, at, token, weight);
     if (position != 0) return;
     smem.jobs_count = __popc(leaders);
-    if (P::has_slabs) smem.stages_count = stages_for(args.down, at.here);
+    if (P::has_slabs) smem.stages_count = stages_for<P>(args.down, at.here);
 }
 
 // By the first kPositions threads.
@@ -335,7 +343,7 @@ template <class P> __device__ __forceinline__ void find_jobs(const layer_args_de
     if (at.key >= 0 && leader == position) ask_first(args, at.job, expert);
     keep_job(smem, at, token, weight);
     if (position != 0) return;
-    if (P::has_slabs) smem.stages_count = stages_for(args.down, at.here);
+    if (P::has_slabs) smem.stages_count = stages_for<P>(args.down, at.here);
     smem.jobs_count = __popc(smem.leaders[0]) + __popc(smem.leaders[1]) + __popc(smem.leaders[2]) + __popc(smem.leaders[3]);
 }
 static_assert(kPositions == 4 * 32);
@@ -370,15 +378,16 @@ template <class P> __device__ __forceinline__ uint4 row_piece(const layer_args_d
 }
 
 // Where an operand row has its eight numbers from `column` on: those that the lanes of a row multiply at once lie side by side, a lane's
-// being of 32 bytes of weights.
+// being of 32 bytes of weights, of 4 bits each of four.
 template <class P> __device__ __forceinline__ int32_t piece_offset(int32_t column)
 {
     const int32_t piece = column / 8, in_unit = piece % P::pieces;
 
+    if (P::is_packed) return piece * 16;
     return (piece - in_unit + in_unit % (P::pieces / 4) * 4 + in_unit / (P::pieces / 4)) * 16;
 }
 
-// Eight numbers of an operand row as mma takes them: of e4m3 codes as fp16, with the scale of their group.
+// Eight numbers of an operand row as mma takes them: of e4m3 codes as fp16, with the scale of their group; for weights of 4 bits woven.
 struct operand_eight {
     uint4 words;
     float scale;
@@ -398,6 +407,11 @@ template <class P> __device__ __forceinline__ operand_eight code_eight(const uin
         e4m3_to_f16(coded.codes.x, to.words.x, to.words.y);
         e4m3_to_f16(coded.codes.y, to.words.z, to.words.w);
         to.scale = coded.scale;
+    } else if constexpr (P::is_packed) {
+        uint32_t woven[4];
+
+        woven_of(words, woven);
+        to.words = {woven[0], woven[1], woven[2], woven[3]};
     }
     return to;
 }
@@ -524,7 +538,7 @@ __device__ __forceinline__ void keep_looks(const layer_product &by, unsigned cha
 // Of a job's rows of mid what a stage of its weights is multiplied with, by the warp that does. Several looks are under way at once.
 template <class P> __device__ __forceinline__ void keep_mid(const layer_args_device &args, layer_smem &smem, const job &j, int32_t stage)
 {
-    constexpr int32_t columns = kUnits * P::depth; // of a stage
+    constexpr int32_t columns = P::units * P::depth; // of a stage
     const layer_product &by = args.down;
     const int32_t first = stage * columns, end = min(first + columns, by.eights * 8), lane = threadIdx.x % 32;
     const uint32_t *mid = mid_half(args, smem, 0);

@@ -23,14 +23,14 @@ struct stage_ring {
 
 // A stage has one warp that loads it and one that multiplies it, round by round: a wait for a parity cannot tell a round from the one
 // before the last.
-__device__ __forceinline__ bool is_loaded_by(const stage_ring &ring)
+template <class P> __device__ __forceinline__ bool is_loaded_by(const stage_ring &ring)
 {
-    return ring.stage % kLoaders == (static_cast<int32_t>(threadIdx.x) - kLoading) / 32;
+    return ring.stage % kLoaders == (static_cast<int32_t>(threadIdx.x) - P::loading) / 32;
 }
 
-__device__ __forceinline__ unsigned char *stage_at(layer_smem &smem, int32_t stage)
+template <class P> __device__ __forceinline__ unsigned char *stage_at(layer_smem &smem, int32_t stage)
 {
-    return smem.stages + stage * kStageBytes;
+    return smem.stages + stage * P::stage_bytes;
 }
 
 // A tile's rows: of the matrix, the first of each half, or where gate and up lie in turns the first of their kind; high -1: there is no
@@ -103,10 +103,36 @@ __device__ __forceinline__ void load_scales(const layer_product &by, layer_smem 
     cp_async_mbarrier_arrive_noinc(&smem.full[stage]);
 }
 
-// Of a stage that has so many bytes of its rows and more.
-__device__ __forceinline__ int32_t units_of(int32_t left)
+// Where a weight row of a tile has its scales, of 4 bits.
+__device__ __forceinline__ const unsigned char *packed_row(const layer_product &by, int32_t expert, const tile_rows &rows, int32_t row)
 {
-    return min((left + kUnitBytes - 1) / kUnitBytes, kUnits);
+    const bool is_high = row >= kHalf;
+    const int64_t at = row_at(by, is_high ? rows.high : rows.low, row % kHalf, is_high);
+
+    return by.packed.scales + expert * by.packed.expert_stride_bytes + at * by.packed.row_stride_bytes;
+}
+
+// A stage's of them, `begin` bytes along the rows, as they are, with what lies beside them in 16 bytes, and zeros past a row's end. Two lanes
+// share a row. Every lane arrives once its copies are there.
+template <class P>
+__device__ __forceinline__ void load_packed_scales(const layer_product &by, layer_smem &smem, int32_t stage, int32_t expert, const tile_rows &rows, int32_t begin)
+{
+    const int32_t lane = threadIdx.x % 32, row = lane % kRows, bytes = P::units * by.packed.step_bytes;
+    const uint32_t to = smem_address(stage_at<P>(smem, stage)) + 2 * P::half_bytes + row * P::scale_pitch_bytes;
+
+    if (row < kHalf || rows.high >= 0) {
+        const scales_span span(by.packed, packed_row(by, expert, rows, row), begin, bytes);
+
+        for (int32_t at = lane / kRows * 16; at < bytes + 15; at += 32)
+            cp_async(to + at, span.first - span.before + (at < span.end ? at : 0), max(min(span.end - at, 16), 0));
+    }
+    cp_async_mbarrier_arrive_noinc(&smem.full[stage]);
+}
+
+// Of a stage that has so many bytes of its rows and more.
+template <class P> __device__ __forceinline__ int32_t units_of(int32_t left)
+{
+    return min((left + kUnitBytes - 1) / kUnitBytes, P::units);
 }
 
 // A stage of a tile, `at` bytes along its rows, and zeros past their end. By one warp.
@@ -114,23 +140,24 @@ template <class P>
 __device__ __forceinline__ void load_stage(const layer_product &by, layer_smem &smem, int32_t expert, const tile_rows &rows, const stage_ring &ring, int32_t at)
 {
     const bool has_high = rows.high >= 0;
-    unsigned char *to = stage_at(smem, ring.stage);
+    unsigned char *to = stage_at<P>(smem, ring.stage);
     uint64_t *full = &smem.full[ring.stage];
 
     mbarrier_wait(&smem.empty[ring.stage], ring.round_odd ^ 1);
     if (elect_one()) {
-        const int32_t boxes = by.is_whole ? 1 : units_of(by.row_bytes - at), box_bytes = by.is_whole ? kHalfBytes : kHalfUnitBytes;
+        const int32_t boxes = by.is_whole ? 1 : units_of<P>(by.row_bytes - at), box_bytes = by.is_whole ? P::half_bytes : kHalfUnitBytes;
 
         mbarrier_arrive_expect_tx(full, (has_high ? 2 : 1) * boxes * box_bytes);
         for (int32_t box = 0; box < boxes; box++, to += kHalfUnitBytes) {
             const int32_t byte = by.is_whole ? 0 : at + box * kUnitBytes, unit = by.is_whole ? at / kUnitBytes : 0;
 
             cp_async_bulk_tensor_5d<true>(to, &by.map, full, byte, rows.low, 0, unit, expert);
-            if (has_high) cp_async_bulk_tensor_5d<true>(to + kHalfBytes, &by.map, full, byte, rows.high, by.order == ORDER_INTERLEAVED, unit, expert);
+            if (has_high) cp_async_bulk_tensor_5d<true>(to + P::half_bytes, &by.map, full, byte, rows.high, by.order == ORDER_INTERLEAVED, unit, expert);
         }
     }
     __syncwarp();
     if (P::is_scaled) load_scales(by, smem, ring.stage, expert, rows, at / kFp8Group);
+    if (P::is_packed) load_packed_scales<P>(by, smem, ring.stage, expert, rows, at / kUnitBytes * by.packed.step_bytes);
 }
 
 // Of a tile the stages of this loading warp: who has asked for copies is held for 500 cycles, so there are several. `asked` is the last one.
@@ -138,8 +165,8 @@ template <class P>
 __device__ __forceinline__ void load_tile(const layer_product &by, layer_smem &smem, int32_t expert, const tile_rows &rows, stage_ring &ring,
                                           stage_ring &asked)
 {
-    for (int32_t at = 0; at < by.row_bytes; at += kRowBytes, ring.advance()) {
-        if (!is_loaded_by(ring)) continue;
+    for (int32_t at = 0; at < by.row_bytes; at += P::row_bytes, ring.advance()) {
+        if (!is_loaded_by<P>(ring)) continue;
         load_stage<P>(by, smem, expert, rows, ring, at);
         asked = ring;
     }
@@ -213,12 +240,12 @@ __device__ __forceinline__ void find_tiles(const layer_args_device &args, layer_
 // ---- The loading warps -------------------------------------------------------------------------
 
 // The half of mid that the next launch writes.
-__device__ __forceinline__ void clear_mid(const layer_args_device &args, const layer_smem &smem)
+template <class P> __device__ __forceinline__ void clear_mid(const layer_args_device &args, const layer_smem &smem)
 {
     const int64_t threads = kLoaders * 32;
     uint4 *half = reinterpret_cast<uint4 *>(mid_half(args, smem, 1));
 
-    for (int64_t i = blockIdx.x * threads + threadIdx.x - kLoading; i < args.mid_words / 4; i += gridDim.x * threads)
+    for (int64_t i = blockIdx.x * threads + threadIdx.x - P::loading; i < args.mid_words / 4; i += gridDim.x * threads)
         half[i] = {};
 }
 
@@ -237,7 +264,7 @@ template <class P> __device__ __forceinline__ void load_all(const layer_args_dev
     tile t = first_tile(args, smem);
 
     for (int32_t number = 0; t.job >= 0; t = tile_at(smem, ++number)) {
-        if (is_loaded_by(ring) && threadIdx.x % 32 == 0) mbarrier_arrive(&smem.begun[number % kTiles]);
+        if (is_loaded_by<P>(ring) && threadIdx.x % 32 == 0) mbarrier_arrive(&smem.begun[number % kTiles]);
         load_tile<P>(args.up, smem, smem.jobs[t.job].expert, rows_of_up(args.up, t.group), ring, asked);
     }
     of = share_of_down(args);
@@ -247,7 +274,7 @@ template <class P> __device__ __forceinline__ void load_all(const layer_args_dev
     for (int32_t output = of.first; output < of.end; output += kRows)
         for (int32_t job = 0; job < smem.jobs_count; job++)
             load_tile<P>(args.down, smem, smem.jobs[job].expert, rows_of_down(output, of.end), ring, asked);
-    clear_mid(args, smem);
+    clear_mid<P>(args, smem);
 }
 
 } // namespace

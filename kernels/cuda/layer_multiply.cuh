@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/layer_jobs.cuh"
 #include "kernels/cuda/layer_load.cuh"
+#include "kernels/cuda/layer_packed.cuh"
 
 namespace {
 
@@ -50,7 +51,7 @@ template <class P, bool is_down>
 __device__ __forceinline__ lane_inputs inputs_of(const layer_product &by, const unsigned char *operand, const job &j, int32_t stage)
 {
     const int32_t lane = threadIdx.x % 32, r = lane / 4, even = lane % 4 * 2, odd = even + 1, any = __ffs(j.tokens) - 1;
-    const unsigned char *at = operand + stage * (kUnits * P::pieces * 16);
+    const unsigned char *at = operand + stage * (P::units * P::pieces * 16);
     auto row = [&](int32_t token) {
         token = j.tokens >> token & 1 ? token : any;
         return is_down ? static_cast<int32_t>(j.choice[token]) : token;
@@ -59,7 +60,7 @@ __device__ __forceinline__ lane_inputs inputs_of(const layer_product &by, const 
 
     to.inputs = reinterpret_cast<const uint4 *>(at + row(r) * by.operand_pitch_bytes) + lane % 4;
     if constexpr (P::is_scaled) {
-        const float *scales = reinterpret_cast<const float *>(operand + by.scale_offset) + stage * kUnits;
+        const float *scales = reinterpret_cast<const float *>(operand + by.scale_offset) + stage * P::units;
 
         to.even_scale = scales + row(even) * by.scale_pitch;
         to.odd_scale = scales + row(odd) * by.scale_pitch;
@@ -72,11 +73,11 @@ struct lane_weights {
     uint4 low[2], high[2];
 };
 
-__device__ __forceinline__ lane_weights weights_at(const unsigned char *first, const unsigned char *second)
+template <class P> __device__ __forceinline__ lane_weights weights_at(const unsigned char *first, const unsigned char *second)
 {
     const auto at = [](const unsigned char *row) { return *reinterpret_cast<const uint4 *>(row); };
 
-    return {{at(first), at(second)}, {at(first + kHalfBytes), at(second + kHalfBytes)}};
+    return {{at(first), at(second)}, {at(first + P::half_bytes), at(second + P::half_bytes)}};
 }
 
 // What fp8 multiplies a unit's products with: of the rows, and of the tokens.
@@ -166,9 +167,9 @@ static_assert(kHalf * kTokens == 2 * 32);
 
 // ---- down --------------------------------------------------------------------------------------
 
-__device__ __forceinline__ void multiplying_sync()
+template <class P> __device__ __forceinline__ void multiplying_sync()
 {
-    bar_sync<2, kMultiplying>();
+    bar_sync<2, P::multiplying>();
 }
 
 // The router's weight of a token's result in a job that it has.
@@ -199,7 +200,8 @@ struct walk {
     int32_t number; // of the tile
     tile now;
     int32_t added;                            // parts of down, of all outputs so far
-    int32_t output, parts_begin, parts_count; // down: 16 outputs of the share, and of their parts (stages of jobs) up to kParts
+    int32_t output, parts_begin, parts_count; // down: 16 outputs of the share, and of their parts (stages of jobs) up to kParts; or several
+                                              // times 16, with all of theirs
     float sum;                                // of this thread's output and token
 };
 
@@ -213,53 +215,112 @@ __device__ __forceinline__ bool walk_up(const layer_args_device &args, layer_sme
     return at.now.job >= 0;
 }
 
-// What a thread adds of parts that have been multiplied, an output of a token. Who goes on to more of them meets the others first.
-__device__ __forceinline__ void add_parts(const layer_args_device &args, const layer_smem &smem, walk &at)
+__device__ __forceinline__ int32_t parts_of_down(const layer_args_device &args, const layer_smem &smem)
 {
-    const int32_t token = threadIdx.x / kRows, row = threadIdx.x % kRows;
+    return smem.jobs_count * args.down.stages;
+}
 
-    multiplying_sync();
-    if (token < args.tokens)
+// How many times 16 outputs these parts are of.
+template <class P> __device__ __forceinline__ int32_t groups_of(int32_t parts_count, int32_t parts)
+{
+    static_assert(P::groups <= 3);
+    return P::groups == 1 || parts == 0 ? 1 : 1 + (parts_count >= 2 * parts) + (parts_count >= 3 * parts);
+}
+
+// Which of them a thread has a sum of.
+template <class P> __device__ __forceinline__ int32_t group_of()
+{
+    return P::groups == 1 ? 0 : threadIdx.x / kSums;
+}
+
+// What a thread adds of parts that have been multiplied, an output of a token. Who goes on to more of them meets the others first.
+template <class P> __device__ __forceinline__ void add_parts(const layer_args_device &args, const layer_smem &smem, walk &at)
+{
+    static_assert(P::multiplying >= kRows * kTokens);
+    const int32_t parts = P::groups == 1 ? at.parts_count : min(at.parts_count, parts_of_down(args, smem));
+    const int32_t group = group_of<P>(), token = threadIdx.x / kRows - group * kTokens, row = threadIdx.x % kRows;
+
+    multiplying_sync<P>();
+    if (group * parts < at.parts_count && token < args.tokens)
 #pragma unroll 4
-        for (int32_t part = 0; part < at.parts_count; part++)
-            at.sum += smem.sums[(smem.down_first + at.added + part) % kParts][number_of(row, token)];
+        for (int32_t part = 0; part < parts; part++)
+            at.sum += smem.sums[(smem.down_first + at.added + group * parts + part) % kParts][number_of(row, token)];
 }
 
 template <class P> __device__ __forceinline__ void store_result(const layer_args_device &args, const layer_smem &smem, int32_t end, const walk &at)
 {
-    const int32_t token = threadIdx.x / kRows, output = at.output + threadIdx.x % kRows;
+    const int32_t group = group_of<P>(), token = threadIdx.x / kRows - group * kTokens, output = at.output + group * kRows + threadIdx.x % kRows;
     layer_result to;
 
     if (token >= args.tokens || output >= end) return;
+    if (P::groups > 1 && group >= groups_of<P>(at.parts_count, parts_of_down(args, smem))) return;
     to = P::has_slabs ? smem.results[token] : result_of<P>(args, token);
     if (to.y != nullptr) number_store(to.y, output, to.format, (at.sum + bias_of(args, smem, token, output)) * args.scale);
 }
-static_assert(kMultiplying >= kRows * kTokens);
+
+// The next outputs, of whose parts those from parts_begin on come now.
+template <class P> __device__ __forceinline__ void begin_parts(const layer_args_device &args, const layer_smem &smem, int32_t end, walk &at)
+{
+    const int32_t parts = parts_of_down(args, smem), left = (end - at.output + kRows - 1) / kRows;
+    int32_t count = parts;
+
+    for (int32_t groups = 2; groups <= P::groups && groups <= left && groups * parts <= kParts; groups++)
+        count = groups * parts;
+    at.parts_count = min(count - at.parts_begin, kParts);
+}
 
 // To its next part of down, with all that the block does between parts; false: there is none.
 template <class P> __device__ __forceinline__ bool walk_down(const layer_args_device &args, layer_smem &smem, int32_t end, walk &at)
 {
-    const int32_t parts = smem.jobs_count * args.down.stages;
+    const int32_t parts = parts_of_down(args, smem);
 
     while (at.output < end && at.next >= at.first + at.parts_count) {
         const int32_t count = at.parts_count;
 
-        add_parts(args, smem, at);
+        add_parts<P>(args, smem, at);
         at.first += count;
         at.added += count;
         at.parts_begin += count;
         if (at.parts_begin >= parts) {
             store_result<P>(args, smem, end, at);
-            at.output += kRows;
+            at.output += groups_of<P>(count, parts) * kRows;
             at.parts_begin = 0;
             at.sum = 0.0f;
         }
-        at.parts_count = min(parts - at.parts_begin, kParts);
+        begin_parts<P>(args, smem, end, at);
         if (at.output >= end) break;
-        multiplying_sync();
+        multiplying_sync<P>();
         if (static_cast<int32_t>(threadIdx.x) < count) mbarrier_arrive(&smem.read[(smem.down_first + at.added - count + threadIdx.x) % kParts]);
     }
     return at.output < end;
+}
+
+// A part of down: its number among those of its outputs.
+struct part_place {
+    int32_t group, number, job, stage, output;
+};
+
+template <class P> __device__ __forceinline__ part_place place_of(const layer_args_device &args, const layer_smem &smem, const walk &at)
+{
+    const int32_t parts = parts_of_down(args, smem), index = at.parts_begin + at.next - at.first;
+    part_place to = {P::groups == 1 ? 0 : (index >= parts) + (index >= 2 * parts), 0, 0, 0, 0};
+
+    to.number = index - to.group * parts;
+    to.job = args.down.by_stages.divide(to.number);
+    to.stage = to.number - to.job * args.down.stages;
+    to.output = at.output + to.group * kRows;
+    return to;
+}
+
+// The operand rows of a part, by who multiplies the first outputs with them; who does others meanwhile waits for them.
+template <class P> __device__ __forceinline__ void keep_part(const layer_args_device &args, layer_smem &smem, const part_place &part)
+{
+    if (part.group > 0) {
+        mbarrier_wait(&smem.kept[part.number], 0);
+        return;
+    }
+    keep_mid<P>(args, smem, smem.jobs[part.job], part.stage);
+    if (P::groups > 1 && part.number < kParts && threadIdx.x % 32 == 0) mbarrier_arrive(&smem.kept[part.number]);
 }
 
 // What a stage is multiplied by, and where its sums go.
@@ -269,22 +330,24 @@ struct stage_work {
     float even_weight, odd_weight; // of down, of tokens lane % 4 * 2 and the next
     bool has_even, has_odd;
     float *sums;
+    packed_work packed;
 };
 
 template <class P, bool is_down>
-__device__ __forceinline__ stage_work work_of(const layer_args_device &args, layer_smem &smem, const job &j, int32_t stage, float *sums)
+__device__ __forceinline__ stage_work work_of(const layer_args_device &args, layer_smem &smem, const job &j, const tile_rows &rows, int32_t stage, float *sums)
 {
     const layer_product &by = is_down ? args.down : args.up;
     const int32_t even = threadIdx.x % 4 * 2, odd = even + 1;
     stage_work to = {};
 
     to.from = inputs_of<P, is_down>(by, operand_of(by, smem), j, stage);
-    to.units = units_of(by.row_bytes - stage * kRowBytes);
+    to.units = units_of<P>(by.row_bytes - stage * P::row_bytes);
     to.has_even = !is_down || (j.tokens >> even & 1);
     to.has_odd = !is_down || (j.tokens >> odd & 1);
     to.even_weight = is_down ? weight_of(args, j, even) : 1.0f;
     to.odd_weight = is_down ? weight_of(args, j, odd) : 1.0f;
     to.sums = sums + threadIdx.x % 32 * 4;
+    if (P::is_packed) to.packed = packed_work_of<P>(by, j.expert, rows, stage);
     return to;
 }
 
@@ -293,17 +356,21 @@ template <class P>
 __device__ __forceinline__ float4 multiply_stage(layer_smem &smem, int32_t stage, uint32_t round_odd, bool by_block, const stage_work &work)
 {
     const int32_t lane = threadIdx.x % 32, r = lane / 4, chunk = lane % 4 * 2;
-    const unsigned char *rows = stage_at(smem, stage) + r * kUnitBytes, *first = rows + (chunk ^ r) * 16, *second = rows + ((chunk + 1) ^ r) * 16;
+    const unsigned char *rows = stage_at<P>(smem, stage) + r * kUnitBytes, *first = rows + (chunk ^ r) * 16, *second = rows + ((chunk + 1) ^ r) * 16;
     const lane_scales scales = {&smem.stage_scale[stage][by_block ? 0 : r], work.from.even_scale, work.from.odd_scale, by_block};
     float even[4] = {}, odd[4] = {};
 
     mbarrier_wait(&smem.full[stage], round_odd);
+    if constexpr (P::is_packed) multiply_packed<P>(stage_at<P>(smem, stage), work.units, work.from.inputs, work.packed, even, odd);
 #pragma unroll(P::is_scaled ? 2 : 4)
-    for (int32_t unit = 0; unit < work.units; unit++)
-        multiply_unit<P>(weights_at(first + unit * kHalfUnitBytes, second + unit * kHalfUnitBytes), work.from.inputs + unit * P::pieces, scales, unit, even,
+    for (int32_t unit = 0; unit < work.units && !P::is_packed; unit++)
+        multiply_unit<P>(weights_at<P>(first + unit * kHalfUnitBytes, second + unit * kHalfUnitBytes), work.from.inputs + unit * P::pieces, scales, unit, even,
                          odd);
     __syncwarp();
     if (lane == 0) mbarrier_arrive(&smem.empty[stage]);
+    if constexpr (P::is_packed)
+        return {(even[0] + odd[0]) * work.packed.low_factor, (even[1] + odd[1]) * work.packed.low_factor, (even[2] + odd[2]) * work.packed.high_factor,
+                (even[3] + odd[3]) * work.packed.high_factor};
     return {even[0] + odd[0], even[1] + odd[1], even[2] + odd[2], even[3] + odd[3]};
 }
 
@@ -337,7 +404,7 @@ template <class P> __device__ __forceinline__ void multiply_all(const layer_args
     at.count = stages_of<P>(args, smem);
     at.next = is_down ? INT32_MAX : place;
     at.output = of.first;
-    at.parts_count = min(smem.jobs_count * args.down.stages, kParts);
+    begin_parts<P>(args, smem, of.end, at);
     if (!is_down) at.now = tile_at(smem, 0);
     for (;;) {
         stage_work work;
@@ -349,12 +416,12 @@ template <class P> __device__ __forceinline__ void multiply_all(const layer_args
         }
         if (is_down && !walk_down<P>(args, smem, of.end, at)) break;
         if (is_down) {
-            const int32_t part = at.parts_begin + at.next - at.first, job = args.down.by_stages.divide(part), stage = part - job * args.down.stages;
+            const part_place part = place_of<P>(args, smem, at);
 
-            if (at.output == of.first) keep_mid<P>(args, smem, smem.jobs[job], stage); // for the other outputs, too
-            work = work_of<P, true>(args, smem, smem.jobs[job], stage, smem.sums[at.next % kParts]);
+            if (at.output == of.first) keep_part<P>(args, smem, part); // for the other outputs, too
+            work = work_of<P, true>(args, smem, smem.jobs[part.job], rows_of_down(part.output, of.end), part.stage, smem.sums[at.next % kParts]);
         } else {
-            work = work_of<P, false>(args, smem, smem.jobs[at.now.job], at.next - at.first, smem.sums[at.next % kParts]);
+            work = work_of<P, false>(args, smem, smem.jobs[at.now.job], rows_of_up(args.up, at.now.group), at.next - at.first, smem.sums[at.next % kParts]);
         }
         sums = multiply_stage<P>(smem, place, at.round_odd, args.up.scales.format == FORMAT_FP8_BLOCK128, work);
         mbarrier_wait(&smem.read[at.next % kParts], at.next / kParts % 2 ^ 1);
