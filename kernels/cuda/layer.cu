@@ -71,7 +71,8 @@ __device__ __forceinline__ void keep_all_rows(const layer_args_device &args, lay
     if (P::has_slabs && P::is_scaled) keep_coded_rows<P>(args, smem, thread, threads);
 }
 
-template <int type, bool has_slabs> __global__ void __launch_bounds__(product<static_cast<operand>(type), has_slabs>::threads, 1) layer_kernel(const __grid_constant__ layer_args_device args)
+template <int type, bool has_slabs>
+__global__ void __launch_bounds__(product<static_cast<operand>(type), has_slabs>::threads, 1) layer_kernel(const __grid_constant__ layer_args_device args)
 {
     using P = product<static_cast<operand>(type), has_slabs>;
     layer_smem &smem = *dynamic_smem<layer_smem>();

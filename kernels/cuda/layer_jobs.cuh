@@ -47,7 +47,8 @@ template <operand type_, bool several> struct product {
     static constexpr int units = is_packed ? 4 : 8;                 // of a stage: with weights of 4 bits each takes longer
     static constexpr int row_bytes = units * kUnitBytes;            // of a row, that a stage has
     static constexpr int half_bytes = units * kHalfUnitBytes;       // of a stage, [units][kHalf][kUnitBytes], swizzled by 128 bytes
-    static constexpr int scale_pitch_bytes = !is_packed ? 0 : type == OPERAND_MXFP4 ? 80 : 144; // behind both halves, of each weight row; eight rows' in other banks
+    // Behind both halves, of each packed row: scales, with up to 15 bytes before them, then what codes are multiplied by. Of eight rows in other banks.
+    static constexpr int scale_pitch_bytes = is_packed ? units * (type == OPERAND_MXFP4 ? 16 : 32) + 16 : 0;
     // A block: warps that multiply, one that finds tiles of gate_up, and those that load.
     static constexpr int warps = is_packed ? 12 : 11;
     static constexpr int multiplying = warps * 32, finding = multiplying, loading = finding + 32, threads = loading + kLoaders * 32;

@@ -115,7 +115,8 @@ __device__ __forceinline__ const unsigned char *packed_row(const layer_product &
 // A stage's of them, `begin` bytes along the rows, as they are, with what lies beside them in 16 bytes, and zeros past a row's end. Two lanes
 // share a row. Every lane arrives once its copies are there.
 template <class P>
-__device__ __forceinline__ void load_packed_scales(const layer_product &by, layer_smem &smem, int32_t stage, int32_t expert, const tile_rows &rows, int32_t begin)
+__device__ __forceinline__ void load_packed_scales(const layer_product &by, layer_smem &smem, int32_t stage, int32_t expert, const tile_rows &rows,
+                                                   int32_t begin)
 {
     const int32_t lane = threadIdx.x % 32, row = lane % kRows, bytes = P::units * by.packed.step_bytes;
     const uint32_t to = smem_address(stage_at<P>(smem, stage)) + 2 * P::half_bytes + row * P::scale_pitch_bytes;

@@ -63,7 +63,8 @@ __device__ __forceinline__ void multiply_part(const packed_codes &by, uint32_t c
 
 // A stage's units: two sums in turns, so that products need not wait for each other.
 template <class P, bool has_high>
-__device__ __forceinline__ void multiply_units(uint32_t rows, const unsigned char *scales, const uint4 *inputs, int32_t units, float (&even)[4], float (&odd)[4])
+__device__ __forceinline__ void multiply_units(uint32_t rows, const unsigned char *scales, const uint4 *inputs, int32_t units, float (&even)[4],
+                                               float (&odd)[4])
 {
     constexpr int32_t parts = kUnitBytes / 32, scales_bytes = packed_part<P>::words_count * 4;
     const int32_t lane = threadIdx.x % 32;
@@ -78,7 +79,8 @@ __device__ __forceinline__ void multiply_units(uint32_t rows, const unsigned cha
 }
 
 template <class P>
-__device__ __forceinline__ void multiply_packed(unsigned char *stage, int32_t units, const uint4 *inputs, const packed_work &work, float (&even)[4], float (&odd)[4])
+__device__ __forceinline__ void multiply_packed(unsigned char *stage, int32_t units, const uint4 *inputs, const packed_work &work, float (&even)[4],
+                                                float (&odd)[4])
 {
     const int32_t lane = threadIdx.x % 32;
     const uint32_t rows = smem_address(stage) + lane % kRows / kHalf * P::half_bytes + lane % kHalf * kUnitBytes;
