@@ -17,10 +17,15 @@
 #ifndef PRODUCTS_MOST
 #define PRODUCTS_MOST INFINITY // tokens x top-k x hidden x intermediate of a case; larger ones are left out
 #endif
+#ifndef PACKED_MOST
+#define PACKED_MOST INFINITY // experts x hidden x intermediate of one with weights of 4 bits, the same
+#endif
 
 static bool is_too_large(const layer_case &c)
 {
-    return static_cast<double>(c.tokens) * c.top_k * c.hidden * c.intermediate > PRODUCTS_MOST;
+    const double expert = static_cast<double>(c.hidden) * c.intermediate;
+
+    return c.tokens * expert * c.top_k > PRODUCTS_MOST || (is_packed(c) && c.experts * expert > PACKED_MOST);
 }
 
 // Whether the first tokens get the same bits without the others, whose number decides how all are multiplied; is_bound: the host knows that
@@ -445,8 +450,12 @@ static const layer_case cases[] = {
     {64, 512, 800, 128, 4, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_MXFP4},
     {100, 1312, 96, 128, 4, ORDER_GATE_UP, ACTIVATION_SILU, 1, 0, 0, 0, FORMAT_NVFP4}, // of 32, and of 25 to an expert
     {60, 1408, 96, 128, 4, ORDER_UP_GATE, ACTIVATION_SILU, 2, 0, 1, 0, FORMAT_NVFP4},
+    {12, 1312, 96, 8, 4, ORDER_INTERLEAVED, ACTIVATION_SWIGLUOAI, 0, 1, 0, 0, FORMAT_MXFP4}, // the same where few tiles may be wide
+    {12, 512, 800, 8, 4, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_MXFP4},
+    {32, 1312, 96, 8, 4, ORDER_GATE_UP, ACTIVATION_SILU, 1, 0, 0, 0, FORMAT_NVFP4},
+    {12, 1408, 96, 8, 4, ORDER_UP_GATE, ACTIVATION_SILU, 2, 0, 1, 0, FORMAT_NVFP4},
     {2, 2880, 96, 4, 2, ORDER_INTERLEAVED, ACTIVATION_SWIGLUOAI, 0, 1, 0, 0, FORMAT_MXFP4}, // one launch: outputs of 24 to a block, or 16
-    {1, 4352, 64, 4, 2, ORDER_UP_GATE, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_NVFP4, 1},       // of 40, or 32
+    {1, 4352, 32, 4, 2, ORDER_UP_GATE, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_NVFP4, 1},       // of 40, or 32
     {3, 160, 1056, 4, 2, ORDER_GATE_UP, ACTIVATION_SILU, 2, 1, 1, 0, FORMAT_NVFP4}, // and their parts two of each job
     {5, 1088, 96, 4, 2, ORDER_UP_GATE, ACTIVATION_SILU, 0, 1, 0, 0, FORMAT_INT4_G32},
     {8, 224, 1056, 6, 3, ORDER_PLAIN, ACTIVATION_RELU2, 0, 1, 0, 0, FORMAT_INT4_G32},
