@@ -457,8 +457,8 @@ static const layer_case cases[] = {
     {2, 2880, 96, 4, 2, ORDER_INTERLEAVED, ACTIVATION_SWIGLUOAI, 0, 1, 0, 0, FORMAT_MXFP4}, // one launch: outputs of 24 to a block, or 16
     {1, 4352, 32, 4, 2, ORDER_UP_GATE, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_NVFP4, 1},       // of 40, or 32
     {3, 160, 1056, 4, 2, ORDER_GATE_UP, ACTIVATION_SILU, 2, 1, 1, 0, FORMAT_NVFP4}, // and their parts two of each job
-    {5, 1088, 96, 4, 2, ORDER_UP_GATE, ACTIVATION_SILU, 0, 1, 0, 0, FORMAT_INT4_G32},
-    {8, 160, 1056, 6, 3, ORDER_PLAIN, ACTIVATION_RELU2, 0, 1, 0, 0, FORMAT_INT4_G32},
+    {5, 320, 96, 4, 2, ORDER_UP_GATE, ACTIVATION_SILU, 0, 1, 0, 0, FORMAT_INT4_G32},
+    {5, 160, 64, 200, 8, ORDER_PLAIN, ACTIVATION_RELU2, 0, 1, 0, 0, FORMAT_INT4_G32}, // more parts than sums
     {3, 96, 64, 8, 1, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_INT4_G32}, // scales in f32, bf16 and f16
     {40, 224, 96, 8, 4, ORDER_GATE_UP, ACTIVATION_SILU, 0, 1, 1, 0, FORMAT_INT4_G32},
     {150, 160, 96, 1, 1, ORDER_INTERLEAVED, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_INT4_G32},
