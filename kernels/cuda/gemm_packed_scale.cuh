@@ -14,9 +14,8 @@ namespace {
 template <class P> __device__ __forceinline__ const unsigned char *packed_row_scales(const gemm_args &args, const tile &t, int32_t row)
 {
     const two_rows two = find_rows_of<P>(args, t, row / 16 * 16, row % 8);
-    const packed_scales &from = args.packed;
 
-    return from.scales + t.expert * from.expert_stride_bytes + (row % 16 < 8 ? two.low : two.high) * from.row_stride_bytes;
+    return scales_of_row(args.packed, t.expert, row % 16 < 8 ? two.low : two.high);
 }
 
 // A loading thread's rows of a tile, every 128th.
@@ -43,7 +42,7 @@ __device__ __forceinline__ void copy_scales(const packed_scales &by, gemm_smem<P
 
 #pragma unroll
     for (int32_t at = 0; at < most; at += 16)
-        cp_async(to + at, span.first - span.before + (at < span.end ? at : 0), max(min(span.end - at, 16), 0));
+        span.copy(to, at);
 }
 
 // Where a lane prepares half the scales of a row: bytes from the begin of a stage's, and where they begin, of 16 bytes.
@@ -61,7 +60,7 @@ template <class P>
 __device__ __forceinline__ void prepare_scales(const packed_scales &by, const prepared_scales &own, const stage_ring &ring, gemm_smem<P> &smem,
                                                int32_t step)
 {
-    prepare_row<P::type, P::type == OPERAND_MXFP4 ? 2 : 4>(by.scale_format, stage_scales<P>(smem, ring) + own.row, (own.low + step * by.step_bytes) & 15);
+    prepare_row<P::type, 1>(by.scale_format, stage_scales<P>(smem, ring) + own.row, (own.low + step * by.step_bytes) & 15);
 }
 
 // ---- Wide tiles: of a slot, by the loading threads, which have few tokens to copy and time for it

@@ -26,8 +26,9 @@
 namespace {
 
 // By one lane of each loading warp, of which the compiler knows: otherwise barriers are made in loops over lanes, with a fence for each.
-__device__ __forceinline__ void make_barriers(layer_smem &smem, int32_t warp, bool has_scales)
+template <class P> __device__ __forceinline__ void make_barriers(layer_smem &smem, int32_t warp)
 {
+    constexpr bool has_scales = P::is_scaled || P::is_packed;
     constexpr int32_t tiles = kTiles / kLoaders, stages = (kStagesMost + kLoaders - 1) / kLoaders, parts = kParts / kLoaders;
 
     static_assert(kTiles % kLoaders == 0 && kParts % kLoaders == 0);
@@ -45,7 +46,7 @@ __device__ __forceinline__ void make_barriers(layer_smem &smem, int32_t warp, bo
 #pragma unroll
     for (int32_t i = 0; i < parts; i++) {
         mbarrier_init(&smem.read[warp * parts + i], 1);
-        mbarrier_init(&smem.kept[warp * parts + i], 1);
+        if (P::groups > 1) mbarrier_init(&smem.kept[warp * parts + i], 1);
     }
     fence_mbarrier_init();
 }
@@ -78,7 +79,7 @@ __global__ void __launch_bounds__(product<static_cast<operand>(type), has_slabs>
     layer_smem &smem = *dynamic_smem<layer_smem>();
     const int32_t thread = threadIdx.x, warp = uniform(thread / 32);
 
-    if (warp >= P::loading / 32 && elect_one()) make_barriers(smem, warp - P::loading / 32, P::is_scaled || P::is_packed);
+    if (warp >= P::loading / 32 && elect_one()) make_barriers<P>(smem, warp - P::loading / 32);
     if (thread == P::finding) {
         prefetch_tensormap(&args.up.map);
         prefetch_tensormap(&args.down.map);

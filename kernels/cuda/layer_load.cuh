@@ -83,6 +83,12 @@ __device__ __forceinline__ int32_t tiles_of_up(const layer_args_device &args, co
 
 // ---- Loading -----------------------------------------------------------------------------------
 
+// Which of an expert's scales the rows of a half have, where they have no more than two.
+__device__ __forceinline__ int32_t scale_of_half(const layer_product &by, bool is_high)
+{
+    return is_high && by.order != ORDER_PLAIN && by.scales.halves > 1;
+}
+
 // A stage's scales, a lane one: of the weights' blocks, or of whole rows. Every lane arrives once its copy is there.
 __device__ __forceinline__ void load_scales(const layer_product &by, layer_smem &smem, int32_t stage, int32_t expert, const tile_rows &rows, int32_t group)
 {
@@ -97,7 +103,7 @@ __device__ __forceinline__ void load_scales(const layer_product &by, layer_smem 
     } else if (by.scales.format == FORMAT_FP8_CHANNEL) {
         from += row_at(by, is_high ? rows.high : rows.low, index, is_high);
     } else {
-        from += is_high && by.order != ORDER_PLAIN && by.scales.halves > 1;
+        from += scale_of_half(by, is_high);
     }
     if (is_there) cp_async_4(smem_address(&smem.stage_scale[stage][lane]), from);
     cp_async_mbarrier_arrive_noinc(&smem.full[stage]);
@@ -107,9 +113,8 @@ __device__ __forceinline__ void load_scales(const layer_product &by, layer_smem 
 __device__ __forceinline__ const unsigned char *packed_row(const layer_product &by, int32_t expert, const tile_rows &rows, int32_t row)
 {
     const bool is_high = row >= kHalf;
-    const int64_t at = row_at(by, is_high ? rows.high : rows.low, row % kHalf, is_high);
 
-    return by.packed.scales + expert * by.packed.expert_stride_bytes + at * by.packed.row_stride_bytes;
+    return scales_of_row(by.packed, expert, row_at(by, is_high ? rows.high : rows.low, row % kHalf, is_high));
 }
 
 // A stage's of them, `begin` bytes along the rows, as they are, with what lies beside them in 16 bytes, and zeros past a row's end. Two lanes
@@ -125,7 +130,7 @@ __device__ __forceinline__ void load_packed_scales(const layer_product &by, laye
         const scales_span span(by.packed, packed_row(by, expert, rows, row), begin, bytes);
 
         for (int32_t at = lane / kRows * 16; at < bytes + 15; at += 32)
-            cp_async(to + at, span.first - span.before + (at < span.end ? at : 0), max(min(span.end - at, 16), 0));
+            span.copy(to, at);
     }
     cp_async_mbarrier_arrive_noinc(&smem.full[stage]);
 }

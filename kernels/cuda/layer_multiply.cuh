@@ -361,11 +361,14 @@ __device__ __forceinline__ float4 multiply_stage(layer_smem &smem, int32_t stage
     float even[4] = {}, odd[4] = {};
 
     mbarrier_wait(&smem.full[stage], round_odd);
-    if constexpr (P::is_packed) multiply_packed<P>(stage_at<P>(smem, stage), work.units, work.from.inputs, work.packed, even, odd);
+    if constexpr (P::is_packed) {
+        multiply_packed<P>(stage_at<P>(smem, stage), work.units, work.from.inputs, work.packed, even, odd);
+    } else {
 #pragma unroll(P::is_scaled ? 2 : 4)
-    for (int32_t unit = 0; unit < work.units && !P::is_packed; unit++)
-        multiply_unit<P>(weights_at<P>(first + unit * kHalfUnitBytes, second + unit * kHalfUnitBytes), work.from.inputs + unit * P::pieces, scales, unit, even,
-                         odd);
+        for (int32_t unit = 0; unit < work.units; unit++)
+            multiply_unit<P>(weights_at<P>(first + unit * kHalfUnitBytes, second + unit * kHalfUnitBytes), work.from.inputs + unit * P::pieces, scales, unit,
+                             even, odd);
+    }
     __syncwarp();
     if (lane == 0) mbarrier_arrive(&smem.empty[stage]);
     if constexpr (P::is_packed)

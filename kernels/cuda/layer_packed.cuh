@@ -32,7 +32,7 @@ __device__ __forceinline__ packed_work packed_work_of(const layer_product &by, i
         const float *globals = by.scales.scales + expert * by.scales.expert_stride;
 
         to.low_factor = globals[0] * kE4m3Rest;
-        to.high_factor = globals[by.order != ORDER_PLAIN && by.scales.halves > 1] * kE4m3Rest;
+        to.high_factor = globals[scale_of_half(by, true)] * kE4m3Rest;
     }
     return to;
 }
@@ -86,7 +86,7 @@ __device__ __forceinline__ void multiply_packed(unsigned char *stage, int32_t un
     const uint32_t rows = smem_address(stage) + lane % kRows / kHalf * P::half_bytes + lane % kHalf * kUnitBytes;
     unsigned char *scales = stage + 2 * P::half_bytes;
 
-    prepare_row<P::type, P::units * (P::type == OPERAND_MXFP4 ? 2 : 4)>(work.scale_format, scales + lane / 2 * P::scale_pitch_bytes, work.scales_low);
+    prepare_row<P::type, P::units>(work.scale_format, scales + lane / 2 * P::scale_pitch_bytes, work.scales_low);
     scales += lane / 4 * P::scale_pitch_bytes;
     if (work.has_high)
         multiply_units<P, true>(rows, scales, inputs, units, even, odd);

@@ -25,7 +25,18 @@ struct scales_span {
         : first(row + begin), before(reinterpret_cast<uintptr_t>(first) & 15), end(before + min(bytes, by.row_bytes - begin))
     {
     }
+
+    // The 16 bytes that begin `at` behind those in which they begin; zeros past their end.
+    __device__ __forceinline__ void copy(uint32_t to, int32_t at) const
+    {
+        cp_async(to + at, first - before + (at < end ? at : 0), max(min(end - at, 16), 0));
+    }
 };
+
+__device__ __forceinline__ const unsigned char *scales_of_row(const packed_scales &by, int64_t expert, int64_t row)
+{
+    return by.scales + expert * by.expert_stride_bytes + row * by.row_stride_bytes;
+}
 
 // What e8m0 scales are multiplied by so that 2^126 times as much is finite, up to GEMMS_E8M0_MOST, and e4m3 ones, of which all are.
 // The sums get it back.
@@ -77,7 +88,7 @@ __device__ __forceinline__ uint32_t split(float scale)
 }
 
 // Of a row's scales as they are, from byte `low` of `row` on, each of its two lanes makes `count` words of two, what codes are multiplied by:
-// they take the place of the scales. For all lanes of a warp.
+// they take the place of the scales.
 template <operand type, class Scale, int count> __device__ __forceinline__ void prepare_row_as(unsigned char *row, int32_t low)
 {
     const int32_t first = threadIdx.x % 2 * count;
@@ -108,8 +119,11 @@ template <operand type, class Scale, int count> __device__ __forceinline__ void 
     __syncwarp();
 }
 
-template <operand type, int count> __device__ __forceinline__ void prepare_row(int32_t scale_format, unsigned char *row, int32_t low)
+// Those of so many times 256 inputs. For all lanes of a warp.
+template <operand type, int steps> __device__ __forceinline__ void prepare_row(int32_t scale_format, unsigned char *row, int32_t low)
 {
+    constexpr int count = steps * (type == OPERAND_MXFP4 ? 2 : 4);
+
     if (type != OPERAND_INT4 || scale_format == FORMAT_BF16)
         prepare_row_as<type, __nv_bfloat16, count>(row, low);
     else if (scale_format == FORMAT_F16)
