@@ -1,4 +1,4 @@
-// What sm_90a's tensor core makes of 32 products of e4m3 and a sum so far: each term is cut,
+// What sm_90a's tensor core makes of 32 products of fp8 and a sum so far: each term is cut,
 // towards zero, to a multiple of 2^-13 of the largest term's power of two, these are added exactly,
 // and the sum keeps 13 bits below its first one. A product's power of two is that of its factors,
 // whatever their fractions make of it. Told by "MMA-Sim: Bit-Accurate Reference Model of Tensor
@@ -16,7 +16,7 @@
 #define TENSOR_CORE_FRACTION 13
 #define TENSOR_CORE_ZERO     (-100) // stands for the exponent of zero, which is never the largest
 
-// Factors, which e4m3 can hold.
+// Factors, which e4m3 or e5m2 can hold.
 struct tensor_core_factors {
     float value[TENSOR_CORE_TERMS];
     int32_t exponent[TENSOR_CORE_TERMS];
@@ -42,9 +42,10 @@ static inline float tensor_core_power(int32_t exponent)
     return value;
 }
 
-// from[0], from[step], ..: count of them, at most TENSOR_CORE_TERMS; the rest are zeros.
-static inline void tensor_core_read(const float *from, int64_t step, int32_t count,
-                                    struct tensor_core_factors *to)
+// from[0], from[step], ..: count of them, at most TENSOR_CORE_TERMS; the rest are zeros. `lowest`
+// is the exponent of subnormal ones.
+static inline void tensor_core_read_as(int32_t lowest, const float *from, int64_t step,
+                                       int32_t count, struct tensor_core_factors *to)
 {
     to->has_nan = 0;
     for (int32_t i = 0; i < TENSOR_CORE_TERMS; i++) {
@@ -52,9 +53,21 @@ static inline void tensor_core_read(const float *from, int64_t step, int32_t cou
         int32_t exponent = tensor_core_exponent(value);
 
         to->value[i] = value;
-        to->exponent[i] = value == 0.0f ? TENSOR_CORE_ZERO : exponent > -6 ? exponent : -6;
+        to->exponent[i] = value == 0.0f ? TENSOR_CORE_ZERO : exponent > lowest ? exponent : lowest;
         to->has_nan |= value != value;
     }
+}
+
+static inline void tensor_core_read(const float *from, int64_t step, int32_t count,
+                                    struct tensor_core_factors *to)
+{
+    tensor_core_read_as(-6, from, step, count, to);
+}
+
+static inline void tensor_core_read_e5m2(const float *from, int64_t step, int32_t count,
+                                         struct tensor_core_factors *to)
+{
+    tensor_core_read_as(-14, from, step, count, to);
 }
 
 static inline float tensor_core_sum(const struct tensor_core_factors *a,

@@ -68,7 +68,7 @@ START_TEST(packed_weights_on_a_gpu_have_rows_of_bf16)
     ck_assert_int_eq(packed.plan.slot_bytes[BUFFER_MID], packed.plan.limits.pairs_max * 256);
     ck_assert_int_gt(plain.plan.slot_bytes[BUFFER_LAYER_MID], 0);
     ck_assert_int_eq(plain.plan.slot_bytes[BUFFER_X_WOVEN], 0);
-    plain.plan.slot_bytes[BUFFER_X_WOVEN] = packed.plan.limits.pairs_max * 4096;
+    plain.plan.slot_bytes[BUFFER_X_WOVEN] = packed.plan.limits.pairs_max * (4096 + 128);
     for (int32_t id = 0; id < BUFFER_COUNT; id++)
         ck_assert_int_eq(packed.plan.slot_bytes[id], plain.plan.slot_bytes[id]);
     verdict_free(&packed);

@@ -110,6 +110,13 @@ static inline int64_t gemms_halves_places(int64_t intermediate, int64_t pairs_ma
     return couples < most / pairs_max ? couples * pairs_max : most;
 }
 
+// Bytes of a row of x_woven, a multiple of 16: whole 128 inputs, each as 16 bits or as two codes of
+// 8, and a scale.
+static inline int64_t gemms_woven_bytes(int64_t hidden)
+{
+    return (hidden + 127) / 128 * 256 + 16;
+}
+
 // gate_up, then quantise where it has rows, of mid into what down multiplies, then down. CUDA: one
 // launch, which writes pair_out while slabs are read, and whose quantise has format FP8_BLOCK128,
 // all columns, scales by group (scale_stride_bytes 4); fp8 weights want it, others do not use it.
@@ -123,13 +130,14 @@ struct gemms_args {
                            // aligned, 0 before the first launch, then the launches' own, which may
                            // not overlap. NULL, or too few: a block does both tiles of a couple
     int64_t halves_places; // the same in all launches
-    void *x_woven; // CUDA, weights of 4 bits: device [slabs_count * rows_cap, hidden] of bf16, or
-                   // where slabs have no ids [pairs_max, hidden], pitched to
-                   // x_woven_stride_bytes, both multiples of 16: scratch for x in the order in
-                   // which codes become numbers. Others: not used
+    void *x_woven; // CUDA, weights of 4 bits: device [slabs_count * rows_cap], or where slabs have
+                   // no ids [pairs_max], of gemms_woven_bytes pitched to x_woven_stride_bytes,
+                   // both multiples of 16: scratch for x in the order in which codes become
+                   // numbers, as bf16 or as what sums to it. Others: not used
     int64_t x_woven_stride_bytes;
     int32_t top_k; // CUDA, mxfp4 and nvfp4: pairs of a row of the slabs, at most. How wide tiles
-                   // are goes by it and by the slabs' caps; results do not
+                   // are goes by it and by the slabs' caps, and in mxfp4 whether x is multiplied
+                   // as bf16 or as two codes, which round otherwise
     const struct route_args *route; // CUDA: what made expert_offset, by ids that gemms_can_count:
                                     // they are counted again while it works, by each block, so they
                                     // may not change until gemms has ended, whoever else could

@@ -152,8 +152,7 @@ static void limits_formats(struct limits *limits, const struct config *config)
     if (runner != NULL && runner->one_format)
         limits->mid_format = limits->pair_format = limits->operand_format;
     if (runner != NULL && runner->one_format && backend_weight_bits(limits->weight_format) == 4)
-        limits->x_woven_bytes =
-            pitch(row_bytes_of(limits->operand_format, limits->hidden), PLAN_ALIGN_BYTES);
+        limits->x_woven_bytes = pitch(gemms_woven_bytes(limits->hidden), PLAN_ALIGN_BYTES);
     if (runner != NULL && runner->one_format && limits->operand_format == FORMAT_FP8) {
         limits->mid_format = limits->pair_format = FORMAT_BF16;
         limits->x_fp8_bytes = pitch(limits->hidden, PLAN_ALIGN_BYTES);
@@ -349,8 +348,8 @@ static int runner_buffers(const struct planner *planner)
         {BUFFER_X_SCALES, MOXIE_MEMORY_DEVICE, "x_scales", "their scales, f32 per 128 numbers",
          slots, limits->x_fp8_groups, limits->fp8_group_bytes, KEY_HIDDEN_SIZE},
         {BUFFER_X_WOVEN, MOXIE_MEMORY_DEVICE, "x_woven",
-         "rows of x, or of all pairs, in the order in which weights of 4 bits are decoded, bf16",
-         slots, limits->pairs_max, limits->x_woven_bytes, KEY_HIDDEN_SIZE},
+         "rows of x, or of all pairs, as weights of 4 bits are multiplied with them", slots,
+         limits->pairs_max, limits->x_woven_bytes, KEY_HIDDEN_SIZE},
         {BUFFER_MID, MOXIE_MEMORY_DEVICE, "mid",
          "activations between the two GEMMs: intermediate_size numbers per pair", slots,
          limits->pairs_max, limits->mid_bytes, KEY_INTERMEDIATE_SIZE},

@@ -86,6 +86,12 @@ static inline float from_e4m3(uint8_t bits)
     return bits >> 7 != 0 ? -value : value;
 }
 
+// The first half of a 16-bit number.
+static inline float from_e5m2(uint8_t bits)
+{
+    return from_f16(static_cast<uint16_t>(bits << 8));
+}
+
 // Saturates; NaN stays.
 static inline uint8_t to_e4m3(float value)
 {

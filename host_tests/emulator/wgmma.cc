@@ -1,6 +1,6 @@
-// wgmma.mma_async.m64nNk16 of 16-bit numbers and m64nNk32 of e4m3, with fp32 sums. Operands by
-// descriptor, in the canonical layouts of the PTX manual ("Shared Memory Matrix Layout"), swizzled
-// by the bits of the address.
+// wgmma.mma_async.m64nNk16 of 16-bit numbers and m64nNk32 of e4m3, or of e5m2 in registers and
+// e4m3, with fp32 sums. Operands by descriptor, in the canonical layouts of the PTX manual ("Shared
+// Memory Matrix Layout"), swizzled by the bits of the address.
 
 #include "host_tests/emulator/async.h"
 #include "host_tests/emulator/block.h"
@@ -134,9 +134,17 @@ void read_operand(const matrix &from, number type)
         }
 }
 
-// a from registers, as mma's lanes have it: of 16-bit numbers, bf16.
+// a from registers, as mma's lanes have it: bf16, or beside e4m3 four times four e5m2.
 void read_registers(const product &p, float (*to)[kDepthMax])
 {
+    for (unsigned thread = 0; thread < kWarpgroupThreads && p.operands.type == kE4m3; thread++)
+        for (unsigned i = 0; i < 16; i++) {
+            unsigned row = thread / 32 * 16 + thread % 32 / 4 + i / 4 % 2 * 8;
+            unsigned k = thread % 4 * 4 + i / 8 * 16 + i % 4;
+
+            to[row][k] = from_e5m2(static_cast<uint8_t>(p.a[thread][i / 4] >> i % 4 * 8));
+        }
+    if (p.operands.type == kE4m3) return;
     for (unsigned thread = 0; thread < kWarpgroupThreads; thread++)
         for (unsigned i = 0; i < 8; i++) {
             unsigned row = thread / 32 * 16 + thread % 32 / 4 + i / 2 % 2 * 8;
@@ -169,7 +177,10 @@ void run_e4m3(const product &p)
     for (int column = 0; column < p.operands.n; column++)
         tensor_core_read(&all.b[0][column], kColumnsMax, kDepthMax, &all.b_factors[column]);
     for (int row = 0; row < kRows; row++) {
-        tensor_core_read(all.a[row], 1, kDepthMax, &all.a_factors);
+        if (p.a[0] != nullptr)
+            tensor_core_read_e5m2(all.a[row], 1, kDepthMax, &all.a_factors);
+        else
+            tensor_core_read(all.a[row], 1, kDepthMax, &all.a_factors);
         for (int column = 0; column < p.operands.n; column++) {
             float &sum = sum_at(p, row, column);
 

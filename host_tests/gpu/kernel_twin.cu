@@ -1,6 +1,7 @@
 // The kernels beside the GEMMs and their CPU twins, same args structs, same random data with everything a host can send:
 // ids of no expert, maps, counts past the end, several slabs, layouts by expert. What the twins write must be equal.
 
+#include "host_tests/gpu/cuts.cuh"
 #include "host_tests/gpu/scalings.cuh"
 #include "host_tests/gpu/twin.cuh"
 
@@ -591,5 +592,5 @@ int main(int argc, char **argv)
 {
     const int st = try_seeds(argc, argv, try_seed);
 
-    return st != 0 ? st : !try_scalings();
+    return st != 0 ? st : !try_scalings() || !try_cuts();
 }

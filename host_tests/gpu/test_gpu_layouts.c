@@ -127,7 +127,7 @@ START_TEST(expert_masked_rows)
 END_TEST
 
 // Of weights that have lost as much as those, y is held against a forward's, which of one token
-// rounds no expert's result.
+// rounds no expert's result, and of masked rows, which may be more, not what x is multiplied as.
 START_TEST(mxfp4_by_expert)
 {
     const int32_t layout = _i % 2 ? MOXIE_LAYOUT_EXPERT_MASKED : MOXIE_LAYOUT_EXPERT_CONTIGUOUS;
@@ -141,7 +141,7 @@ START_TEST(mxfp4_by_expert)
     memcpy(forward, gpu.y, gpu.y_bytes);
     go_by_expert(&gpu, layout, MOXIE_FORMAT_F32);
     ck_assert_double_le(crew_difference(gpu.y, forward, gpu.layer.tokens * gpu.layer.hidden),
-                        gpu.layer.tokens > 1 ? 1e-6 : 3e-3);
+                        gpu.layer.tokens > 1 && _i % 2 == 0 ? 1e-6 : 3e-3);
     free(forward);
     gpu_layer_close(&gpu);
 }

@@ -17,6 +17,7 @@
 // map. A pair's sum runs
 // over K in a fixed order, so its bits do not depend on its batch mates. e4m3 sums 128 inputs in the tensor core, then in
 // fp32 with the scales of both sides; many tokens go on its M (gemm_many.cuh), and mid leaves as e4m3 (gemm_quantise.cuh).
+// Weights of 4 bits are decoded in registers (gemm_packed.cuh), of mxfp4 and few tokens gate_up's to fp8 (gemm_pieces.cuh).
 
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/gemm_args.cuh"
@@ -25,6 +26,7 @@
 #include "kernels/cuda/gemm_load.cuh"
 #include "kernels/cuda/gemm_many.cuh"
 #include "kernels/cuda/gemm_packed.cuh"
+#include "kernels/cuda/gemm_pieces.cuh"
 #include "kernels/cuda/gemm_quantise.cuh"
 #include "kernels/cuda/gemm_scale.cuh"
 #include "kernels/cuda/gemm_tile.cuh"
@@ -133,18 +135,6 @@ __device__ __forceinline__ void multiply_scaled(const gemm_args &args, gemm_smem
 #pragma unroll
     for (int32_t i = 0; i < N / 2; i++)
         to.c[0][i] *= i & 2 ? rows.whole.y : rows.whole.x;
-}
-
-template <class P, bool by_wgmma>
-__device__ __forceinline__ void begin_packed_step(const gemm_args &args, gemm_smem<P> &smem, const packed_rows &rows, const stage_ring &ring,
-                                                  int32_t step)
-{
-    mbarrier_wait(&smem.full[ring.stage], ring.round_odd);
-    if (by_wgmma) fence_proxy_async(); // copies of threads brought the tokens
-    if constexpr (!P::is_wide)
-        prepare_scales<P>(args.packed, rows.prepared, ring, smem, step);
-    else if (begins_slot<P>(step))
-        mbarrier_wait(&smem.full[barrier_of(ring.scales)], ring.scales.round_odd);
 }
 
 // Packed: a warp decodes its 16 weight rows, 64 inputs at a time, into registers, beside what wgmma multiplies with those before. What it
@@ -306,6 +296,8 @@ __device__ __forceinline__ void consume(const gemm_args &args, gemm_smem<P> &sme
             own.c[block][i] = 0.0f;
     if constexpr (P::is_scaled)
         multiply_scaled<N, P>(args, smem, t, warpgroup, ring, own);
+    else if constexpr (P::in_pieces)
+        multiply_pieces<N, P>(args, smem, t, warpgroup, ring, own.c[0]);
     else if constexpr (P::is_packed) {
         if constexpr (N <= kFewPacked)
             multiply_packed_few<N, P>(args, smem, t, warpgroup, ring, own);
@@ -544,7 +536,7 @@ extern "C" int32_t gemms_cuda(const struct gemms_args *from, void *stream)
     cudaError_t st = cudaSuccess;
 
     if (args.gate_up.experts == 0) return cudaSuccess; // of which there is no tensor map
-    if (is_packed(args.gate_up.w1.format)) st = weave_rows(args, woven, stream);
+    if (is_packed(args.gate_up.w1.format)) st = weave_rows(args, woven, from->gate_up.w1.format == FORMAT_MXFP4 && tokens_are_few(*from), stream);
     if (st == cudaSuccess) st = gemms_args_make(to, args, by.tile_rows);
     if (st != cudaSuccess) return st;
     return launch(by.kernel, {static_cast<unsigned>(sm_count()), by.threads, by.smem_bytes, LAUNCH_EARLY}, stream, to);

@@ -142,6 +142,11 @@ cudaError_t take_gate_up(gemms_args_device &to, map_requests &asked, const gate_
     own.is_bare = own.bias == nullptr && from.activation == ACTIVATION_SILU;
     own.gathers = is_fp8 && from.pair_row != nullptr;
     if (own.gathers && from.rows_cap * from.slabs[0].row_stride_bytes > UINT32_MAX) return cudaErrorInvalidValue;
+    if (is_packed(from.w1.format)) { // one slab, of woven rows
+        own.rows = static_cast<const unsigned char *>(from.slabs[0].rows);
+        own.rows_stride_bytes = from.slabs[0].row_stride_bytes;
+        own.row_of_pair = from.pair_row;
+    }
     st = take_mid(own, from, quantise);
     if (st == cudaSuccess && (!is_fp8 || own.gathers)) st = take_slabs(to, from);
     ask_for_weights(asked, own, from.w1, from.experts, tile_rows);

@@ -389,7 +389,7 @@ __device__ __forceinline__ void load_packed(const gemm_args &args, gemm_smem<P> 
 {
     if (which.first == 0) begin_scales<P>(args, t, scales);
     for (int32_t step = which.first, k = step * P::depth; step < which.end; step++, k += P::depth, ring.advance()) {
-        const int32_t left = (args.depth - k) * P::element_bytes, at = k * P::element_bytes;
+        const int32_t left = ((P::in_pieces ? whole_pieces(args.depth) : args.depth) - k) * P::element_bytes, at = k * P::element_bytes;
 
         mbarrier_wait(&smem.empty[ring.stage], ring.round_odd ^ 1);
         if (step >= which.ahead && is_turn(step) && elect_one()) begin_stage<P>(args, smem, ring, t, k);

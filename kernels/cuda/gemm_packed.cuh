@@ -62,6 +62,19 @@ __device__ __forceinline__ void read_part(gemm_smem<P> &smem, const packed_rows 
             to.scales[i][word] = part_scales<P>(smem, ring, rows.row + i * 8, step, part)[word];
 }
 
+// Waits for a step, and prepares what the calling warp decodes of it.
+template <class P, bool by_wgmma>
+__device__ __forceinline__ void begin_packed_step(const gemm_args &args, gemm_smem<P> &smem, const packed_rows &rows, const stage_ring &ring,
+                                                  int32_t step)
+{
+    mbarrier_wait(&smem.full[ring.stage], ring.round_odd);
+    if (by_wgmma) fence_proxy_async(); // copies of threads brought the tokens
+    if constexpr (!P::is_wide)
+        prepare_scales<P>(args.packed, rows.prepared, ring, smem, step);
+    else if (begins_slot<P>(step))
+        mbarrier_wait(&smem.full[barrier_of(ring.scales)], ring.scales.round_odd);
+}
+
 } // namespace
 
 #endif

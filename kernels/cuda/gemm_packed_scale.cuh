@@ -6,6 +6,7 @@
 #include "kernels/cuda/gemm_scale.cuh"
 #include "kernels/cuda/gemm_tile.cuh"
 #include "kernels/cuda/packed.cuh"
+#include "kernels/cuda/pieces.cuh"
 #include "kernels/cuda/ptx.cuh"
 
 namespace {
@@ -98,6 +99,7 @@ template <class P> __device__ __forceinline__ bool ends_slot(int32_t step, int32
 // Word `i` of what codes are multiplied by, of 32 scales.
 template <class P> __device__ __forceinline__ uint32_t made_of(const uint32_t (&codes)[8], int32_t i)
 {
+    if constexpr (P::in_pieces) return times_in_pieces(codes[i / 2], i % 2 != 0);
     return times_of<P::type>(codes[i / 2], i % 2 != 0);
 }
 

@@ -73,6 +73,7 @@ template <operand type_, bool is_gate_up_, bool rows_in_, bool is_few_> struct p
     static constexpr int element_bytes = is_scaled ? 1 : 2;
     static constexpr bool is_half = is_few && !is_packed; // tiles of half the weight rows, and stages of twice the inputs: more even shares of few tiles
     static constexpr bool is_wide = is_few && is_packed;  // tiles of twice the weight rows: twice the warps decode beside each other
+    static constexpr bool in_pieces = is_wide && is_gate_up && type == OPERAND_MXFP4; // multiplied as fp8
     static constexpr int rows = is_half ? kBlockRows : is_wide ? kWideRows : kRows; // of a tile's weights
     static constexpr int parts = is_packed ? 4 : kRows / rows; // of a stage, along K: kRowBytes of each token row, of packed weights a quarter
     static constexpr int part_depth = kRowBytes / element_bytes;
@@ -250,8 +251,9 @@ struct gemm_args {
     CUtensorMap token_scales; // fp8: boxes of kScales
     weight_scales scales;
     packed_scales packed;
-    const unsigned char *rows; // packed: of mid
+    const unsigned char *rows; // packed: of mid, and in pieces of x
     int64_t rows_stride_bytes;
+    const int32_t *row_of_pair; // in pieces: of those rows; NULL: a pair's own number
     const float *pair_weight; // gate_up: router weight on the input, or NULL
     const void *bias;
     int64_t bias_expert_stride_bytes;

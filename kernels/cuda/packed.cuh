@@ -71,10 +71,15 @@ __device__ __forceinline__ uint32_t times_of_e8m0(uint32_t codes)
     return (codes << 7) + 0x35003500u; // 106 more
 }
 
-// Of a word of four scales the first two or the last.
+// Of a word of four scales the first two or the last, each the low byte of a half.
+__device__ __forceinline__ uint32_t two_scales(uint32_t codes, bool are_last)
+{
+    return bytes_by(codes, 0, are_last ? 0x4342 : 0x4140);
+}
+
 template <operand type> __device__ __forceinline__ uint32_t times_of(uint32_t codes, bool are_last)
 {
-    const uint32_t two = bytes_by(codes, 0, are_last ? 0x4342 : 0x4140);
+    const uint32_t two = two_scales(codes, are_last);
 
     return type == OPERAND_NVFP4 ? times_of_e4m3(two) : times_of_e8m0(two);
 }

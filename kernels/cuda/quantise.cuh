@@ -30,11 +30,18 @@ __device__ __forceinline__ float fp8_largest(const float (&values)[kFp8Lane])
     return __uint_as_float(magnitude);
 }
 
-// The same of 16-bit numbers as they lie in memory: a word holds two.
-__device__ __forceinline__ float fp8_largest(const uint4 &eight, bool is_bf16)
+// Of 16-bit numbers as they lie in memory, of which a word holds two, the largest magnitudes of the first ones and of the second ones.
+__device__ __forceinline__ uint32_t largest_two(const uint4 &eight)
 {
     const uint32_t magnitudes = 0x7fff7fffu;
-    uint32_t two = __vmaxu2(__vmaxu2(eight.x & magnitudes, eight.y & magnitudes), __vmaxu2(eight.z & magnitudes, eight.w & magnitudes));
+
+    return __vmaxu2(__vmaxu2(eight.x & magnitudes, eight.y & magnitudes), __vmaxu2(eight.z & magnitudes, eight.w & magnitudes));
+}
+
+// The same of a group of them.
+__device__ __forceinline__ float fp8_largest(const uint4 &eight, bool is_bf16)
+{
+    const uint32_t two = largest_two(eight);
     uint32_t most = max(two & 0xffffu, two >> 16);
 
 #pragma unroll

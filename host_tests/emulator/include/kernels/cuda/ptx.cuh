@@ -337,7 +337,7 @@ static inline void wgmma_fence()
     emulator::wgmma_fence();
 }
 
-static inline void wgmma_fence_registers(uint32_t (&)[4][4])
+template <int count> void wgmma_fence_registers(uint32_t (&)[count][4])
 {
     emulator::wgmma_fence();
 }
@@ -375,6 +375,13 @@ template <int N> struct wgmma_e4m3 {
     static void run(float (&c)[N / 2], uint32_t a, uint32_t b, int32_t adds)
     {
         emulator::wgmma_issue({wgmma_whole(a), wgmma_whole(b), N, emulator::kE4m3, false, adds != 0}, c);
+    }
+};
+
+template <int N, bool adds> struct wgmma_pieces {
+    static void run(float (&c)[N / 2], const uint32_t (&a)[4], uint32_t b)
+    {
+        emulator::wgmma_issue({0, wgmma_whole(b), N, emulator::kE4m3, false, adds}, c, a);
     }
 };
 
