@@ -277,7 +277,8 @@ class EntryPoint(experts_case.Found, unittest.TestCase):
         self.assertEqual(method.maybe_roundup_sizes(
             256, 144, torch.bfloat16, case.moe().moe_parallel_config), (256, 160))
         layer = torch.nn.Module()
-        method.create_weights(layer, case.experts, case.hidden, case.inner, torch.bfloat16)
+        with DEVICE:  # as vLLM makes its models
+            method.create_weights(layer, case.experts, case.hidden, case.inner, torch.bfloat16)
         for number, name in enumerate(("w13", "w2")):
             for suffix, each in (("weight", case.weights), ("weight_scale", case.scales),
                                  ("bias", case.biases)):
