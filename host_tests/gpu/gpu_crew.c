@@ -139,6 +139,7 @@ static void member_configure(struct gpu_member *member)
                     member->index);
     mock_set_str(mock, "device", "sm_90");
     if (crew->fp8) mock_set_str(mock, "weight_format", "fp8_channel");
+    if (crew->mxfp4) mock_set_str(mock, "weight_format", "mxfp4");
     mock_set_i64(mock, "forward_tokens_max", crew->parts[0]);
     mock_set_str(mock, "dispatcher", crew->dispatcher);
     mock_set_str(mock, "transport", GPU_TRANSPORT);
@@ -150,9 +151,14 @@ static void member_configure(struct gpu_member *member)
 
 static void member_weights(struct gpu_member *member, const moxie_plan *plan)
 {
+    struct layer_weights_view packed;
+
     layer_weights_of(&member->crew->layer, plan->bounds->expert_first, plan->bounds->experts_local,
                      &member->weights);
+    if (member->crew->mxfp4) gpu_pack_weights(&member->weights, member->packed_dims);
+    packed = member->weights;
     gpu_upload_weights(&member->weights, member->crew->fp8 ? member->scale_dims : NULL);
+    if (member->crew->mxfp4) gpu_free_quantised(&packed);
 }
 
 // The batch is the rank's part, in tensors that have room for all tokens of the layer.

@@ -26,6 +26,7 @@ struct gpu_member {
     int64_t first, tokens; // its part of the layer's tokens
     struct layer_weights_view weights;
     int64_t scale_dims[2][2];
+    int64_t packed_dims[2][2][3];         // of mxfp4's values and scales
     struct layer_batch batch;             // on the device; room for every token of the layer
     int64_t rank_tokens[MOXIE_RANKS_MAX]; // of the next step; crew.parts at first
     moxie_step step;
@@ -43,7 +44,8 @@ struct gpu_crew {
     const char *layer_name;
     int32_t ranks;
     const char *dispatcher;
-    int32_t fp8; // 1: the weights become fp8_channel
+    int32_t fp8;   // 1: the weights become fp8_channel
+    int32_t mxfp4; // 1: they become mxfp4; sizes that 32 divides
     // Sets further keys before open; may be NULL.
     void (*configure)(struct gpu_member *member);
     // What each rank does.

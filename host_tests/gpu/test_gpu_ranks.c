@@ -69,11 +69,12 @@ START_TEST(fp8_on_the_way)
 END_TEST
 
 // One GPU with all experts: what several ranks are compared with.
-static float *one_rank(const char *layer_name)
+static float *one_rank_of(const char *layer_name, int32_t mxfp4)
 {
     struct gpu_crew crew = {.layer_name = layer_name,
                             .ranks = 1,
                             .dispatcher = "local",
+                            .mxfp4 = mxfp4,
                             .scenario = gpu_member_forward};
     float *y;
 
@@ -83,6 +84,30 @@ static float *one_rank(const char *layer_name)
     gpu_crew_fini(&crew);
     return y;
 }
+
+static float *one_rank(const char *layer_name)
+{
+    return one_rank_of(layer_name, 0);
+}
+
+// One token of few takes one launch, and of few tokens for each expert x is multiplied in pieces,
+// so that one GPU and several round otherwise.
+START_TEST(mxfp4_over_ranks)
+{
+    struct gpu_crew crew = {.layer_name = _i < 2 ? "qwen3_moe_a" : "qwen3_moe_t1",
+                            .ranks = gpu_crew_ranks(3),
+                            .dispatcher = dispatchers[_i % 2],
+                            .mxfp4 = 1,
+                            .scenario = gpu_member_forward};
+    float *one = one_rank_of(crew.layer_name, 1);
+
+    gpu_crew_run(&crew);
+    gpu_crew_expect_golden(&crew, 0.25); // of weights that were not rounded
+    ck_assert_double_le(crew_difference(crew.y, one, crew.layer.tokens * crew.layer.hidden), 5e-3);
+    free(one);
+    gpu_crew_fini(&crew);
+}
+END_TEST
 
 // The scenario compares with that, which is the crew's arg.
 static void run_beside_one(struct gpu_crew *crew)
@@ -511,6 +536,7 @@ static void tests(TCase *cases)
 {
     tcase_add_loop_test(cases, golden_layers, 0, GPU_LAYERS);
     tcase_add_loop_test(cases, fp8_on_the_way, 0, GPU_LAYERS_FP8);
+    tcase_add_loop_test(cases, mxfp4_over_ranks, 0, 4);
     tcase_add_loop_test(cases, the_same_bits_every_time, 0, 2);
     tcase_add_loop_test(cases, ranks_without_tokens, 0, 2);
     tcase_add_loop_test(cases, tokens_at_the_edges, 0, 2);
