@@ -213,9 +213,9 @@ bool fits_l2(const gemms_args_device &args, int64_t pairs)
 bool tiles_are_wide(const gemms_args &from, int64_t pairs)
 {
     const int64_t row_tiles = (from.gate_up.w1.n + kWideRows - 1) / kWideRows + (from.down.w2.n + kWideRows - 1) / kWideRows;
-    const int64_t experts = from.gate_up.experts;
+    const int64_t experts = from.gate_up.experts, least = from.gate_up.w1.format == FORMAT_MXFP4 ? GEMMS_WIDE_TILES / 2 : GEMMS_WIDE_TILES;
 
-    return pairs <= experts * kWidePairs && std::min(pairs, experts) * row_tiles >= int64_t{GEMMS_WIDE_TILES} * sm_count();
+    return pairs <= experts * kWidePairs && std::min(pairs, experts) * row_tiles >= least * sm_count();
 }
 
 // Whether tokens are so few that tiles had better be halves, or wide: by the bound on them, since the host knows no counts.

@@ -14,7 +14,7 @@
 #include <cuda_runtime.h>
 
 #ifndef GEMMS_WIDE_TILES
-#define GEMMS_WIDE_TILES 6 // for a block, from which on they may be wide
+#define GEMMS_WIDE_TILES 6 // for a block, from which on they may be wide; of mxfp4 half as many
 #endif
 
 namespace {
