@@ -214,6 +214,12 @@ static void make_fp8_stages(stages &s, const layer_case &c, void *buffers[])
     s.gemms.down.operand_format = FORMAT_FP8;
 }
 
+// As the plan has it.
+static int64_t woven_pitch(const layer_case &c)
+{
+    return (gemms_woven_bytes(c.hidden) + 127) / 128 * 128;
+}
+
 static void make_stages(stages &s, const layer_case &c, const void *x, const void *ids, const void *weights, const weight_view &w1,
                         const weight_view &w2, int mid_format, void *buffers[], void *y)
 {
@@ -266,7 +272,7 @@ static void make_stages(stages &s, const layer_case &c, const void *x, const voi
     s.gemms.gate_up.limit = 2.0f;
     make_last_stages(s, c, w2, mid_format, buffers);
     s.gemms.x_woven = buffers[6];
-    s.gemms.x_woven_stride_bytes = gemms_woven_bytes(c.hidden);
+    s.gemms.x_woven_stride_bytes = woven_pitch(c);
     if (is_fp8(c)) make_fp8_stages(s, c, buffers);
 }
 
@@ -322,7 +328,7 @@ static void buffers_for(const layer_case &c, size_t sizes[BUFFERS])
     sizes[1] = sizes[2] = sizes[3] = pairs * 4;
     sizes[4] = pairs * (((size_t)c.intermediate * 4 + 127) / 128 * 128);
     sizes[5] = pairs * (((size_t)c.hidden * 4 + 127) / 128 * 128);
-    sizes[6] = is_packed(c) ? (size_t)c.tokens * gemms_woven_bytes(c.hidden) : pairs * ((c.hidden + 127) / 128 * 128);
+    sizes[6] = is_packed(c) ? (size_t)(c.tokens * woven_pitch(c)) : pairs * ((c.hidden + 127) / 128 * 128);
     sizes[7] = group_bytes(c) * ((c.hidden + 127) / 128);
     sizes[8] = pairs * ((c.intermediate + 127) / 128 * 128);
     sizes[9] = group_bytes(c) * ((c.intermediate + 127) / 128);
