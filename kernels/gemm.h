@@ -132,7 +132,7 @@ struct gemms_args {
     int64_t halves_places; // the same in all launches
     void *x_woven; // CUDA, weights of 4 bits: device [slabs_count * rows_cap], or where slabs have
                    // no ids [pairs_max], of gemms_woven_bytes pitched to x_woven_stride_bytes,
-                   // both multiples of 16 (of 128 they are read faster): scratch for x in the
+                   // both multiples of 16: scratch for x in the
                    // order in which codes become numbers, as bf16 or as what sums to it. Others:
                    // not used
     int64_t x_woven_stride_bytes;

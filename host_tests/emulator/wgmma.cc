@@ -134,23 +134,27 @@ void read_operand(const matrix &from, number type)
         }
 }
 
-// a from registers, as mma's lanes have it: bf16, or beside e4m3 four times four e5m2.
-void read_registers(const product &p, float (*to)[kDepthMax])
+// a from registers, as mma's lanes have it: bf16.
+void read_bf16(const product &p, float (*to)[kDepthMax])
 {
-    for (unsigned thread = 0; thread < kWarpgroupThreads && p.operands.type == kE4m3; thread++)
-        for (unsigned i = 0; i < 16; i++) {
-            unsigned row = thread / 32 * 16 + thread % 32 / 4 + i / 4 % 2 * 8;
-            unsigned k = thread % 4 * 4 + i / 8 * 16 + i % 4;
-
-            to[row][k] = from_e5m2(static_cast<uint8_t>(p.a[thread][i / 4] >> i % 4 * 8));
-        }
-    if (p.operands.type == kE4m3) return;
     for (unsigned thread = 0; thread < kWarpgroupThreads; thread++)
         for (unsigned i = 0; i < 8; i++) {
             unsigned row = thread / 32 * 16 + thread % 32 / 4 + i / 2 % 2 * 8;
             unsigned k = thread % 4 * 2 + i / 4 * 8 + i % 2;
 
             to[row][k] = from_bf16(static_cast<uint16_t>(p.a[thread][i / 2] >> i % 2 * 16));
+        }
+}
+
+// The same of e5m2.
+void read_e5m2(const product &p, float (*to)[kDepthMax])
+{
+    for (unsigned thread = 0; thread < kWarpgroupThreads; thread++)
+        for (unsigned i = 0; i < 16; i++) {
+            unsigned row = thread / 32 * 16 + thread % 32 / 4 + i / 4 % 2 * 8;
+            unsigned k = thread % 4 * 4 + i / 8 * 16 + i % 4;
+
+            to[row][k] = from_e5m2(static_cast<uint8_t>(p.a[thread][i / 4] >> i % 4 * 8));
         }
 }
 
@@ -206,8 +210,10 @@ void run_product(const product &p)
     float(*a)[kDepthMax] = all().a, (*b)[kColumnsMax] = all().b;
     int n = p.operands.n, depth = p.operands.type == kE4m3 ? 32 : 16;
 
-    if (p.a[0] != nullptr)
-        read_registers(p, a);
+    if (p.a[0] != nullptr && p.operands.type == kE4m3)
+        read_e5m2(p, a);
+    else if (p.a[0] != nullptr)
+        read_bf16(p, a);
     else
         read_operand({p.operands.a, p.operands.a_rows_in, kRows, a[0], kDepthMax, 1},
                      p.operands.type);

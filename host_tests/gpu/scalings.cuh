@@ -27,14 +27,20 @@ static __global__ void count_wrong_scalings(uint32_t *wrong)
     }
 }
 
-static inline int try_scalings()
+// Whether a kernel that strides over what it tries counts nothing.
+static inline int none_wrong(void (*count)(uint32_t *), const char *what)
 {
     twin wrong(4);
 
     wrong.fill(0);
-    CHECK(launch(count_wrong_scalings, {static_cast<unsigned>(8 * sm_count()), 256, 0, LAUNCH_AFTER}, NULL, wrong.on<uint32_t>(true)));
+    CHECK(launch(count, {static_cast<unsigned>(8 * sm_count()), 256, 0, LAUNCH_AFTER}, NULL, wrong.on<uint32_t>(true)));
     CHECK(cudaDeviceSynchronize());
-    return wrong.same("scalings that are not quotients");
+    return wrong.same(what);
+}
+
+static inline int try_scalings()
+{
+    return none_wrong(count_wrong_scalings, "scalings that are not quotients");
 }
 
 #endif

@@ -468,13 +468,14 @@ struct gemms_entry {
     unsigned threads;
     size_t smem_bytes;
     int32_t tile_rows;
+    bool in_pieces; // x
 };
 
 template <int type, bool rows_in, bool is_few = false> gemms_entry entry()
 {
     using U = product_of<type, true, rows_in, is_few>;
 
-    return {gemms_kernel<type, rows_in, is_few>, U::threads, sizeof(gemm_smem<U>), U::rows};
+    return {gemms_kernel<type, rows_in, is_few>, U::threads, sizeof(gemm_smem<U>), U::rows, U::in_pieces};
 }
 
 template <int type> gemms_entry entry_of(bool rows_in, bool is_few)
@@ -536,7 +537,7 @@ extern "C" int32_t gemms_cuda(const struct gemms_args *from, void *stream)
     cudaError_t st = cudaSuccess;
 
     if (args.gate_up.experts == 0) return cudaSuccess; // of which there is no tensor map
-    if (is_packed(args.gate_up.w1.format)) st = weave_rows(args, woven, from->gate_up.w1.format == FORMAT_MXFP4 && tokens_are_few(*from), stream);
+    if (is_packed(args.gate_up.w1.format)) st = weave_rows(args, woven, by.in_pieces, stream);
     if (st == cudaSuccess) st = gemms_args_make(to, args, by.tile_rows);
     if (st != cudaSuccess) return st;
     return launch(by.kernel, {static_cast<unsigned>(sm_count()), by.threads, by.smem_bytes, LAUNCH_EARLY}, stream, to);
