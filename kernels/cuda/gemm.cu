@@ -516,7 +516,8 @@ extern "C" int32_t gemm_cuda_load(void)
 
         st = load_kernel(entry.kernel, entry.smem_bytes);
     }
-    return st == cudaSuccess ? load_kernel(weave_kernel) : st;
+    if (st == cudaSuccess) st = load_kernel(weave_kernel<false>);
+    return st == cudaSuccess ? load_kernel(weave_kernel<true>) : st;
 }
 
 // A copy for each pair costs memory, gathering costs the product: so it is a matter of how fast memory is, an H100's 3.35 TB/s or an H200's 4.9.

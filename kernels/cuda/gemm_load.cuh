@@ -271,7 +271,7 @@ template <class U, class D> struct tile_source {
     {
         tile found = before;
 
-        if (before.part == TILE_FIRST) {
+        if (!U::is_packed && before.part == TILE_FIRST) { // packed weights have no such tiles, nor a register for the question
             found.row_tile++;
             found.part = TILE_SECOND;
             return found;

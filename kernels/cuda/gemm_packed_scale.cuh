@@ -122,15 +122,20 @@ __device__ __forceinline__ void align_scales(const uint4 (&from)[3], int32_t bef
 {
     uint32_t words[12] = {from[0].x, from[0].y, from[0].z, from[0].w, from[1].x, from[1].y, from[1].z, from[1].w, from[2].x, from[2].y, from[2].z, from[2].w};
 
+    if (before != 0) { // else, as of most weights, whoever decodes has the time that this takes
 #pragma unroll
-    for (int32_t i = 0; i < 10; i++)
-        words[i] = before & 8 ? words[i + 2] : words[i];
+        for (int32_t i = 0; i < 10; i++)
+            words[i] = before & 8 ? words[i + 2] : words[i];
 #pragma unroll
-    for (int32_t i = 0; i < 9; i++)
-        words[i] = before & 4 ? words[i + 1] : words[i];
+        for (int32_t i = 0; i < 9; i++)
+            words[i] = before & 4 ? words[i + 1] : words[i];
+#pragma unroll
+        for (int32_t i = 0; i < 8; i++)
+            words[i] = shifted_by(words[i], words[i + 1], before % 4 * 8);
+    }
 #pragma unroll
     for (int32_t i = 0; i < 8; i++)
-        to[i] = shifted_by(words[i], words[i + 1], before % 4 * 8);
+        to[i] = words[i];
     if (valid >= kScalesRaw) return;
 #pragma unroll
     for (int32_t i = 0; i < 8; i++)

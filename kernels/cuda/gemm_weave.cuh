@@ -38,7 +38,6 @@ struct weave_args {
     int64_t to_stride_bytes;
     int32_t slabs_count, rows_cap;
     int32_t groups; // of kWovenInputs, of a row
-    int32_t in_pieces; // 1: and not as bf16
 };
 
 // 32 inputs of a slab's row, to a row of the copies.
@@ -83,9 +82,10 @@ __device__ __forceinline__ void weave_pieces(const weave_args &a, const weave_sl
     }
 }
 
+template <bool in_pieces>
 __device__ __forceinline__ void weave_row(const weave_args &a, const weave_slab &slab, int64_t row, int64_t to_row, int32_t group)
 {
-    if (a.in_pieces)
+    if constexpr (in_pieces)
         weave_pieces(a, slab, row, to_row, group);
     else
         weave(a, slab, row, to_row, group);
@@ -98,7 +98,7 @@ __host__ __device__ __forceinline__ int32_t warps_of_row(const weave_args &a)
 }
 
 // A lane has 32 inputs of each of its rows. x was there before route began, which had begun before this could; which of it are pairs was not.
-__global__ void __launch_bounds__(kSharingThreads) weave_kernel(const __grid_constant__ weave_args a)
+template <bool in_pieces> __global__ void __launch_bounds__(kSharingThreads) weave_kernel(const __grid_constant__ weave_args a)
 {
     const row_walk walk = walk_rows(warps_of_row(a));
     const int32_t group = walk.piece * 32 + static_cast<int32_t>(threadIdx.x % 32);
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kSharingThreads) weave_kernel(const __grid_con
             const uint32_t rows = slab.count != nullptr ? min(max(__ldcg(slab.count), 0), slab.cap) : slab.cap;
 
             for (uint32_t row = walk.first; row < rows; row += walk.step)
-                weave_row(a, slab, row, int64_t{s} * a.rows_cap + row, group);
+                weave_row<in_pieces>(a, slab, row, int64_t{s} * a.rows_cap + row, group);
         }
     }
     griddepcontrol_wait(); // for route, for which the products do not wait themselves
@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(kSharingThreads) weave_kernel(const __grid_con
         for (uint32_t pair = walk.first; pair < pairs; pair += walk.step) {
             const int32_t row = __ldcg(&a.pair_row[pair]), index = row / a.rows_cap;
 
-            weave_row(a, a.slabs[index], row - index * a.rows_cap, pair, group);
+            weave_row<in_pieces>(a, a.slabs[index], row - index * a.rows_cap, pair, group);
         }
     }
 }
@@ -152,7 +152,6 @@ cudaError_t weave_rows(gemms_args &args, row_slab &woven, bool in_pieces, void *
     to.slabs_count = own.slabs_count;
     to.rows_cap = own.rows_cap;
     to.groups = own.hidden / kWovenInputs;
-    to.in_pieces = in_pieces;
     woven = {};
     woven.rows = args.x_woven;
     woven.row_stride_bytes = args.x_woven_stride_bytes;
@@ -162,7 +161,7 @@ cudaError_t weave_rows(gemms_args &args, row_slab &woven, bool in_pieces, void *
     own.slabs_count = 1;
     own.rows_cap = woven.cap;
     warps = warps_of_row(to);
-    return launch(weave_kernel, shape_for(rows * warps, warps, kGridBlocksMax / kGridSms, 0), stream, to);
+    return launch(in_pieces ? weave_kernel<true> : weave_kernel<false>, shape_for(rows * warps, warps, kGridBlocksMax / kGridSms, 0), stream, to);
 }
 
 } // namespace
