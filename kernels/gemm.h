@@ -136,9 +136,9 @@ struct gemms_args {
                    // order in which codes become numbers, as bf16 or as what sums to it. Others:
                    // not used
     int64_t x_woven_stride_bytes;
-    int32_t top_k; // CUDA, mxfp4 and nvfp4: pairs of a row of the slabs, at most. How wide tiles
-                   // are goes by it and by the slabs' caps, and in mxfp4 whether x is multiplied
-                   // as bf16 or as two codes, which round otherwise
+    int32_t top_k; // CUDA, weights of 4 bits: pairs of a row of the slabs, at most. How wide tiles
+                   // are goes by it and by the slabs' caps, and in mxfp4 and int4 whether x is
+                   // multiplied as bf16 or as two codes, which round otherwise
     const struct route_args *route; // CUDA: what made expert_offset, by ids that gemms_can_count:
                                     // they are counted again while it works, by each block, so they
                                     // may not change until gemms has ended, whoever else could

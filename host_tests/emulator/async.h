@@ -42,7 +42,8 @@ void fence_proxy_async();
 // asked for more in all than it is launched with, which on a device waits for ever.
 void set_registers(uint32_t registers);
 
-enum number { kBf16, kF16, kE4m3 };
+// kE5m2: of a, in registers, and b is e4m3.
+enum number { kBf16, kF16, kE4m3, kE5m2 };
 
 // c[64 x n] = a . b^T, plus c where it adds, over 32 bytes of inputs; `c` is the thread's n / 2
 // sums. Where the thread has four registers of a, they are read when the product runs.

@@ -98,11 +98,16 @@ uint32_t element_address(const layout &l, bool rows_in, uint32_t bytes, uint32_t
     return address ^ ((address >> 7 & (l.span / 16 - 1)) << 4);
 }
 
+bool is_fp8(number type)
+{
+    return type == kE4m3 || type == kE5m2;
+}
+
 float number_at(number type, const unsigned char *at)
 {
     uint16_t bits;
 
-    if (type == kE4m3) return from_e4m3(*at);
+    if (is_fp8(type)) return from_e4m3(*at);
     std::memcpy(&bits, at, sizeof bits);
     return type == kBf16 ? from_bf16(bits) : from_f16(bits);
 }
@@ -120,7 +125,7 @@ struct matrix {
 void read_operand(const matrix &from, number type)
 {
     layout l = layout_of(from.descriptor);
-    uint32_t bytes = type == kE4m3 ? 1 : 2, held = 16 / bytes;
+    uint32_t bytes = is_fp8(type) ? 1 : 2, held = 16 / bytes;
     uint32_t row_step = from.rows_in ? held : 1, k_step = from.rows_in ? 1 : held;
     uint32_t stride = from.rows_in ? from.row_stride : from.k_stride;
 
@@ -146,15 +151,17 @@ void read_bf16(const product &p, float (*to)[kDepthMax])
         }
 }
 
-// The same of e5m2.
-void read_e5m2(const product &p, float (*to)[kDepthMax])
+// The same of fp8.
+void read_fp8(const product &p, float (*to)[kDepthMax])
 {
     for (unsigned thread = 0; thread < kWarpgroupThreads; thread++)
         for (unsigned i = 0; i < 16; i++) {
             unsigned row = thread / 32 * 16 + thread % 32 / 4 + i / 4 % 2 * 8;
             unsigned k = thread % 4 * 4 + i / 8 * 16 + i % 4;
 
-            to[row][k] = from_e5m2(static_cast<uint8_t>(p.a[thread][i / 4] >> i % 4 * 8));
+            uint8_t bits = static_cast<uint8_t>(p.a[thread][i / 4] >> i % 4 * 8);
+
+            to[row][k] = p.operands.type == kE5m2 ? from_e5m2(bits) : from_e4m3(bits);
         }
 }
 
@@ -181,7 +188,7 @@ void run_e4m3(const product &p)
     for (int column = 0; column < p.operands.n; column++)
         tensor_core_read(&all.b[0][column], kColumnsMax, kDepthMax, &all.b_factors[column]);
     for (int row = 0; row < kRows; row++) {
-        if (p.a[0] != nullptr)
+        if (p.operands.type == kE5m2)
             tensor_core_read_e5m2(all.a[row], 1, kDepthMax, &all.a_factors);
         else
             tensor_core_read(all.a[row], 1, kDepthMax, &all.a_factors);
@@ -208,10 +215,10 @@ add_products(const float *a, const float (*b)[kColumnsMax], int column, int dept
 void run_product(const product &p)
 {
     float(*a)[kDepthMax] = all().a, (*b)[kColumnsMax] = all().b;
-    int n = p.operands.n, depth = p.operands.type == kE4m3 ? 32 : 16;
+    int n = p.operands.n, depth = is_fp8(p.operands.type) ? 32 : 16;
 
-    if (p.a[0] != nullptr && p.operands.type == kE4m3)
-        read_e5m2(p, a);
+    if (p.a[0] != nullptr && is_fp8(p.operands.type))
+        read_fp8(p, a);
     else if (p.a[0] != nullptr)
         read_bf16(p, a);
     else
@@ -219,7 +226,7 @@ void run_product(const product &p)
                      p.operands.type);
     read_operand({p.operands.b, false, static_cast<uint32_t>(n), b[0], 1, kColumnsMax},
                  p.operands.type);
-    if (p.operands.type == kE4m3 && !sums_are_exact()) {
+    if (is_fp8(p.operands.type) && !sums_are_exact()) {
         run_e4m3(p);
         return;
     }

@@ -40,7 +40,7 @@ static double relative_error(const std::vector<float> &got, const std::vector<fl
 }
 
 // Whether the first tokens get the same bits without the others, whose number decides how all are multiplied; is_bound: the host knows that
-// there are no more, and may then multiply mxfp4 in pieces, with another rounding.
+// there are no more, and may then multiply mxfp4 and int4 in pieces, with another rounding.
 static int same_alone(gpu_layer &g, const layer_case &c, const std::vector<float> &all, bool is_bound)
 {
     const int32_t tokens = c.tokens < 3 ? c.tokens : 3;
@@ -52,7 +52,7 @@ static int same_alone(gpu_layer &g, const layer_case &c, const std::vector<float
     cudaFree(count);
     g.s.slab.count = NULL;
     g.s.slab.cap = c.tokens;
-    if (is_bound && c.format == FORMAT_MXFP4 && g.s.turns == NULL) return relative_error(alone, all) <= 5e-3;
+    if (is_bound && is_packed(c) && c.format != FORMAT_NVFP4 && g.s.turns == NULL) return relative_error(alone, all) <= 5e-3;
     return memcmp(alone.data(), all.data(), alone.size() * 4) == 0;
 }
 
@@ -449,8 +449,8 @@ static const layer_case cases[] = {
     {70, 608, 96, 4, 2, ORDER_GATE_UP, ACTIVATION_GELU_TANH, 2, 0, 0, 0, FORMAT_NVFP4, 1},
     {100, 1312, 96, 128, 4, ORDER_INTERLEAVED, ACTIVATION_SWIGLUOAI, 0, 1, 0, 0, FORMAT_MXFP4}, // wide tiles, of few tokens
     {64, 512, 800, 128, 4, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_MXFP4},
-    {100, 1312, 96, 128, 4, ORDER_GATE_UP, ACTIVATION_SILU, 1, 0, 0, 0, FORMAT_NVFP4}, // of 32, and of 25 to an expert
-    {60, 1408, 96, 128, 4, ORDER_UP_GATE, ACTIVATION_SILU, 2, 0, 1, 0, FORMAT_NVFP4},
+    {100, 1312, 160, 128, 4, ORDER_GATE_UP, ACTIVATION_SILU, 1, 0, 0, 0, FORMAT_NVFP4}, // of 32, and of 25 to an expert
+    {60, 1408, 160, 128, 4, ORDER_UP_GATE, ACTIVATION_SILU, 2, 0, 1, 0, FORMAT_NVFP4},
     {12, 1312, 96, 8, 4, ORDER_INTERLEAVED, ACTIVATION_SWIGLUOAI, 0, 1, 0, 0, FORMAT_MXFP4}, // the same where few tiles may be wide
     {12, 512, 800, 8, 4, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_MXFP4},
     {32, 1312, 96, 8, 4, ORDER_GATE_UP, ACTIVATION_SILU, 1, 0, 0, 0, FORMAT_NVFP4},
@@ -463,6 +463,12 @@ static const layer_case cases[] = {
     {3, 96, 64, 8, 1, ORDER_GATE_UP, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_INT4_G32}, // scales in f32, bf16 and f16
     {40, 224, 96, 8, 4, ORDER_GATE_UP, ACTIVATION_SILU, 0, 1, 1, 0, FORMAT_INT4_G32},
     {150, 160, 96, 1, 1, ORDER_INTERLEAVED, ACTIVATION_SILU, 0, 0, 0, 0, FORMAT_INT4_G32},
+    {100, 1312, 96, 128, 4, ORDER_INTERLEAVED, ACTIVATION_SWIGLUOAI, 0, 1, 0, 0, FORMAT_INT4_G32}, // wide tiles: scales in f16
+    {64, 512, 800, 128, 4, ORDER_GATE_UP, ACTIVATION_SILU, 1, 0, 0, 0, FORMAT_INT4_G32}, // in bf16
+    {60, 1344, 96, 128, 4, ORDER_UP_GATE, ACTIVATION_SILU, 2, 0, 1, 0, FORMAT_INT4_G32}, // in f32
+    {12, 1312, 96, 8, 4, ORDER_INTERLEAVED, ACTIVATION_SWIGLUOAI, 0, 1, 0, 0, FORMAT_INT4_G32}, // the same where few tiles may be wide
+    {12, 512, 800, 8, 4, ORDER_GATE_UP, ACTIVATION_SILU, 1, 0, 0, 0, FORMAT_INT4_G32},
+    {12, 1344, 96, 8, 4, ORDER_UP_GATE, ACTIVATION_SILU, 2, 0, 1, 0, FORMAT_INT4_G32},
     {9, 128, 64, 0, 2, ORDER_GATE_UP, ACTIVATION_SILU, 2, 0, 0, 0, FORMAT_BF16}, // a rank that owns no expert
     {9, 128, 64, 0, 1, ORDER_GATE_UP, ACTIVATION_SILU, 2, 0, 0, 0, FORMAT_BF16},
     {90, 256, 128, 0, 2, ORDER_GATE_UP, ACTIVATION_SILU, 2, 0, 0, 0, FORMAT_FP8_BLOCK128},

@@ -5,7 +5,7 @@
 //        to the block that is free, so that the tiles which share a piece of the weights, or tokens, run beside each other and read it
 //        from HBM once; down's begin while the last of gate_up's run, with their weights where mid is not there yet
 // block  3 warpgroups: one loads, two multiply 64 weight rows each; e4m3 has a third for many tokens, of which each takes 64. Few
-//        tokens of 16 bits: 2, and tiles of 64 weight rows, by 128 inputs a stage; of mxfp4 and nvfp4: 5, and tiles of 256 weight rows
+//        tokens of 16 bits: 2, and tiles of 64 weight rows, by 128 inputs a stage; of 4 bits: 5, and tiles of 256 weight rows
 // smem   4 to 11 stages of 128 weight rows and 256, 176 (weights [E, K, N]: 160; e4m3: 192, 160, 112), 128, 64, 32, 16 or 8 token
 //        rows of 128 bytes (64 inputs, e4m3 128), swizzled; e4m3 7 at most
 // N      8 to 256 (e4m3: 80, and 128 weight rows beside many tokens), chosen for each tile from the expert's real count: a
@@ -17,7 +17,7 @@
 // map. A pair's sum runs
 // over K in a fixed order, so its bits do not depend on its batch mates. e4m3 sums 128 inputs in the tensor core, then in
 // fp32 with the scales of both sides; many tokens go on its M (gemm_many.cuh), and mid leaves as e4m3 (gemm_quantise.cuh).
-// Weights of 4 bits are decoded in registers (gemm_packed.cuh), of mxfp4 and few tokens gate_up's to fp8 (gemm_pieces.cuh).
+// Weights of 4 bits are decoded in registers (gemm_packed.cuh), of mxfp4 and int4 and few tokens gate_up's to fp8 (gemm_pieces.cuh).
 
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/gemm_args.cuh"
@@ -203,22 +203,25 @@ __device__ __forceinline__ void multiply_packed_few(const gemm_args &args, gemm_
             uint32_t weights[4][4];
 
             read_part<P>(smem, rows, ring, step, part, read);
-            decode_part<P>(codes, read, weights);
+            decode_part<P, true, !P::scales_sums>(codes, read, weights);
 #pragma unroll
             for (int32_t block = 0; block < 2; block++)
 #pragma unroll
                 for (int32_t n = 0; n < N; n += 8) {
                     const int32_t piece = (block * 4 + lane / 8) ^ lane % 8;
-                    float(&c)[4] = *reinterpret_cast<float(*)[4]>(&to.c[0][n / 2]);
+                    float(&own)[4] = *reinterpret_cast<float(*)[4]>(&to.c[0][n / 2]);
+                    float part_sums[4] = {};
+                    float(&c)[4] = P::scales_sums ? part_sums : own;
                     uint32_t inputs[4];
 
                     load_matrices(inputs, tokens + (part * N + n) * kRowBytes + piece * 16);
                     mma<true>(c, weights[block * 2], inputs[0], inputs[1]);
                     mma<true>(c, weights[block * 2 + 1], inputs[2], inputs[3]);
+                    if (P::scales_sums) add_scaled<8>(part_sums, scales_of_rows(read, block), own);
                 }
         }
         release_stage(smem, ring.stage);
-        if (P::is_wide && ends_slot<P>(step, steps)) {
+        if (P::is_wide && ends_slot<P>(args.packed, step, steps)) {
             release_stage(smem, barrier_of(ring.scales));
             ring.scales.advance();
         }
@@ -495,7 +498,7 @@ gemms_entry entry_of(operand type, bool rows_in, bool is_few)
     case OPERAND_F16:
         return entry_of<OPERAND_F16>(rows_in, is_few);
     case OPERAND_INT4:
-        return entry<OPERAND_INT4, false>();
+        return entry_of<OPERAND_INT4>(false, is_few);
     case OPERAND_MXFP4:
         return entry_of<OPERAND_MXFP4>(false, is_few);
     case OPERAND_NVFP4:

@@ -209,13 +209,25 @@ bool fits_l2(const gemms_args_device &args, int64_t pairs)
     return pairs * (args.gate_up.out_stride_bytes + (args.down.result_row == nullptr ? args.down.out_stride_bytes : 0)) <= kL2Bytes;
 }
 
-// Whether wide tiles give each block enough of them, and experts few enough pairs for each.
+// Halves of a block's wide tiles from which on they are faster than twice as many others, which share themselves out more evenly.
+struct wide_from {
+    int64_t gate_up, all;
+};
+
+wide_from wide_from_of(int32_t format)
+{
+    if (format == FORMAT_INT4_G32) return {1, 0};
+    return format == FORMAT_MXFP4 ? wide_from{1, 6} : wide_from{2, 12};
+}
+
+// Whether experts have few pairs each, and blocks enough wide tiles.
 bool tiles_are_wide(const gemms_args &from, int64_t pairs)
 {
-    const int64_t row_tiles = (from.gate_up.w1.n + kWideRows - 1) / kWideRows + (from.down.w2.n + kWideRows - 1) / kWideRows;
-    const int64_t experts = from.gate_up.experts, least = from.gate_up.w1.format == FORMAT_MXFP4 ? GEMMS_WIDE_TILES / 2 : GEMMS_WIDE_TILES;
+    const wide_from least = wide_from_of(from.gate_up.w1.format);
+    const int64_t experts = from.gate_up.experts, chosen = std::min(pairs, experts), blocks = int64_t{GEMMS_WIDE_FROM} * sm_count();
+    const int64_t gate_up = chosen * ((from.gate_up.w1.n + kWideRows - 1) / kWideRows), down = chosen * ((from.down.w2.n + kWideRows - 1) / kWideRows);
 
-    return pairs <= experts * kWidePairs && std::min(pairs, experts) * row_tiles >= least * sm_count();
+    return pairs <= experts * kWidePairs && gate_up * 2 >= least.gate_up * blocks && (gate_up + down) * 2 >= least.all * blocks;
 }
 
 // Whether tokens are so few that tiles had better be halves, or wide: by the bound on them, since the host knows no counts.
@@ -226,7 +238,7 @@ bool tokens_are_few(const gemms_args &from)
 
     for (int32_t i = 0; i < gate_up.slabs_count; i++)
         tokens += gate_up.slabs[i].cap;
-    if (gate_up.w1.format == FORMAT_MXFP4 || gate_up.w1.format == FORMAT_NVFP4) return tiles_are_wide(from, tokens * from.top_k);
+    if (is_packed(gate_up.w1.format)) return tiles_are_wide(from, tokens * from.top_k);
     return tokens <= kFew && weight_bits_of(gate_up.w1.format) == 16 && !gate_up.w1.rows_in;
 }
 

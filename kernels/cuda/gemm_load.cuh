@@ -374,12 +374,12 @@ __device__ __forceinline__ void load_slot(const gemm_args &args, gemm_smem<P> &s
     const packed_scales &by = args.packed;
     const int32_t begin = step * by.step_bytes;
 
-    if (!begins_slot<P>(step)) return;
+    if (!begins_slot<P>(by, step)) return;
     mbarrier_wait(&smem.empty[barrier_of(ring.scales)], ring.scales.round_odd ^ 1);
     store_scales<P>(by, smem, ring.scales, scales, begin);
     mbarrier_arrive(&smem.full[barrier_of(ring.scales)]);
     ring.scales.advance();
-    if (step + kSlotSteps<P> < steps_of<P>(args)) ask_scales<P>(by, scales, begin + kScalesRaw);
+    if (step + slot_steps<P>(by) < steps_of<P>(args)) ask_scales<P>(by, scales, begin + kScalesRaw);
 }
 
 // The same beside packed weights: of either product, since a step has as many boxes of rows as four of others.

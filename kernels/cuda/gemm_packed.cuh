@@ -21,24 +21,25 @@ namespace {
 struct packed_rows {
     int32_t matrix_row; // bytes from a stage's begin, of the row that it gives the address of
     int32_t row;        // r
+    int32_t slot_steps; // wide
     prepared_scales prepared;
 };
 
 template <class P> __device__ __forceinline__ packed_rows find_packed_rows(const gemm_args &args, const tile &t, int32_t warpgroup)
 {
     const int32_t lane = threadIdx.x % 32, first = warpgroup * kBlockRows + threadIdx.x / 32 % 4 * 16;
-    packed_rows rows = {(first + lane % 16) * kRowBytes, first + lane / 4, {0, 0}};
+    packed_rows rows = {(first + lane % 16) * kRowBytes, first + lane / 4, slot_steps<P>(args.packed), {0, 0}};
 
     if (!P::is_wide) rows.prepared = find_prepared<P>(args, t, first + lane / 2);
     return rows;
 }
 
-// Where those of a row are, for part of a step.
+// Where those of row r or r + 8 are, for part of a step.
 template <class P>
-__device__ __forceinline__ const uint32_t *part_scales(gemm_smem<P> &smem, const stage_ring &ring, int32_t row, int32_t step, int32_t part)
+__device__ __forceinline__ const uint32_t *part_scales(gemm_smem<P> &smem, const packed_rows &rows, const stage_ring &ring, int32_t half, int32_t step, int32_t part)
 {
     constexpr int32_t words = packed_part<P>::words_count;
-    const int32_t first = (P::is_wide ? step % kSlotSteps<P> * P::parts + part : part) * words;
+    const int32_t row = rows.row + half * 8, first = (P::is_wide ? (step & (rows.slot_steps - 1)) * P::parts + part : part) * words;
     const unsigned char *scales;
 
     if constexpr (P::is_wide)
@@ -59,7 +60,7 @@ __device__ __forceinline__ void read_part(gemm_smem<P> &smem, const packed_rows 
     for (int32_t i = 0; i < 2; i++)
 #pragma unroll
         for (int32_t word = 0; word < to.words_count; word++)
-            to.scales[i][word] = part_scales<P>(smem, ring, rows.row + i * 8, step, part)[word];
+            to.scales[i][word] = part_scales<P>(smem, rows, ring, i, step, part)[word];
 }
 
 // Waits for a step, and prepares what the calling warp decodes of it.
@@ -71,8 +72,24 @@ __device__ __forceinline__ void begin_packed_step(const gemm_args &args, gemm_sm
     if (by_wgmma) fence_proxy_async(); // copies of threads brought the tokens
     if constexpr (!P::is_wide)
         prepare_scales<P>(args.packed, rows.prepared, ring, smem, step);
-    else if (begins_slot<P>(step))
+    else if (begins_slot<P>(args.packed, step))
         mbarrier_wait(&smem.full[barrier_of(ring.scales)], ring.scales.round_odd);
+}
+
+// What sums of 32 inputs, half `block` of a part's, are multiplied by, of weight rows r and r + 8.
+template <class P> __device__ __forceinline__ float2 scales_of_rows(const packed_part<P> &from, int32_t block)
+{
+    if constexpr (P::type == OPERAND_INT4) return {__uint_as_float(from.scales[0][block]), __uint_as_float(from.scales[1][block])};
+    const float2 low = number_unpack<true>(from.scales[0][0]), high = number_unpack<true>(from.scales[1][0]);
+
+    return block != 0 ? float2{low.y, high.y} : float2{low.x, high.x};
+}
+
+template <int N> __device__ __forceinline__ void add_scaled(const float (&part)[N / 2], const float2 &rows, float (&sums)[N / 2])
+{
+#pragma unroll
+    for (int32_t i = 0; i < N / 2; i++)
+        sums[i] = fmaf(part[i], i & 2 ? rows.y : rows.x, sums[i]);
 }
 
 } // namespace

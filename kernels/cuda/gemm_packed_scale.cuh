@@ -83,17 +83,20 @@ __device__ __forceinline__ int32_t barrier_of(const slot_ring &slots)
     return kStagesMax + slots.slot;
 }
 
-// Steps that share a slot. A tile's first one begins a slot, and its last one ends it.
-template <class P> constexpr int32_t kSlotSteps = P::type == OPERAND_MXFP4 ? 4 : 2;
-
-template <class P> __device__ __forceinline__ bool begins_slot(int32_t step)
+// Steps that share a slot, a power of two. A tile's first one begins a slot, and its last one ends it.
+template <class P> __device__ __forceinline__ int32_t slot_steps(const packed_scales &by)
 {
-    return step % kSlotSteps<P> == 0;
+    return P::type == OPERAND_MXFP4 ? 4 : P::type == OPERAND_INT4 && by.scale_format == FORMAT_F32 ? 1 : 2;
 }
 
-template <class P> __device__ __forceinline__ bool ends_slot(int32_t step, int32_t steps)
+template <class P> __device__ __forceinline__ bool begins_slot(const packed_scales &by, int32_t step)
 {
-    return step + 1 == steps || begins_slot<P>(step + 1);
+    return (step & (slot_steps<P>(by) - 1)) == 0;
+}
+
+template <class P> __device__ __forceinline__ bool ends_slot(const packed_scales &by, int32_t step, int32_t steps)
+{
+    return step + 1 == steps || begins_slot<P>(by, step + 1);
 }
 
 // Word `i` of what codes are multiplied by, of 32 scales.
@@ -142,20 +145,41 @@ __device__ __forceinline__ void align_scales(const uint4 (&from)[3], int32_t bef
         to[i] = valid >= i * 4 + 4 ? to[i] : valid <= i * 4 ? 0 : to[i] & ((1u << valid % 4 * 8) - 1);
 }
 
-// What was asked for, as what codes are multiplied by.
+template <int words, class Word> __device__ __forceinline__ void store_words(unsigned char *slot, int32_t row, const Word &word)
+{
+#pragma unroll
+    for (int32_t i = 0; i < words; i += 4)
+        *reinterpret_cast<uint4 *>(slot + slot_at(row, i / 4)) = {word(i), word(i + 1), word(i + 2), word(i + 3)};
+}
+
+// Number `i` of 16 bits each, as fp32.
+template <bool is_bf16> __device__ __forceinline__ uint32_t widened(const uint32_t (&halves)[8], int32_t i)
+{
+    const float2 two = number_unpack<is_bf16>(halves[i / 2]);
+
+    return __float_as_uint(i % 2 != 0 ? two.y : two.x);
+}
+
+// What was asked for, as what codes or sums are multiplied by.
 template <class P>
 __device__ __forceinline__ void store_scales(const packed_scales &by, gemm_smem<P> &smem, const slot_ring &slots, const loaded_scales<P> &from, int32_t begin)
 {
+    const int32_t row = threadIdx.x % 128;
+
 #pragma unroll
     for (int32_t i = 0; i < from.rows; i++) {
-        unsigned char *slot = slot_scales<P>(smem, slots);
+        unsigned char *slot = slot_scales<P>(smem, slots) + i * 128 * kScalesRow;
         uint32_t codes[8];
 
         align_scales(from.pieces[i], scales_span(by, from.from[i], begin, kScalesRaw).before, by.row_bytes - begin, codes);
-#pragma unroll
-        for (int32_t piece = 0; piece < 4; piece++)
-            *reinterpret_cast<uint4 *>(slot + slot_at(threadIdx.x % 128 + i * 128, piece)) = {made_of<P>(codes, piece * 4), made_of<P>(codes, piece * 4 + 1),
-                                                                                              made_of<P>(codes, piece * 4 + 2), made_of<P>(codes, piece * 4 + 3)};
+        if (P::type != OPERAND_INT4)
+            store_words<16>(slot, row, [&](int32_t word) { return made_of<P>(codes, word); });
+        else if (by.scale_format == FORMAT_BF16)
+            store_words<16>(slot, row, [&](int32_t word) { return widened<true>(codes, word); });
+        else if (by.scale_format == FORMAT_F16)
+            store_words<16>(slot, row, [&](int32_t word) { return widened<false>(codes, word); });
+        else
+            store_words<8>(slot, row, [&](int32_t word) { return codes[word]; });
     }
 }
 

@@ -1,4 +1,4 @@
-// Tiles of gate_up with e2m1 weights and few tokens, multiplied as fp8 (pieces.cuh). Included by gemm.cu alone.
+// Tiles of gate_up with e2m1 or int4 weights and few tokens, multiplied as fp8 (pieces.cuh). Included by gemm.cu alone.
 //
 // A stage has 128 bytes of each weight row, 256 inputs, and of each token row numbers of 128 of them, their rest, and both of the other 128.
 // A number and its rest go to the same sums, of 32 inputs, which have one scale in a weight row.
@@ -23,7 +23,7 @@ template <class P> __device__ __forceinline__ float find_token_scale(const gemm_
     return __ldcg(reinterpret_cast<const float *>(args.rows + row * args.rows_stride_bytes + back_at(args.depth)));
 }
 
-template <int N> __device__ __forceinline__ void scale_tokens(float own, float (&sums)[N / 2])
+template <int N, class P> __device__ __forceinline__ void scale_tokens(float own, float (&sums)[N / 2])
 {
 #pragma unroll
     for (int32_t n = 0; n < N; n += 8)
@@ -33,20 +33,11 @@ template <int N> __device__ __forceinline__ void scale_tokens(float own, float (
 
             sums[n / 2 + i] *= scale;
             sums[n / 2 + 2 + i] *= scale;
+            if (P::type == OPERAND_INT4) { // apart, since the scale alone may be as large as an fp32
+                sums[n / 2 + i] *= kInt4Rest;
+                sums[n / 2 + 2 + i] *= kInt4Rest;
+            }
         }
-}
-
-// Sums of 32 inputs, by half `block` of the scales of weight rows r and r + 8, to those of all.
-template <int N, class P> __device__ __forceinline__ void add_scaled(const float (&part)[N / 2], const packed_part<P> &from, int32_t block, float (&sums)[N / 2])
-{
-    const float2 low = number_unpack<true>(from.scales[0][0]), high = number_unpack<true>(from.scales[1][0]);
-
-#pragma unroll
-    for (int32_t i = 0; i < N / 2; i++) {
-        const float2 scales = i & 2 ? high : low;
-
-        sums[i] = fmaf(part[i], block != 0 ? scales.y : scales.x, sums[i]);
-    }
 }
 
 // A warp decodes 32 inputs of its 16 weight rows at a time, and waits for what wgmma makes of them: the others decode meanwhile.
@@ -55,6 +46,7 @@ __device__ __forceinline__ void multiply_pieces(const gemm_args &args, gemm_smem
                                                 float (&sums)[N / 2])
 {
     constexpr int next_piece = N * kRowBytes >> 4;
+    constexpr bool is_e5m2 = P::type == OPERAND_MXFP4;
     const packed_rows rows = find_packed_rows<P>(args, t, warpgroup);
     const float token_scale = find_token_scale<P>(args, t);
     const int32_t steps = steps_of<P>(args);
@@ -74,23 +66,23 @@ __device__ __forceinline__ void multiply_pieces(const gemm_args &args, gemm_smem
                 const uint32_t numbers = tokens + part / 2 * 2 * next_piece + (part % 2 * 2 + block) * wgmma_next_inputs<false>;
                 uint32_t weights[1][4];
 
-                decode_in_pieces(read.codes[block * 2], weights[0][0], weights[0][2]);
-                decode_in_pieces(read.codes[block * 2 + 1], weights[0][1], weights[0][3]);
+                decode_in_pieces<is_e5m2>(read.codes[block * 2], weights[0][0], weights[0][2]);
+                decode_in_pieces<is_e5m2>(read.codes[block * 2 + 1], weights[0][1], weights[0][3]);
                 wgmma_fence_registers(weights);
-                wgmma_pieces<N, 0>::run(part_sums, weights[0], numbers);
-                wgmma_pieces<N, 1>::run(part_sums, weights[0], numbers + next_piece);
+                wgmma_pieces<N, is_e5m2, 0>::run(part_sums, weights[0], numbers);
+                wgmma_pieces<N, is_e5m2, 1>::run(part_sums, weights[0], numbers + next_piece);
                 wgmma_commit();
                 wgmma_wait<0>();
-                add_scaled<N>(part_sums, read, block, sums);
+                add_scaled<N>(part_sums, scales_of_rows(read, block), sums);
             }
         }
         release_stage(smem, ring.stage);
-        if (ends_slot<P>(step, steps)) {
+        if (ends_slot<P>(args.packed, step, steps)) {
             release_stage(smem, barrier_of(ring.scales));
             ring.scales.advance();
         }
     }
-    scale_tokens<N>(token_scale, sums);
+    scale_tokens<N, P>(token_scale, sums);
 }
 
 } // namespace

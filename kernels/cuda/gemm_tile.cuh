@@ -13,15 +13,15 @@
 
 #include <cuda_runtime.h>
 
-#ifndef GEMMS_WIDE_TILES
-#define GEMMS_WIDE_TILES 6 // for a block, from which on they may be wide; of mxfp4 half as many
+#ifndef GEMMS_WIDE_FROM
+#define GEMMS_WIDE_FROM 1 // 0: few tokens of 4-bit weights have wide tiles, however few those are
 #endif
 
 namespace {
 
 constexpr int kRows = 128;      // weight rows of a tile
 constexpr int kBlockRows = 64;  // of one wgmma
-constexpr int kWideRows = 256;  // of a tile of e2m1 and few tokens
+constexpr int kWideRows = 256;  // of a tile of 4-bit weights and few tokens
 constexpr int kWidePairs = 16;  // up to which they are few, on average for an expert
 constexpr int kBlockBytes = kBlockRows * 128; // of a stage
 constexpr int kColumns = 256;   // tokens of the largest tile
@@ -73,7 +73,8 @@ template <operand type_, bool is_gate_up_, bool rows_in_, bool is_few_> struct p
     static constexpr int element_bytes = is_scaled ? 1 : 2;
     static constexpr bool is_half = is_few && !is_packed; // tiles of half the weight rows, and stages of twice the inputs: more even shares of few tiles
     static constexpr bool is_wide = is_few && is_packed;  // tiles of twice the weight rows: twice the warps decode beside each other
-    static constexpr bool in_pieces = is_wide && is_gate_up && type == OPERAND_MXFP4; // multiplied as fp8
+    static constexpr bool in_pieces = is_wide && is_gate_up && type != OPERAND_NVFP4; // multiplied as fp8
+    static constexpr bool scales_sums = in_pieces || (is_wide && type == OPERAND_INT4); // in fp32, and not what is multiplied
     static constexpr int rows = is_half ? kBlockRows : is_wide ? kWideRows : kRows; // of a tile's weights
     static constexpr int parts = is_packed ? 4 : kRows / rows; // of a stage, along K: kRowBytes of each token row, of packed weights a quarter
     static constexpr int part_depth = kRowBytes / element_bytes;

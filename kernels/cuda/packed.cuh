@@ -164,15 +164,15 @@ template <int bit> __device__ __forceinline__ uint32_t small_of(const packed_cod
     return (codes & 0x000f000fu << bit) * ((1 << 12 | 1 << 6) >> bit) & by.number;
 }
 
-// Eight codes as four words of two bf16, of codes i and i + 4.
-template <operand type> __device__ __forceinline__ void decode_eight(const packed_codes &by, uint32_t codes, const packed_factor &factor, uint32_t (&to)[4])
+// Eight codes as four words of two bf16, of codes i and i + 4. INT4 without `is_scaled`, which sums are then: the codes' numbers alone.
+template <operand type, bool is_scaled> __device__ __forceinline__ void decode_eight(const packed_codes &by, uint32_t codes, const packed_factor &factor, uint32_t (&to)[4])
 {
     if constexpr (type == OPERAND_INT4) {
 #pragma unroll
         for (int32_t i = 0; i < 4; i++) {
             const uint32_t number = bf16_fma((codes >> 4 * i & 0x000f000fu) | 0x43004300u, 0x3f803f80u, 0xc308c308u); // 128 + code - 136
 
-            to[i] = bf16_fma(number, factor.times, bf16_multiply(number, factor.plus));
+            to[i] = is_scaled ? bf16_fma(number, factor.times, bf16_multiply(number, factor.plus)) : number;
         }
     } else {
 #pragma unroll
@@ -199,7 +199,7 @@ template <class P> struct packed_part {
 };
 
 // Four times what wgmma and mma take. Without the second row, zeros.
-template <class P, bool has_second = true>
+template <class P, bool has_second = true, bool is_scaled = true>
 __device__ __forceinline__ void decode_part(const packed_codes &by, const packed_part<P> &from, uint32_t (&weights)[4][4])
 {
 #pragma unroll
@@ -208,7 +208,7 @@ __device__ __forceinline__ void decode_part(const packed_codes &by, const packed
         for (int32_t i = 0; i < 2; i++) {
             uint32_t words[4] = {};
 
-            if (i == 0 || has_second) decode_eight<P::type>(by, from.codes[block * 2 + i], factor_of<P::type>(by, from.scales[i], block), words);
+            if (i == 0 || has_second) decode_eight<P::type, is_scaled>(by, from.codes[block * 2 + i], factor_of<P::type>(by, from.scales[i], block), words);
 #pragma unroll
             for (int32_t word = 0; word < 4; word++)
                 weights[block * 2 + word / 2][word % 2 * 2 + i] = words[word];

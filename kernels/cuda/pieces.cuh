@@ -1,6 +1,6 @@
-// e2m1 weights and what they are multiplied by as fp8. Included by the parts of gemm.cu.
+// e2m1 and int4 weights, and what they are multiplied by, as fp8. Included by the parts of gemm.cu.
 //
-// An e2m1 is an e5m2, 2^-14 of it, by its bits alone. Of an input, which as bf16 has eight bits, two e4m3 have four each: the number, scaled so
+// An e2m1 is an e5m2, 2^-14 of it, by its bits alone, and an int4 an e4m3, 2^-9 of it. Of an input, which as bf16 has eight bits, two e4m3 have four each: the number, scaled so
 // that the largest of its row is below 256, as near as e4m3 comes, and what is left. They sum to it but for 2^-17 of the largest at most.
 //
 // Of a row's 32 inputs lane c of the four that share the row has eight codes, as they lie 8 c to 8 c + 7: the even ones become a word of four,
@@ -41,9 +41,23 @@ __device__ __forceinline__ uint32_t times_in_pieces(uint32_t codes, bool are_las
     return (two_scales(codes, are_last) << 7) + 0x07000700u;
 }
 
-// Eight codes as e5m2, the even ones and the odd ones.
-__device__ __forceinline__ void decode_in_pieces(uint32_t codes, uint32_t &even, uint32_t &odd)
+// What sums of int4 codes as e4m3 are multiplied by.
+constexpr float kInt4Rest = 1 << 9;
+
+// Four int4 codes, each the low half of a byte, as e4m3 but for signs: up to 15 its codes are that many times the smallest number.
+__device__ __forceinline__ uint32_t magnitudes_of(uint32_t codes)
 {
+    return __vabsdiffu4(codes & 0x0f0f0f0fu, 0x08080808u);
+}
+
+// Eight codes, the even ones and the odd ones: e2m1 as e5m2, or int4, which are 8 more than their number, as e4m3.
+template <bool is_e5m2> __device__ __forceinline__ void decode_in_pieces(uint32_t codes, uint32_t &even, uint32_t &odd)
+{
+    if constexpr (!is_e5m2) {
+        even = magnitudes_of(codes) | (~(codes << 4) & 0x80808080u);
+        odd = magnitudes_of(codes >> 4) | (~codes & 0x80808080u);
+        return;
+    }
     even = (codes << 4 & 0x80808080u) | (codes << 1 & 0x0e0e0e0eu);
     odd = (codes & 0x80808080u) | (codes >> 3 & 0x0e0e0e0eu);
 }

@@ -497,19 +497,25 @@ template <int N> struct wgmma_packed;
         }                                                                                                                 \
     }
 
-// The same of e5m2 in registers and e4m3, 32 inputs; without `adds` the sums are overwritten.
-template <int N, bool adds> struct wgmma_pieces;
+// The same of e5m2 or e4m3 in registers and e4m3, 32 inputs; without `adds` the sums are overwritten.
+template <int N, bool is_e5m2, bool adds> struct wgmma_pieces;
 
-#define WGMMA_PIECES(n, sums, a0, a1, a2, a3, b_at, adds)                                                                       \
-    template <> struct wgmma_pieces<n, adds> {                                                                                  \
+#define WGMMA_PIECES_OF(n, sums, a0, a1, a2, a3, b_at, type, is_e5m2, adds)                                                     \
+    template <> struct wgmma_pieces<n, is_e5m2, adds> {                                                                         \
         static __device__ __forceinline__ void run(float (&c)[sums], const uint32_t (&a)[4], uint32_t b)                        \
         {                                                                                                                       \
-            asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e5m2.e4m3 {" WGMMA_R##sums "}, {%" #a0 ", %" #a1       \
+            asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k32.f32." #type ".e4m3 {" WGMMA_R##sums "}, {%" #a0 ", %" #a1   \
                          ", %" #a2 ", %" #a3 "}, %" #b_at ", " #adds ", 1, 1;"                                                  \
                          : WGMMA_C##sums(0)                                                                                     \
                          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(wgmma_whole(b)));                                    \
         }                                                                                                                       \
     }
+
+#define WGMMA_PIECES(n, sums, a0, a1, a2, a3, b_at)                            \
+    WGMMA_PIECES_OF(n, sums, a0, a1, a2, a3, b_at, e5m2, true, 0);             \
+    WGMMA_PIECES_OF(n, sums, a0, a1, a2, a3, b_at, e5m2, true, 1);             \
+    WGMMA_PIECES_OF(n, sums, a0, a1, a2, a3, b_at, e4m3, false, 0);            \
+    WGMMA_PIECES_OF(n, sums, a0, a1, a2, a3, b_at, e4m3, false, 1)
 
 WGMMA(8, 4, 4, 5, 6);
 WGMMA(16, 8, 8, 9, 10);
@@ -535,12 +541,9 @@ WGMMA_E4M3(48, 24, 24, 25, 26);
 WGMMA_E4M3(64, 32, 32, 33, 34);
 WGMMA_E4M3(80, 40, 40, 41, 42);
 WGMMA_E4M3(128, 64, 64, 65, 66);
-WGMMA_PIECES(8, 4, 4, 5, 6, 7, 8, 0);
-WGMMA_PIECES(8, 4, 4, 5, 6, 7, 8, 1);
-WGMMA_PIECES(16, 8, 8, 9, 10, 11, 12, 0);
-WGMMA_PIECES(16, 8, 8, 9, 10, 11, 12, 1);
-WGMMA_PIECES(32, 16, 16, 17, 18, 19, 20, 0);
-WGMMA_PIECES(32, 16, 16, 17, 18, 19, 20, 1);
+WGMMA_PIECES(8, 4, 4, 5, 6, 7, 8);
+WGMMA_PIECES(16, 8, 8, 9, 10, 11, 12);
+WGMMA_PIECES(32, 16, 16, 17, 18, 19, 20);
 WGMMA_PACKED(48, 24, 24, 25, 26, 27, 28);
 WGMMA_PACKED(64, 32, 32, 33, 34, 35, 36);
 WGMMA_PACKED(80, 40, 40, 41, 42, 43, 44);

@@ -60,6 +60,18 @@ static inline uint32_t __vmaxu2(uint32_t a, uint32_t b)
 {
     return max(a >> 16, b >> 16) << 16 | max(a & 0xffffu, b & 0xffffu);
 }
+// How far the bytes of both are apart.
+static inline uint32_t __vabsdiffu4(uint32_t a, uint32_t b)
+{
+    uint32_t to = 0;
+
+    for (int i = 0; i < 32; i += 8) {
+        const uint32_t x = a >> i & 0xff, y = b >> i & 0xff;
+
+        to |= (x > y ? x - y : y - x) << i;
+    }
+    return to;
+}
 static inline int __ffs(uint32_t bits)
 {
     return __builtin_ffs(static_cast<int>(bits));

@@ -378,10 +378,10 @@ template <int N> struct wgmma_e4m3 {
     }
 };
 
-template <int N, bool adds> struct wgmma_pieces {
+template <int N, bool is_e5m2, bool adds> struct wgmma_pieces {
     static void run(float (&c)[N / 2], const uint32_t (&a)[4], uint32_t b)
     {
-        emulator::wgmma_issue({0, wgmma_whole(b), N, emulator::kE4m3, false, adds}, c, a);
+        emulator::wgmma_issue({0, wgmma_whole(b), N, is_e5m2 ? emulator::kE5m2 : emulator::kE4m3, false, adds}, c, a);
     }
 };
 
