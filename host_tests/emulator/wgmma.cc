@@ -158,7 +158,6 @@ void read_fp8(const product &p, float (*to)[kDepthMax])
         for (unsigned i = 0; i < 16; i++) {
             unsigned row = thread / 32 * 16 + thread % 32 / 4 + i / 4 % 2 * 8;
             unsigned k = thread % 4 * 4 + i / 8 * 16 + i % 4;
-
             uint8_t bits = static_cast<uint8_t>(p.a[thread][i / 4] >> i % 4 * 8);
 
             to[row][k] = p.operands.type == kE5m2 ? from_e5m2(bits) : from_e4m3(bits);

@@ -64,7 +64,7 @@ __device__ __forceinline__ void prepare_scales(const packed_scales &by, const pr
     prepare_row<P::type, 1>(by.scale_format, stage_scales<P>(smem, ring) + own.row, (own.low + step * by.step_bytes) & 15);
 }
 
-// ---- Wide tiles: of a slot, by the loading threads, which have few tokens to copy and time for it
+// ---- Wide tiles: of a slot, by the loading threads, which have few tokens to copy
 
 // Where in a slot 16 bytes of a row are: those of eight rows in banks of their own.
 __device__ __forceinline__ int32_t slot_at(int32_t row, int32_t piece)
@@ -125,7 +125,7 @@ __device__ __forceinline__ void align_scales(const uint4 (&from)[3], int32_t bef
 {
     uint32_t words[12] = {from[0].x, from[0].y, from[0].z, from[0].w, from[1].x, from[1].y, from[1].z, from[1].w, from[2].x, from[2].y, from[2].z, from[2].w};
 
-    if (before != 0) { // else, as of most weights, whoever decodes has the time that this takes
+    if (before != 0) { // of most weights it is 0, and warps that decode have the time that this takes
 #pragma unroll
         for (int32_t i = 0; i < 10; i++)
             words[i] = before & 8 ? words[i + 2] : words[i];

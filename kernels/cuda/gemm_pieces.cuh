@@ -25,18 +25,16 @@ template <class P> __device__ __forceinline__ float find_token_scale(const gemm_
 
 template <int N, class P> __device__ __forceinline__ void scale_tokens(float own, float (&sums)[N / 2])
 {
+    constexpr float rest = P::type == OPERAND_INT4 ? kInt4Rest : 1.0f; // apart: the scale alone may be as large as an fp32
+
 #pragma unroll
     for (int32_t n = 0; n < N; n += 8)
 #pragma unroll
         for (int32_t i = 0; i < 2; i++) {
             const float scale = __shfl_sync(~0u, own, n + threadIdx.x % 4 * 2 + i);
 
-            sums[n / 2 + i] *= scale;
-            sums[n / 2 + 2 + i] *= scale;
-            if (P::type == OPERAND_INT4) { // apart, since the scale alone may be as large as an fp32
-                sums[n / 2 + i] *= kInt4Rest;
-                sums[n / 2 + 2 + i] *= kInt4Rest;
-            }
+            sums[n / 2 + i] = sums[n / 2 + i] * scale * rest;
+            sums[n / 2 + 2 + i] = sums[n / 2 + 2 + i] * scale * rest;
         }
 }
 

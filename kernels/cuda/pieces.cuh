@@ -1,7 +1,8 @@
 // e2m1 and int4 weights, and what they are multiplied by, as fp8. Included by the parts of gemm.cu.
 //
-// An e2m1 is an e5m2, 2^-14 of it, by its bits alone, and an int4 an e4m3, 2^-9 of it. Of an input, which as bf16 has eight bits, two e4m3 have four each: the number, scaled so
-// that the largest of its row is below 256, as near as e4m3 comes, and what is left. They sum to it but for 2^-17 of the largest at most.
+// An e2m1 is an e5m2, 2^-14 of it, by its bits alone, and an int4 an e4m3, 2^-9 of it. Of an input, which as bf16 has eight bits, two e4m3
+// have four each: the number, scaled so that the largest of its row is below 256, as near as e4m3 comes, and what is left. They sum to it but
+// for 2^-17 of the largest at most.
 //
 // Of a row's 32 inputs lane c of the four that share the row has eight codes, as they lie 8 c to 8 c + 7: the even ones become a word of four,
 // the odd ones another, which wgmma wants at 4 c and 16 + 4 c. So do pieces lie: of 128 inputs the numbers, then what is left of them, 128
