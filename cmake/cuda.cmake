@@ -1,7 +1,7 @@
 # Whether this build has kernels for a GPU: with_cuda, from what MOXIE_CUDA says and which nvcc there is. no_cuda is the
 # reason against them, in words.
 
-set(cuda_wanted 12.4) # the first with __maxnreg__
+set(cuda_wanted 12.5) # the first with cudaGetDriverEntryPointByVersion
 
 string(TOUPPER "${MOXIE_CUDA}" cuda_choice)
 if(NOT MOXIE_CUDA)

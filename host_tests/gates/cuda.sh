@@ -35,7 +35,7 @@ export PATH="$work/bin:$PATH"
 unset CUDACXX CUDA_PATH
 
 nvcc 11.8
-old="$work/bin/nvcc is that of CUDA 11.8: CUDA 12.4 or newer is wanted; put its nvcc first on PATH"
+old="$work/bin/nvcc is that of CUDA 11.8: CUDA 12.5 or newer is wanted; put its nvcc first on PATH"
 for word in AUTO auto; do
     expect 0 "GPU kernels: no, because $old" $word
 done
@@ -46,10 +46,10 @@ for word in OFF off 0 False no ''; do
     expect 0 "GPU kernels: no, because MOXIE_CUDA is '$word'" "$word"
 done
 expect 1 "MOXIE_CUDA is 'maybe': it may be AUTO; ON," maybe
-nvcc 12.4
-expect 0 "GPU kernels: no, because $work/bin/nvcc of CUDA 12.4 compiles nothing here" AUTO
+nvcc 12.5
+expect 0 "GPU kernels: no, because $work/bin/nvcc of CUDA 12.5 compiles nothing here" AUTO
 
-if ! grep -q 'CUDA 12\.4' README.md; then
+if ! grep -q 'CUDA 12\.5' README.md; then
     echo "README.md: does not say which CUDA is wanted"
     failed=1
 fi
