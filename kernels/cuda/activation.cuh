@@ -6,6 +6,7 @@
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/gemm.h"
 
+#include <float.h>
 #include <math.h>
 
 // gate * sigmoid(gate * p(min(gate^2, kSquareMax))) * (up + beta), after gate <= limit and |up| <= limit; terms are those of -p / ln 2.
@@ -28,7 +29,8 @@ static inline activation_terms terms_of(const gate_up_args &from)
     case ACTIVATION_GELU_TANH:
         return {{to_power * tanh_slope, to_power * tanh_slope * 0.044715f, 0.0f}, 0.0f, INFINITY};
     case ACTIVATION_SWIGLUOAI:
-        return {{to_power * from.alpha, 0.0f, 0.0f}, from.beta, from.limit > 0.0f ? from.limit : INFINITY};
+        // Finite, or a gate that is 0 would be no number.
+        return {{fmaxf(fminf(to_power * from.alpha, FLT_MAX), -FLT_MAX), 0.0f, 0.0f}, from.beta, from.limit > 0.0f ? from.limit : INFINITY};
     default:
         return {{to_power, 0.0f, 0.0f}, 0.0f, INFINITY};
     }
