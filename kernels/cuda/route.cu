@@ -30,32 +30,35 @@ constexpr int64_t kClusterBlocks = 8;  // at most: more have to be asked for
 constexpr int64_t kClusterShareMin = 256;
 constexpr int64_t kShareMin = kThreads; // of many blocks: a position a thread, fewer would not end sooner
 
-// The rows are in order of their experts already, one pair a row.
-__device__ void route_by_expert(const args &a, int32_t *warps)
+// The rows are in order of their experts already, one pair a row. `firsts` has room for two numbers of each expert, of which the block has
+// a thread for each.
+__device__ void route_by_expert(const args &a, int32_t *warps, int32_t *firsts)
 {
-    int32_t rows = rows_valid(a, 0), done = 0, largest = 0; // of the prefix sums so far: where they fall back, a row would have two experts
+    const int32_t e = threadIdx.x, rows = rows_valid(a, 0);
+    int32_t *pairs = firsts + a.experts, first = 0, count = 0, total, largest, pair;
 
-    for (int32_t base = 0; base < a.experts; base += blockDim.x) {
-        int32_t e = base + threadIdx.x, first = 0, count = 0, total, pair;
-
-        if (a.by == ROUTE_BY_PREFIX) {
-            first = block_max(max(largest, e < a.experts ? a.expert_counts[e] : 0), warps, &largest);
-            count = e < a.experts ? max(min(a.expert_counts[e + 1], rows), 0) - first : 0;
-        } else if (e < a.experts) {
-            first = e * a.rows_per_expert;
-            count = min(min(max(a.expert_counts[e], 0), a.rows_per_expert), rows - first);
-        }
-        count = max(count, 0);
-        pair = done + block_sum(count, warps, &total);
-        if (e < a.experts) a.expert_offset[e + 1] = static_cast<int32_t>(min(static_cast<int64_t>(pair) + count, a.pairs_max));
-        for (int32_t i = 0; i < count && pair + i < a.pairs_max; i++) {
-            a.pair_row[pair + i] = first + i;
-            a.pair_weight[pair + i] = weight_at(a, {0, static_cast<uint32_t>(first + i), 0});
-        }
-        done += total;
-        __syncthreads();
+    if (a.by == ROUTE_BY_PREFIX) {
+        first = block_max(e < a.experts ? max(a.expert_counts[e], 0) : 0, warps, &largest); // where they fall back, a row would have two experts
+        count = e < a.experts ? max(min(a.expert_counts[e + 1], rows), 0) - first : 0;
+    } else if (e < a.experts) {
+        first = e * a.rows_per_expert;
+        count = min(min(max(a.expert_counts[e], 0), a.rows_per_expert), rows - first);
     }
-    if (threadIdx.x == 0) a.expert_offset[0] = 0;
+    count = max(count, 0);
+    pair = block_sum(count, warps, &total);
+    if (e < a.experts) {
+        firsts[e] = first;
+        pairs[e] = pair;
+        a.expert_offset[e + 1] = static_cast<int32_t>(min(static_cast<int64_t>(pair) + count, a.pairs_max));
+    }
+    if (e == 0) a.expert_offset[0] = 0;
+    __syncthreads();
+    for (pair = threadIdx.x; pair < min(static_cast<int64_t>(total), a.pairs_max); pair += blockDim.x) {
+        const int32_t expert = last_at_most(pairs, a.experts, pair), row = firsts[expert] + pair - pairs[expert];
+
+        a.pair_row[pair] = row;
+        a.pair_weight[pair] = weight_at(a, {0, static_cast<uint32_t>(row), 0});
+    }
 }
 
 __device__ void zero(int32_t *numbers, int32_t count)
@@ -116,7 +119,7 @@ __global__ void __launch_bounds__(kThreads, 1) route_kernel(const __grid_constan
     griddepcontrol_wait();
     clear_progress(a);
     if (a.by != ROUTE_BY_IDS) {
-        route_by_expert(a, words.warps);
+        route_by_expert(a, words.warps, shown);
         return;
     }
     const int32_t counters = blockDim.x / 32 * a.experts;
