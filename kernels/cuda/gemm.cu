@@ -5,7 +5,7 @@
 //        to the block that is free, so that the tiles which share a piece of the weights, or tokens, run beside each other and read it
 //        from HBM once; down's begin while the last of gate_up's run, with their weights where mid is not there yet
 // block  3 warpgroups: one loads, two multiply 64 weight rows each; e4m3 has a third for many tokens, of which each takes 64. Few
-//        tokens of 16 bits: 2, and tiles of 64 weight rows, by 128 inputs a stage; of 4 bits: 5, and tiles of 256 weight rows
+//        tokens of 16 bits: 2, and tiles of 64 weight rows, by 128 inputs a stage; few and some of 4 bits: 5, and tiles of 256 weight rows
 // smem   4 to 11 stages of 128 weight rows and 256, 176 (weights [E, K, N]: 160; e4m3: 192, 160, 112), 128, 64, 32, 16 or 8 token
 //        rows of 128 bytes (64 inputs, e4m3 128), swizzled; e4m3 7 at most
 // N      8 to 256 (e4m3: 80, and 128 weight rows beside many tokens), chosen for each tile from the expert's real count: a
@@ -184,6 +184,42 @@ __device__ __forceinline__ void multiply_packed(const gemm_args &args, gemm_smem
     }
 }
 
+// In wide tiles, 32 inputs at a time: a warp waits for what wgmma makes of them, and the others decode meanwhile.
+template <int N, class P>
+__device__ __forceinline__ void multiply_packed_wide(const gemm_args &args, gemm_smem<P> &smem, const tile &t, int32_t warpgroup, stage_ring &ring,
+                                                     sums<N, P> &to)
+{
+    constexpr int next_part = N * kRowBytes >> 4;
+    const packed_rows rows = find_packed_rows<P>(args, t, warpgroup);
+    const packed_codes codes = codes_of();
+    const int32_t steps = steps_of<P>(args);
+
+    for (int32_t step = 0; step < steps; step++, ring.advance()) {
+        const uint32_t tokens = wgmma_descriptor(ring.tokens(smem));
+
+        begin_packed_step<P, true>(args, smem, rows, ring, step);
+#pragma unroll
+        for (int32_t part = 0; part < P::parts; part++) {
+            packed_part<P> read;
+
+            read_part<P>(smem, rows, ring, step, part, read);
+#pragma unroll
+            for (int32_t block = 0; block < 2; block++) {
+                const uint32_t inputs = tokens + part * next_part + block * 2 * wgmma_next_inputs<false>;
+                uint32_t weights[2][4];
+
+                decode_block<P>(codes, read, block, weights);
+                wgmma_fence_registers(weights);
+                wgmma_packed<N>::run(to.c[0], weights[0], inputs);
+                wgmma_packed<N>::run(to.c[0], weights[1], inputs + wgmma_next_inputs<false>);
+                wgmma_commit();
+                wgmma_wait<0>();
+            }
+        }
+        end_wide_step<P>(args, smem, ring, step, steps);
+    }
+}
+
 // The same for few tokens by mma, which costs less than wgmma for 64 rows whose numbers are in registers. Both give the same bits.
 template <int N, class P>
 __device__ __forceinline__ void multiply_packed_few(const gemm_args &args, gemm_smem<P> &smem, const tile &t, int32_t warpgroup, stage_ring &ring,
@@ -220,11 +256,10 @@ __device__ __forceinline__ void multiply_packed_few(const gemm_args &args, gemm_
                     if (P::scales_sums) add_scaled<8>(part_sums, scales_of_rows(read, block), own);
                 }
         }
-        release_stage(smem, ring.stage);
-        if (P::is_wide && ends_slot<P>(args.packed, step, steps)) {
-            release_stage(smem, barrier_of(ring.scales));
-            ring.scales.advance();
-        }
+        if constexpr (P::is_wide)
+            end_wide_step<P>(args, smem, ring, step, steps);
+        else
+            release_stage(smem, ring.stage);
     }
 }
 
@@ -302,8 +337,10 @@ __device__ __forceinline__ void consume(const gemm_args &args, gemm_smem<P> &sme
     else if constexpr (P::in_pieces)
         multiply_pieces<N, P>(args, smem, t, warpgroup, ring, own.c[0]);
     else if constexpr (P::is_packed) {
-        if constexpr (N <= kFewPacked)
+        if constexpr (N <= P::columns_by_mma)
             multiply_packed_few<N, P>(args, smem, t, warpgroup, ring, own);
+        else if constexpr (P::is_wide)
+            multiply_packed_wide<N, P>(args, smem, t, warpgroup, ring, own);
         else
             multiply_packed<N, P>(args, smem, t, warpgroup, ring, own);
         scale_packed<N, P>(args, smem, t, warpgroup, own);
@@ -420,15 +457,15 @@ template <class U, class D> __device__ __forceinline__ void consumer_loop(const 
     }
 }
 
-template <int type, bool is_gate_up, bool rows_in, bool is_few>
-using product_of = product<static_cast<operand>(type), is_gate_up, rows_in, is_few>;
+template <int type, bool is_gate_up, bool rows_in, int tokens>
+using product_of = product<static_cast<operand>(type), is_gate_up, rows_in, static_cast<expert_tokens>(tokens)>;
 
-template <int type, bool rows_in, bool is_few>
-__global__ void __launch_bounds__((product_of<type, true, rows_in, is_few>::threads), 1)
+template <int type, bool rows_in, int tokens>
+__global__ void __launch_bounds__((product_of<type, true, rows_in, tokens>::threads), 1)
     gemms_kernel(const __grid_constant__ gemms_args_device args)
 {
-    using U = product_of<type, true, rows_in, is_few>;
-    using D = product_of<type, false, rows_in, is_few>;
+    using U = product_of<type, true, rows_in, tokens>;
+    using D = product_of<type, false, rows_in, tokens>;
     gemm_smem<U> &smem = *dynamic_smem<gemm_smem<U>>();
     int32_t warpgroup = uniform(threadIdx.x / 128);
     uint32_t taken = 0;
@@ -474,35 +511,38 @@ struct gemms_entry {
     bool in_pieces; // x
 };
 
-template <int type, bool rows_in, bool is_few = false> gemms_entry entry()
+template <int type, bool rows_in, expert_tokens tokens = TOKENS_MANY> gemms_entry entry()
 {
-    using U = product_of<type, true, rows_in, is_few>;
+    using U = product_of<type, true, rows_in, tokens>;
 
-    return {gemms_kernel<type, rows_in, is_few>, U::threads, sizeof(gemm_smem<U>), U::rows, U::in_pieces};
+    return {gemms_kernel<type, rows_in, tokens>, U::threads, sizeof(gemm_smem<U>), U::rows, U::in_pieces};
 }
 
-template <int type> gemms_entry entry_of(bool rows_in, bool is_few)
+template <int type> gemms_entry entry_of(bool rows_in, expert_tokens tokens)
 {
-    if (is_few) return entry<type, false, true>();
-    if constexpr (type <= OPERAND_F16)
+    if (tokens == TOKENS_FEW) return entry<type, false, TOKENS_FEW>();
+    if constexpr (type >= OPERAND_INT4) {
+        if (tokens == TOKENS_SOME) return entry<type, false, TOKENS_SOME>();
+    } else {
         if (rows_in) return entry<type, true>();
+    }
     return entry<type, false>();
 }
 
-// By the operand, whether tokens are few, and if not, whether weights are [E, K, N].
-gemms_entry entry_of(operand type, bool rows_in, bool is_few)
+// By the operand, how many tokens experts have, and if many, whether weights are [E, K, N].
+gemms_entry entry_of(operand type, bool rows_in, expert_tokens tokens)
 {
     switch (type) {
     case OPERAND_BF16:
-        return entry_of<OPERAND_BF16>(rows_in, is_few);
+        return entry_of<OPERAND_BF16>(rows_in, tokens);
     case OPERAND_F16:
-        return entry_of<OPERAND_F16>(rows_in, is_few);
+        return entry_of<OPERAND_F16>(rows_in, tokens);
     case OPERAND_INT4:
-        return entry_of<OPERAND_INT4>(false, is_few);
+        return entry_of<OPERAND_INT4>(false, tokens);
     case OPERAND_MXFP4:
-        return entry_of<OPERAND_MXFP4>(false, is_few);
+        return entry_of<OPERAND_MXFP4>(false, tokens);
     case OPERAND_NVFP4:
-        return entry_of<OPERAND_NVFP4>(false, is_few);
+        return entry_of<OPERAND_NVFP4>(false, tokens);
     default:
         return entry<OPERAND_E4M3, false>();
     }
@@ -514,8 +554,8 @@ extern "C" int32_t gemm_cuda_load(void)
 {
     cudaError_t st = cudaSuccess;
 
-    for (int32_t i = 0; i < 4 * OPERANDS && st == cudaSuccess; i++) {
-        gemms_entry entry = entry_of(static_cast<operand>(i / 4), i & 1, i & 2);
+    for (int32_t i = 0; i < 6 * OPERANDS && st == cudaSuccess; i++) {
+        gemms_entry entry = entry_of(static_cast<operand>(i / 6), i & 1, static_cast<expert_tokens>(i % 6 / 2));
 
         st = load_kernel(entry.kernel, entry.smem_bytes);
     }
@@ -537,7 +577,7 @@ extern "C" int32_t gemms_cuda(const struct gemms_args *from, void *stream)
     gemms_args args = *from;
     gemms_args_device to = {};
     row_slab woven;
-    const gemms_entry by = entry_of(operand_of(from->gate_up.w1.format), from->gate_up.w1.rows_in != 0, tokens_are_few(*from));
+    const gemms_entry by = entry_of(operand_of(from->gate_up.w1.format), from->gate_up.w1.rows_in != 0, tokens_of(*from));
     cudaError_t st = cudaSuccess;
 
     if (args.gate_up.experts == 0) return cudaSuccess; // of which there is no tensor map

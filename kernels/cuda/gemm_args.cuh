@@ -214,32 +214,45 @@ struct wide_from {
     int64_t gate_up, all;
 };
 
-wide_from wide_from_of(int32_t format)
+wide_from wide_from_of(int32_t format, bool are_few)
 {
+    if (!are_few) return {2, 8};
     if (format == FORMAT_INT4_G32) return {1, 0};
     return format == FORMAT_MXFP4 ? wide_from{1, 6} : wide_from{2, 12};
 }
 
-// Whether experts have few pairs each, and blocks enough wide tiles.
-bool tiles_are_wide(const gemms_args &from, int64_t pairs)
+// Whether blocks have enough wide tiles.
+bool tiles_are_wide(const gemms_args &from, int64_t pairs, bool are_few)
 {
-    const wide_from least = wide_from_of(from.gate_up.w1.format);
-    const int64_t experts = from.gate_up.experts, chosen = std::min(pairs, experts), blocks = int64_t{GEMMS_WIDE_FROM} * sm_count();
+    const wide_from least = wide_from_of(from.gate_up.w1.format, are_few);
+    const int64_t chosen = std::min(pairs, int64_t{from.gate_up.experts}), blocks = int64_t{GEMMS_WIDE_FROM} * sm_count();
     const int64_t gate_up = chosen * ((from.gate_up.w1.n + kWideRows - 1) / kWideRows), down = chosen * ((from.down.w2.n + kWideRows - 1) / kWideRows);
 
-    return pairs <= experts * kWidePairs && gate_up * 2 >= least.gate_up * blocks && (gate_up + down) * 2 >= least.all * blocks;
+    return gate_up * 2 >= least.gate_up * blocks && (gate_up + down) * 2 >= least.all * blocks;
 }
 
-// Whether tokens are so few that tiles had better be halves, or wide: by the bound on them, since the host knows no counts.
-bool tokens_are_few(const gemms_args &from)
+// Whether an expert's pairs, on average, fill one wide tile, or two where tiles of 128 tokens would be two as well.
+bool fill_wide_tiles(int64_t pairs, int64_t experts)
+{
+    const int64_t one = experts * GEMMS_SOME_PAIRS;
+
+    return pairs <= one || (pairs * 2 >= one * 3 && pairs <= one * 2);
+}
+
+// By the bound on them, since the host knows no counts. Few had better have tiles that are halves, or wide; some, wide ones.
+expert_tokens tokens_of(const gemms_args &from)
 {
     const gate_up_args &gate_up = from.gate_up;
-    int64_t tokens = 0;
+    int64_t tokens = 0, pairs;
+    bool are_few;
 
     for (int32_t i = 0; i < gate_up.slabs_count; i++)
         tokens += gate_up.slabs[i].cap;
-    if (is_packed(gate_up.w1.format)) return tiles_are_wide(from, tokens * from.top_k);
-    return tokens <= kFew && weight_bits_of(gate_up.w1.format) == 16 && !gate_up.w1.rows_in;
+    pairs = tokens * from.top_k;
+    if (!is_packed(gate_up.w1.format)) return tokens <= kFew && weight_bits_of(gate_up.w1.format) == 16 && !gate_up.w1.rows_in ? TOKENS_FEW : TOKENS_MANY;
+    are_few = pairs <= gate_up.experts * kFewPairs;
+    if (!fill_wide_tiles(pairs, gate_up.experts) || !tiles_are_wide(from, pairs, are_few)) return TOKENS_MANY;
+    return are_few ? TOKENS_FEW : TOKENS_SOME;
 }
 
 // tile_rows: weight rows of a tile.

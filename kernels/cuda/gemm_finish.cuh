@@ -34,8 +34,8 @@ __device__ __forceinline__ float2 gate_up_bias(const gemm_args &args, int32_t ex
     return {bias_at(args, expert, gate), bias_at(args, expert, up)};
 }
 
-// Where a warpgroup's outputs become pieces of out's rows: kTurn tokens at a time, in two halves of it that take turns. What is to be
-// quantised is kept there instead, all tokens of it.
+// Where a warpgroup's outputs become pieces of out's rows: kTurn tokens at a time, in two halves of it that take turns, or of wide tiles in
+// one. What is to be quantised is kept there instead, all tokens of it.
 template <class P> struct turning {
     gemm_smem<P> *smem;
     unsigned char *buffer;
@@ -49,7 +49,7 @@ template <class P> struct turning {
 // Where this lane's row of a block goes: 8 tokens from n on, a token's 8 outputs from `output` of the warpgroup on.
 template <class P> __device__ __forceinline__ unsigned char *turned_at(const turning<P> &to, int32_t n, int32_t output)
 {
-    return to.buffer + (P::quantises ? n : n % (2 * kTurn)) * kTurnPitch + (P::quantises ? to.kept_output + output : output) * 2;
+    return to.buffer + (P::quantises ? n : n % (P::is_wide ? kTurn : 2 * kTurn)) * kTurnPitch + (P::quantises ? to.kept_output + output : output) * 2;
 }
 
 template <class P> __device__ __forceinline__ void warpgroup_sync(int32_t warpgroup)
@@ -79,7 +79,7 @@ __device__ __forceinline__ void find_results(const gemm_args &args, gemm_smem<P>
 {
     if constexpr (!P::is_gate_up) {
         if (args.result_row == nullptr) return;
-        for (int32_t i = threadIdx.x % 32; i < (N + 15) / 16 * 4; i += 32) {
+        for (int32_t i = thread_of<P>() % 32; i < (N + 15) / 16 * 4; i += 32) {
             int32_t token = i / 4 * 16 + threadIdx.x / 32 % 4 * 4 + i % 4;
 
             find_result(args, t, first_token + token, smem.result(warpgroup, i));
@@ -175,6 +175,7 @@ __device__ __forceinline__ void finish_turns(const gemm_args &args, const tile &
 #pragma unroll
     for (int32_t first = 0; first < N; first += kTurn) {
         if (first >= to.end_token) continue;
+        if (P::is_wide && first > 0) warpgroup_sync<P>(to.warpgroup); // the only buffer has
 #pragma unroll
         for (int32_t n = first; n < first + kTurn && n < N; n += 16) {
             uint32_t packed[2];
@@ -205,6 +206,7 @@ __device__ __forceinline__ void finish_blocks(const gemm_args &args, const tile 
 #pragma unroll
     for (int32_t first = 0; first < N; first += kTurn) {
         if (to.first_token + first >= to.end_token) continue;
+        if (P::is_wide && first > 0) warpgroup_sync<P>(to.warpgroup); // the only buffer has
 #pragma unroll
         for (int32_t n = first; n < first + kTurn && n < N; n += 8) {
             uint32_t packed[2];
@@ -235,6 +237,7 @@ __device__ __forceinline__ void finish_neighbours(const gemm_args &args, const t
 #pragma unroll
     for (int32_t first = 0; first < N; first += kTurn) {
         if (to.first_token + first >= to.end_token) continue;
+        if (P::is_wide && first > 0) warpgroup_sync<P>(to.warpgroup); // the only buffer has
 #pragma unroll
         for (int32_t n = first; n < first + kTurn && n < N; n += 8) {
             float2 low = {c[n / 2], c[n / 2 + 1]}, high = {c[n / 2 + 2], c[n / 2 + 3]}, got;
@@ -255,7 +258,7 @@ __device__ __forceinline__ void finish_neighbours(const gemm_args &args, const t
 template <int N, bool is_result, class P>
 __device__ __forceinline__ void finish_plain(const gemm_args &args, const tile &t, const turning<P> &to, const float (&c)[N / 2])
 {
-    const int32_t lane = threadIdx.x % 32, output = threadIdx.x / 32 % 4 * 16;
+    const int32_t lane = thread_of<P>() % 32, output = thread_of<P>() / 32 % 4 * 16;
     float bias[2];
 
 #pragma unroll
@@ -268,6 +271,7 @@ __device__ __forceinline__ void finish_plain(const gemm_args &args, const tile &
 #pragma unroll
     for (int32_t first = 0; first < N; first += kTurn) {
         if (to.first_token + first >= to.end_token) continue;
+        if (P::is_wide && first > 0) warpgroup_sync<P>(to.warpgroup); // the only buffer has
 #pragma unroll
         for (int32_t n = first; n < first + kTurn && n < N; n += 8) {
             uint32_t packed[2];

@@ -76,6 +76,15 @@ __device__ __forceinline__ void begin_packed_step(const gemm_args &args, gemm_sm
         mbarrier_wait(&smem.full[barrier_of(ring.scales)], ring.scales.round_odd);
 }
 
+// Gives back what a step has been read from, and its slot of scales with the last that shares it.
+template <class P> __device__ __forceinline__ void end_wide_step(const gemm_args &args, gemm_smem<P> &smem, stage_ring &ring, int32_t step, int32_t steps)
+{
+    release_stage(smem, ring.stage);
+    if (!ends_slot<P>(args.packed, step, steps)) return;
+    release_stage(smem, barrier_of(ring.scales));
+    ring.scales.advance();
+}
+
 // What sums of 32 inputs, half `block` of a part's, are multiplied by, of weight rows r and r + 8.
 template <class P> __device__ __forceinline__ float2 scales_of_rows(const packed_part<P> &from, int32_t block)
 {

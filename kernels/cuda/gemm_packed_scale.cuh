@@ -152,12 +152,18 @@ template <int words, class Word> __device__ __forceinline__ void store_words(uns
         *reinterpret_cast<uint4 *>(slot + slot_at(row, i / 4)) = {word(i), word(i + 1), word(i + 2), word(i + 3)};
 }
 
-// Number `i` of 16 bits each, as fp32.
-template <bool is_bf16> __device__ __forceinline__ uint32_t widened(const uint32_t (&halves)[8], int32_t i)
+// Of an int4 scale.
+template <class P> __device__ __forceinline__ uint32_t made_of_number(float scale)
+{
+    return P::scales_sums ? __float_as_uint(scale) : split(scale);
+}
+
+// Of number `i` of 16 bits each.
+template <class P, bool is_bf16> __device__ __forceinline__ uint32_t made_of_half(const uint32_t (&halves)[8], int32_t i)
 {
     const float2 two = number_unpack<is_bf16>(halves[i / 2]);
 
-    return __float_as_uint(i % 2 != 0 ? two.y : two.x);
+    return made_of_number<P>(i % 2 != 0 ? two.y : two.x);
 }
 
 // What was asked for, as what codes or sums are multiplied by.
@@ -175,11 +181,11 @@ __device__ __forceinline__ void store_scales(const packed_scales &by, gemm_smem<
         if (P::type != OPERAND_INT4)
             store_words<16>(slot, row, [&](int32_t word) { return made_of<P>(codes, word); });
         else if (by.scale_format == FORMAT_BF16)
-            store_words<16>(slot, row, [&](int32_t word) { return widened<true>(codes, word); });
+            store_words<16>(slot, row, [&](int32_t word) { return made_of_half<P, true>(codes, word); });
         else if (by.scale_format == FORMAT_F16)
-            store_words<16>(slot, row, [&](int32_t word) { return widened<false>(codes, word); });
+            store_words<16>(slot, row, [&](int32_t word) { return made_of_half<P, false>(codes, word); });
         else
-            store_words<8>(slot, row, [&](int32_t word) { return codes[word]; });
+            store_words<8>(slot, row, [&](int32_t word) { return made_of_number<P>(__uint_as_float(codes[word])); });
     }
 }
 

@@ -74,11 +74,7 @@ __device__ __forceinline__ void multiply_pieces(const gemm_args &args, gemm_smem
                 add_scaled<N>(part_sums, scales_of_rows(read, block), sums);
             }
         }
-        release_stage(smem, ring.stage);
-        if (ends_slot<P>(args.packed, step, steps)) {
-            release_stage(smem, barrier_of(ring.scales));
-            ring.scales.advance();
-        }
+        end_wide_step<P>(args, smem, ring, step, steps);
     }
     scale_tokens<N, P>(token_scale, sums);
 }

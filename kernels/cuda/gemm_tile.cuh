@@ -16,13 +16,16 @@
 #ifndef GEMMS_WIDE_FROM
 #define GEMMS_WIDE_FROM 1 // 0: few tokens of 4-bit weights have wide tiles, however few those are
 #endif
+#ifndef GEMMS_SOME_PAIRS
+#define GEMMS_SOME_PAIRS 80 // of a wide tile of some tokens and 4-bit weights
+#endif
 
 namespace {
 
 constexpr int kRows = 128;      // weight rows of a tile
 constexpr int kBlockRows = 64;  // of one wgmma
 constexpr int kWideRows = 256;  // of a tile of 4-bit weights and few tokens
-constexpr int kWidePairs = 16;  // up to which they are few, on average for an expert
+constexpr int kFewPairs = 16;   // up to which they are few, on average for an expert
 constexpr int kBlockBytes = kBlockRows * 128; // of a stage
 constexpr int kColumns = 256;   // tokens of the largest tile
 constexpr int kFew = 16;        // tokens of a launch whose tiles are halves, and of their largest
@@ -31,7 +34,9 @@ constexpr int kMiddleIn = 160;  // and of weights [E, K, N]
 constexpr int kPacked = 128;    // of the largest one beside packed weights
 constexpr int kPackedMiddle = 80; // of the largest of which three stages fit, not two: worth a second tile for experts of up to
 constexpr int kPackedTwice = 96;  // so many
-constexpr int kFewPacked = 32;  // of the largest one that is multiplied without wgmma
+constexpr int kFewPacked = 32;  // of the largest one that is multiplied without wgmma, and of few tokens
+constexpr int kFewWide = 16;    // of the largest wide one without, because more warps decode while one waits for wgmma
+constexpr int kSomePacked = 80; // of the largest wide one, since registers hold no more sums
 constexpr int kRowsByWarps = 16; // and whose rows a warp each copies
 constexpr int kScalesRaw = 32;   // bytes of scales that wide tiles bring at once for a weight row, those of one to four steps
 constexpr int kScalesRow = 64;   // and that they take, as what codes are multiplied by
@@ -60,26 +65,30 @@ constexpr int kTurnedFew = kFewScaled * kTurnPitch; // bytes in which a warpgrou
 constexpr int kHalfBytes = kQuantised / 2 * 2; // of a token's units of one half, 16 bits each
 static_assert(GEMMS_HALVES_PLACE_BYTES == sizeof(uint32_t) + 2 * kHalfBytes);
 
+// How many tokens experts have, as far as the host knows: so tiles are shaped.
+enum expert_tokens { TOKENS_MANY, TOKENS_FEW, TOKENS_SOME };
+
 // What a kernel is compiled for, and which of its two products. e4m3 is multiplied 128 inputs at a time and scaled in fp32; its
 // outputs are bf16, but for mid, which is e4m3 again.
-template <operand type_, bool is_gate_up_, bool rows_in_, bool is_few_> struct product {
+template <operand type_, bool is_gate_up_, bool rows_in_, expert_tokens tokens_> struct product {
     static constexpr operand type = type_;
     static constexpr bool is_gate_up = is_gate_up_;
     static constexpr bool rows_in = rows_in_; // weights [E, K, N]
-    static constexpr bool is_few = is_few_;   // for few tokens
+    static constexpr bool is_few = tokens_ == TOKENS_FEW;
     static constexpr bool is_scaled = type == OPERAND_E4M3;
     static constexpr bool is_packed = type >= OPERAND_INT4;
     static constexpr bool is_bf16 = type != OPERAND_F16; // of the outputs
     static constexpr int element_bytes = is_scaled ? 1 : 2;
     static constexpr bool is_half = is_few && !is_packed; // tiles of half the weight rows, and stages of twice the inputs: more even shares of few tiles
-    static constexpr bool is_wide = is_few && is_packed;  // tiles of twice the weight rows: twice the warps decode beside each other
-    static constexpr bool in_pieces = is_wide && is_gate_up && type != OPERAND_NVFP4; // multiplied as fp8
-    static constexpr bool scales_sums = in_pieces || (is_wide && type == OPERAND_INT4); // in fp32, and not what is multiplied
+    static constexpr bool is_wide = is_packed && tokens_ != TOKENS_MANY; // tiles of twice the weight rows: twice the warps decode beside each other
+    static constexpr bool in_pieces = is_packed && is_few && is_gate_up && type != OPERAND_NVFP4; // multiplied as fp8
+    static constexpr bool scales_sums = in_pieces || (is_few && type == OPERAND_INT4); // in fp32, and not what is multiplied
     static constexpr int rows = is_half ? kBlockRows : is_wide ? kWideRows : kRows; // of a tile's weights
     static constexpr int parts = is_packed ? 4 : kRows / rows; // of a stage, along K: kRowBytes of each token row, of packed weights a quarter
     static constexpr int part_depth = kRowBytes / element_bytes;
     static constexpr int depth = part_depth * parts; // inputs of a stage
-    static constexpr int columns = is_half ? kFew : is_wide ? kFewPacked : is_packed ? kPacked : is_scaled ? kScaled : kColumns; // tokens of the largest tile
+    static constexpr int columns = is_half ? kFew : is_wide ? (is_few ? kFewPacked : kSomePacked) : is_packed ? kPacked : is_scaled ? kScaled : kColumns; // tokens of the largest tile
+    static constexpr int columns_by_mma = is_wide && !scales_sums ? kFewWide : kFewPacked; // packed: of the largest multiplied without wgmma
     static constexpr int middle = is_scaled || is_few || is_packed ? columns : rows_in ? kMiddleIn : kMiddle; // of which a stage more fits
     static constexpr int columns_on_n = is_scaled ? kFewScaled : columns;
     static constexpr bool in_lots = !is_gate_up && !rows_in && !is_packed; // where steps are few; weights along N have no registers for it
@@ -134,7 +143,7 @@ static_assert(kTurnPitch - 2 * 64 >= 2 * sizeof(result_place));
 template <bool is_scaled, bool is_wide = false> struct alignas(1024) block_smem {
     static constexpr int warpgroups = is_wide ? 4 : is_scaled ? 3 : 2;
     static constexpr int weight_rows = is_wide ? kWideRows : kRows; // of 128 bytes, of a stage
-    static constexpr int columns = is_wide ? kFewPacked : kColumns; // of the largest tile
+    static constexpr int columns = is_wide ? kSomePacked : kColumns; // of the largest tile
     static constexpr int scale_slots = is_wide ? kScaleSlots : 0;
     static constexpr int slot_bytes = weight_rows * kScalesRow;
     static constexpr int stages_bytes = (is_scaled ? 9 * 160 : 8 * 192) * kRowBytes - scale_slots * slot_bytes;
@@ -158,7 +167,7 @@ template <bool is_scaled, bool is_wide = false> struct alignas(1024) block_smem 
     // Of the tokens that the calling warp stores, up to 64, few up to 20.
     __device__ __forceinline__ result_place &result(int32_t warpgroup, int32_t index)
     {
-        const int32_t warp = threadIdx.x / 32 % 4;
+        const int32_t warp = (is_wide ? thread_read_anew() : threadIdx.x) / 32 % 4;
 
         if constexpr (is_scaled)
             return result_behind(turned + warpgroup * turned_pitch + warp * 16 * kTurnPitch, index);
@@ -169,6 +178,12 @@ template <bool is_scaled, bool is_wide = false> struct alignas(1024) block_smem 
 static_assert(sizeof(block_smem<true>) <= 232448 && sizeof(block_smem<false>) <= 232448 && sizeof(block_smem<false, true>) <= 232448);
 
 template <class P> using gemm_smem = block_smem<P::is_scaled, P::is_wide>;
+
+// threadIdx.x; beside wide tiles, which leave no register to what is made of it, read anew.
+template <class P> __device__ __forceinline__ uint32_t thread_of()
+{
+    return P::is_wide ? thread_read_anew() : threadIdx.x;
+}
 
 // Of a stage for tiles of up to so many tokens: weights, tokens, and scales of packed weights.
 template <class P> __host__ __device__ constexpr int32_t stage_bytes(int32_t columns)

@@ -198,21 +198,27 @@ template <class P> struct packed_part {
     uint32_t scales[2][2];
 };
 
-// Four times what wgmma and mma take. Without the second row, zeros.
+// 32 inputs of it, twice what wgmma and mma take. Without the second row, zeros.
+template <class P, bool has_second = true, bool is_scaled = true>
+__device__ __forceinline__ void decode_block(const packed_codes &by, const packed_part<P> &from, int32_t block, uint32_t (*weights)[4])
+{
+#pragma unroll
+    for (int32_t i = 0; i < 2; i++) {
+        uint32_t words[4] = {};
+
+        if (i == 0 || has_second) decode_eight<P::type, is_scaled>(by, from.codes[block * 2 + i], factor_of<P::type>(by, from.scales[i], block), words);
+#pragma unroll
+        for (int32_t word = 0; word < 4; word++)
+            weights[word / 2][word % 2 * 2 + i] = words[word];
+    }
+}
+
 template <class P, bool has_second = true, bool is_scaled = true>
 __device__ __forceinline__ void decode_part(const packed_codes &by, const packed_part<P> &from, uint32_t (&weights)[4][4])
 {
 #pragma unroll
     for (int32_t block = 0; block < 2; block++)
-#pragma unroll
-        for (int32_t i = 0; i < 2; i++) {
-            uint32_t words[4] = {};
-
-            if (i == 0 || has_second) decode_eight<P::type, is_scaled>(by, from.codes[block * 2 + i], factor_of<P::type>(by, from.scales[i], block), words);
-#pragma unroll
-            for (int32_t word = 0; word < 4; word++)
-                weights[block * 2 + word / 2][word % 2 * 2 + i] = words[word];
-        }
+        decode_block<P, has_second, is_scaled>(by, from, block, weights + block * 2);
 }
 
 // ---- Inputs ------------------------------------------------------------------------------------
