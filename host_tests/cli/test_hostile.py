@@ -6,10 +6,11 @@
 import json
 import os
 import random
+import subprocess
 import unittest
 
 import safetensors_files as files
-from case import GOLDEN, MODELS, RUN_KEYS, Case, layer, model_arguments
+from case import COMMAND, GOLDEN, MODELS, RUN_KEYS, TIMEOUT_S, Case, layer, model_arguments
 
 
 class Usage(Case):
@@ -90,7 +91,9 @@ class Usage(Case):
     def test_plugin(self):
         env = {key: value for key, value in os.environ.items() if key != "MOXIE_PLUGIN"}
         self.moxie("info", env=env)  # beside the command, or in ../lib
-        for path in (self.path("absent"), self.write("text", "no library"), self.folder, "/bin/true", "x" * 5000):
+        os.mkfifo(self.path("pipe"))
+        for path in (self.path("absent"), self.write("text", "no library"), self.folder, "/bin/true", "x" * 5000,
+                     self.path("pipe")):
             _, trouble = self.moxie("info", "--plugin", path, code=1)
             self.assertIn("moxie info: ", trouble)
             self.moxie("info", code=1, env={**env, "MOXIE_PLUGIN": path})
@@ -167,6 +170,27 @@ class Hostile(Case):
             for value in (None, 0, -1, 2 ** 62, 2 ** 39, 1.5, "x", True, [], {}):
                 self.write("config.json", json.dumps({**config, key: value}))
                 self.moxie("run", *model_arguments(folder, number, self.folder), code=self.CODES)
+
+    def test_pipes_in_a_folder(self):
+        """Nobody writes into them. A configuration of the user's own may be one."""
+        folder, number = MODELS[0]
+        source = GOLDEN + "/models/" + folder
+        for name in ("config.json", "hf_quant_config.json", "model.safetensors.index.json"):
+            model = self.path("of " + name)
+            os.mkdir(model)
+            os.mkfifo(model + "/" + name)
+            if name != "config.json":
+                os.symlink(source + "/config.json", model + "/config.json")
+            commands = [["run", *model_arguments(folder, number, model)]] if not name.startswith("hf") else []
+            if not name.startswith("model"):
+                commands += [[command, "--model", model] for command in ("plan", "check")]
+            for command in commands:
+                with self.subTest(command=command):
+                    self.assertIn(name + ": not a regular file", self.moxie(*command, code=1)[1])
+        with open(self.config(), "rb") as file:
+            done = subprocess.run([COMMAND, "check", "/dev/stdin"], input=file.read(), capture_output=True,
+                                  timeout=TIMEOUT_S, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
 
     def test_index_leads_nowhere_else(self):
         self.write("config.json", json.dumps({"hidden_size": 128}))

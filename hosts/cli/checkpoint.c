@@ -4,6 +4,7 @@
 
 #include "hosts/cli/json_file.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,7 +35,9 @@ int folder_read_json(const char *folder, const char *name, int optional, json_t 
     int st = EXIT_OK;
 
     if (path == NULL) return fault_set(fault, EXIT_TROUBLE, "out of memory");
-    st = optional ? json_file_read_optional(path, out, fault) : json_file_read(path, out, fault);
+    st = json_file_read_regular(path, out, fault);
+    if (st == EXIT_OK && *out == NULL && !optional)
+        st = fault_set(fault, EXIT_TROUBLE, "%s: %s", path, strerror(ENOENT));
     free(path);
     return st;
 }

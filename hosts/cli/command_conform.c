@@ -243,7 +243,7 @@ int command_conform(int argc, char **argv, struct fault *fault)
     (void)argp_parse(&argp, argc, argv, 0, NULL, &options);
     if (options.list) return list_rules(&options, fault);
     TRY(plugin_find(&plugin, options.common.plugin, fault));
-    TRY(plugin_check_file(&plugin, fault));
+    TRY(plugin_check_file(&plugin, options.common.plugin, fault));
     if (options.print_plan) return print_plan(plugin.path, fault);
     result.rows = json_array();
     table_init(&result.table, 3, 0, heading);

@@ -3,22 +3,26 @@
 #include "hosts/cli/json_file.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #define JSON_FILE_BYTES_MAX ((size_t)64 << 20)
 #define READ_CHUNK_BYTES    ((size_t)64 << 10)
 
-// Reads to the end of the stream; a pipe has no size to ask for first.
-static int read_all(FILE *file, const char *path, char **text, size_t *length, struct fault *fault)
+// Reads to the end; a pipe has no size to ask for first.
+static int read_all(int descriptor, const char *path, char **text, size_t *length,
+                    struct fault *fault)
 {
     char *buffer = NULL;
     size_t used = 0;
-    size_t got = 1;
+    ssize_t got = 1;
 
-    while (got > 0) {
+    while (got != 0) {
         char *grown = NULL;
 
         if (used > JSON_FILE_BYTES_MAX) {
@@ -33,19 +37,19 @@ static int read_all(FILE *file, const char *path, char **text, size_t *length, s
             return fault_set(fault, EXIT_TROUBLE, "%s: out of memory", path);
         }
         buffer = grown;
-        got = fread(buffer + used, 1, READ_CHUNK_BYTES, file);
-        used += got;
-    }
-    if (ferror(file)) {
-        free(buffer);
-        return fault_set(fault, EXIT_TROUBLE, "%s: %s", path, strerror(errno));
+        got = read(descriptor, buffer + used, READ_CHUNK_BYTES);
+        if (got < 0 && errno != EINTR) {
+            free(buffer);
+            return fault_set(fault, EXIT_TROUBLE, "%s: %s", path, strerror(errno));
+        }
+        used += got > 0 ? (size_t)got : 0;
     }
     *text = buffer;
     *length = used;
     return EXIT_OK;
 }
 
-static int parse(FILE *file, const char *path, json_t **out, struct fault *fault)
+static int parse(int descriptor, const char *path, json_t **out, struct fault *fault)
 {
     char *text = NULL;
     size_t length = 0;
@@ -53,7 +57,7 @@ static int parse(FILE *file, const char *path, json_t **out, struct fault *fault
     json_t *value = NULL;
     int st = EXIT_OK;
 
-    TRY(read_all(file, path, &text, &length, fault));
+    TRY(read_all(descriptor, path, &text, &length, fault));
     value = json_loadb(text, length, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &error);
     if (value == NULL)
         TRY(fault_set(fault, EXIT_TROUBLE, "%s:%d:%d: malformed JSON: %s", path, error.line,
@@ -68,27 +72,33 @@ out:
     return st;
 }
 
-static int read_object(const char *path, int optional, json_t **out, struct fault *fault)
+int json_file_read(const char *path, json_t **out, struct fault *fault)
 {
-    FILE *file = fopen(path, "rbe");
+    int descriptor = open(path, O_RDONLY | O_CLOEXEC);
     int st = EXIT_OK;
 
     *out = NULL;
-    if (file == NULL && optional && errno == ENOENT) return EXIT_OK;
-    if (file == NULL) return fault_set(fault, EXIT_TROUBLE, "%s: %s", path, strerror(errno));
-    st = parse(file, path, out, fault);
-    (void)fclose(file);
+    if (descriptor < 0) return fault_set(fault, EXIT_TROUBLE, "%s: %s", path, strerror(errno));
+    st = parse(descriptor, path, out, fault);
+    (void)close(descriptor);
     return st;
 }
 
-int json_file_read(const char *path, json_t **out, struct fault *fault)
+int json_file_read_regular(const char *path, json_t **out, struct fault *fault)
 {
-    return read_object(path, 0, out, fault);
-}
+    int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    struct stat seen;
+    int st = EXIT_OK;
 
-int json_file_read_optional(const char *path, json_t **out, struct fault *fault)
-{
-    return read_object(path, 1, out, fault);
+    *out = NULL;
+    if (descriptor < 0 && errno == ENOENT) return EXIT_OK;
+    if (descriptor < 0 || fstat(descriptor, &seen) != 0)
+        TRY(fault_set(fault, EXIT_TROUBLE, "%s: %s", path, strerror(errno)));
+    if (!S_ISREG(seen.st_mode)) TRY(fault_set(fault, EXIT_TROUBLE, "%s: not a regular file", path));
+    st = parse(descriptor, path, out, fault);
+out:
+    if (descriptor >= 0) (void)close(descriptor);
+    return st;
 }
 
 int json_print(json_t *document, struct fault *fault)

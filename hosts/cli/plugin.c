@@ -44,12 +44,13 @@ static int find_installed(char *path, size_t capacity)
            (size_t)snprintf(path, capacity, LIBRARY_ABI) < capacity;
 }
 
-// Whether the library is the one that MOXIE_PLUGIN names; path: of --plugin, or NULL.
-static int is_of_environment(const char *path)
+// What stands before a message about the library that MOXIE_PLUGIN names; path: of --plugin, or
+// NULL.
+static const char *named_by(const char *path)
 {
     const char *named = getenv("MOXIE_PLUGIN");
 
-    return path == NULL && named != NULL && named[0] != '\0';
+    return path == NULL && named != NULL && named[0] != '\0' ? "MOXIE_PLUGIN: " : "";
 }
 
 int plugin_find(struct plugin *plugin, const char *path, struct fault *fault)
@@ -77,15 +78,17 @@ int plugin_find(struct plugin *plugin, const char *path, struct fault *fault)
                      folder, folder);
 }
 
-int plugin_check_file(const struct plugin *plugin, struct fault *fault)
+int plugin_check_file(const struct plugin *plugin, const char *path, struct fault *fault)
 {
     struct stat seen;
 
     if (strchr(plugin->path, '/') == NULL) return EXIT_OK;
     if (stat(plugin->path, &seen) != 0 || access(plugin->path, R_OK) != 0)
-        return fault_set(fault, EXIT_TROUBLE, "%s: %s", plugin->path, strerror(errno));
+        return fault_set(fault, EXIT_TROUBLE, "%s%s cannot be loaded: %s", named_by(path),
+                         plugin->path, strerror(errno));
     if (!S_ISREG(seen.st_mode))
-        return fault_set(fault, EXIT_TROUBLE, "%s: not a regular file", plugin->path);
+        return fault_set(fault, EXIT_TROUBLE, "%s%s cannot be loaded: not a regular file",
+                         named_by(path), plugin->path);
     return EXIT_OK;
 }
 
@@ -97,10 +100,9 @@ int plugin_load(struct plugin *plugin, const char *path, struct fault *fault)
 
     *plugin = (struct plugin){0};
     TRY(plugin_find(plugin, path, fault));
+    TRY(plugin_check_file(plugin, path, fault));
     status = moxie_load(plugin->path, HOST_NAME, &plugin->library, library_error(&error));
-    if (status != MOXIE_OK)
-        TRY(fault_set(fault, EXIT_TROUBLE, "%s%s", is_of_environment(path) ? "MOXIE_PLUGIN: " : "",
-                      error.text));
+    if (status != MOXIE_OK) TRY(fault_set(fault, EXIT_TROUBLE, "%s%s", named_by(path), error.text));
     plugin->api = plugin->library.api;
 out:
     return st;

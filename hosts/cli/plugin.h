@@ -19,10 +19,10 @@ struct plugin {
 // executable, in ../lib or where the build or the installation has libraries, else what the
 // system's loader finds.
 int plugin_find(struct plugin *plugin, const char *path, struct fault *fault);
-// Whether what was found is a file that can be read, for a command that judges what is in it. A
-// name without a slash is the loader's to look for.
-int plugin_check_file(const struct plugin *plugin, struct fault *fault);
-// Finds and loads.
+// Whether what was found is a regular file that can be read; the loader waits at a pipe. A name
+// without a slash is the loader's to look for. path: as for plugin_find.
+int plugin_check_file(const struct plugin *plugin, const char *path, struct fault *fault);
+// Finds, checks and loads.
 int plugin_load(struct plugin *plugin, const char *path, struct fault *fault);
 // Accepts a zeroed or unloaded plugin.
 void plugin_unload(struct plugin *plugin);
