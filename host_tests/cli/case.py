@@ -13,8 +13,8 @@ TIMEOUT_S = 120
 
 LAYERS = sorted(os.listdir(GOLDEN + "/layers"))
 MODELS = [("tiny-qwen3-moe", 1), ("tiny-deepseek-v3-fp8", 0), ("tiny-gpt-oss-mxfp4", 0), ("tiny-qwen3-moe-nvfp4", 0)]
-RUN_KEYS = ["ok", "tokens", "ranks", "runner", "dispatcher", "weights", "relative_error", "max_abs_error", "tolerance",
-            "time_ms", "warnings"]
+RUN_KEYS = ["ok", "tokens", "ids_of_no_expert", "ranks", "runner", "dispatcher", "weights", "relative_error",
+            "max_abs_error", "tolerance", "time_ms", "warnings"]
 BOUNDS = ["forward_tokens", "dominant", "prefill", "decode", "dispatch_required", "dispatch_tokens",
           "allgather_rows", "alltoall_rows", "capture_rows"]
 LAYER = {"hidden_size": 2048, "intermediate_size": 768, "num_experts": 128, "top_k": 8}

@@ -203,14 +203,57 @@ class Router(Case):
             self.assertIn("%s is %s, and what the family" % (key, json.dumps(value)), trouble)
         self.run_model(True, 0, model_type="another", swiglu_limit=None)
 
-    def test_biases_of_single_experts(self):
-        folder, number = MODELS[0]
-        tensors, metadata = files.read(GOLDEN + "/models/%s/model.safetensors" % folder)
-        name = "model.layers.%d.mlp.experts.0.gate_proj." % number
-        weight = tensors[name + "weight"]
-        tensors[name + "bias"] = files.Tensor(weight.dtype, weight.shape[:1], bytes(2 * weight.shape[0]))
+    def run_changed(self, folder, change, given, code):
+        """A golden model whose tensors `change` changes, for which all after its layer's prefix stands."""
+        number = dict(MODELS)[folder]
+        source = GOLDEN + "/models/" + folder
+        shutil.copy(source + "/config.json", self.path("config.json"))
+        tensors, metadata = files.read(source + "/model.safetensors")
+        prefix = "model.layers.%d.mlp." % number
+        layer_tensors = {name[len(prefix):]: tensors.pop(name) for name in list(tensors) if name.startswith(prefix)}
+        change(layer_tensors)
+        tensors.update({prefix + name: tensor for name, tensor in layer_tensors.items()})
         files.write(self.path("model.safetensors"), tensors, metadata)
-        self.assertIn(name + "bias: ", self.run_model(True, 2))
+        tensors, _ = files.read("%s/layer%d_golden.safetensors" % (source, number))
+        if not given:
+            del tensors["topk_ids"], tensors["topk_weights"]
+        files.write(self.path("input"), tensors)
+        return self.moxie("run", "--model", self.folder, "--layer", str(number), "--input", self.path("input"), "--ranks", "2",
+                          code=code)[1]
+
+    def test_biases_of_single_experts(self):
+        for projection in ("gate_proj", "up_proj", "down_proj"):
+            def add(tensors):
+                weight = tensors["experts.0.%s.weight" % projection]
+                tensors["experts.0.%s.bias" % projection] = files.Tensor(weight.dtype, weight.shape[:1],
+                                                                         bytes(2 * weight.shape[0]))
+            self.assertIn("experts.0.%s.bias: " % projection, self.run_changed("tiny-qwen3-moe", add, True, 2))
+
+    def test_fused_experts_have_both_biases(self):
+        for projection in ("gate_up_proj", "down_proj"):
+            trouble = self.run_changed("tiny-gpt-oss-mxfp4", lambda tensors: tensors.pop("experts.%s_bias" % projection), True, 1)
+            self.assertRegex(trouble, "no tensor [a-z0-9.]*%s_bias" % projection)
+
+    def test_experts_that_nobody_asked_for(self):
+        for experts in (8, 15):
+            trouble = self.run_model(True, 1, num_experts=experts, num_local_experts=experts)
+            self.assertIn("experts.%d.gate_proj.weight is there, and the model's description has %d experts" % (experts, experts),
+                          trouble)
+
+    def test_routers_without_their_biases(self):
+        for folder, name in (("tiny-gpt-oss-mxfp4", "router.bias"), ("tiny-deepseek-v3-fp8", "gate.e_score_correction_bias")):
+            for given, code in ((False, 1), (True, 0)):
+                trouble = self.run_changed(folder, lambda tensors: tensors.pop(name), given, code)
+                self.assertEqual("no %s for this layer" % name.replace("gate.", "") in trouble, not given, trouble)
+            self.run_changed(folder, lambda tensors: None, False, 0)
+
+    def test_routers_of_another_shape(self):
+        """Of as many bytes."""
+        def turn(tensors):
+            tensors["gate.weight"].shape.reverse()
+        self.assertRegex(self.run_changed("tiny-qwen3-moe", turn, False, 1),
+                         r"gate.weight is [BF1632]+ \[128, 16\]; wanted is BF16, F16 or F32 \[16, 128\]")
+        self.run_changed("tiny-qwen3-moe", turn, True, 0)
 
     def test_scale_of_a_gate(self):
         """gpt-oss' own is 1.702."""
@@ -224,6 +267,41 @@ class Router(Case):
             errors.append(self.document("run", *model_arguments(folder, number, self.folder))["relative_error"])
         self.assertEqual(errors[0], errors[1])
         self.assertGreater(errors[2], 1e-3)
+
+
+class NoExpert(Case):
+    """Ids that name no expert are allowed, and may be a mistake: they are counted."""
+
+    def test_they_are_counted(self):
+        tensors, metadata = files.read(layer("mixtral_a.safetensors"))
+        experts, whole = int(metadata["num_experts"]), tensors["topk_ids"]
+        count = len(whole.data) // 4
+        for changed in ({}, {0: -1, 1: experts}, {count - 1: 2 ** 31 - 1}, dict.fromkeys(range(count), -5)):
+            ids = list(struct.unpack("<%di" % count, whole.data))
+            for index, value in changed.items():
+                ids[index] = value
+            narrow = files.Tensor("I32", whole.shape, struct.pack("<%di" % count, *ids))
+            for tensor in (narrow, narrow.as_i64()):
+                files.write(self.path("layer"), {**tensors, "topk_ids": tensor}, metadata)
+                arguments = ["run", "--layer-file", self.path("layer"), "--ranks", "2"]
+                self.assertEqual(self.document(*arguments)["ids_of_no_expert"], len(changed))
+                text, _ = self.moxie(*arguments)
+                self.assertEqual("no expert       %d of %d ids\n" % (len(changed), count) in text, bool(changed), text)
+                self.assertEqual("no expert" in text, bool(changed), text)
+
+    def test_more_than_are_read_at_once(self):
+        tensors, metadata = files.read(layer("mixtral_a.safetensors"))
+        hidden, top_k = int(metadata["hidden_size"]), int(metadata["top_k"])
+        tokens = 9000
+        for name in ("hidden_states", "topk_ids", "topk_weights"):
+            columns = hidden if name == "hidden_states" else top_k
+            tensors[name] = files.Tensor(tensors[name].dtype, [tokens, columns],
+                                         bytes(tokens * columns * files.BYTES[tensors[name].dtype]))
+        del tensors["routed_output"]
+        for data in (struct.pack("<i", -1), struct.pack("<q", -1)):
+            tensors["topk_ids"] = files.Tensor("I%d" % (8 * len(data)), [tokens, top_k], data * tokens * top_k)
+            files.write(self.path("layer"), tensors, metadata)
+            self.assertEqual(self.document("run", "--layer-file", self.path("layer"))["ids_of_no_expert"], tokens * top_k)
 
 
 class Ungated(Case):

@@ -94,8 +94,9 @@ static const struct argp_child children[] = {{&rank_argp, 0, NULL, 0}, {0}};
 static const char doc[] =
     "Runs the experts of one layer: R processes share the experts, and each takes a contiguous "
     "part of the tokens. If the input file has no topk_ids and topk_weights, the model's router "
-    "chooses, provided that it is a known one. If the file has routed_output, the result is "
-    "compared with it: relative_error is ||y - reference|| / ||reference||.\v"
+    "chooses, provided that it is a known one. Ids outside the experts add nothing, and are "
+    "counted. If the file has routed_output, the result is compared with it: relative_error is ||y "
+    "- reference|| / ||reference||.\v"
     "Checkpoints may be named as published for Qwen3-MoE, Mixtral, DeepSeek-V3 (fp8), gpt-oss "
     "(mxfp4), ModelOpt (nvfp4) and Llama 4.\n\n"
     "Example:\n"
@@ -128,8 +129,9 @@ static json_t *make_config(const struct run_options *options, const struct sourc
 struct outcome {
     const struct source *source;
     int ranks;
-    float *y;       // [T, H]
-    json_t *result; // of rank 0
+    float *y;          // [T, H]
+    json_t *result;    // of rank 0
+    int64_t no_expert; // ids of the file that name none
 };
 
 static int take(void *ctx, int rank, enum message message, const void *payload, uint64_t bytes,
@@ -232,9 +234,10 @@ static int report_json(const struct run_options *options, const struct outcome *
                        const struct distance *distance, json_t *warnings, struct fault *fault)
 {
     return json_print(
-        json_pack("{s:b, s:I, s:i, s:O, s:O, s:s, s:o, s:o, s:o, s:o, s:o}", "ok",
+        json_pack("{s:b, s:I, s:I, s:i, s:O, s:O, s:s, s:o, s:o, s:o, s:o, s:o}", "ok",
                   is_within(options, distance), "tokens",
-                  (json_int_t)outcome->source->inputs.tokens, "ranks", outcome->ranks, "runner",
+                  (json_int_t)outcome->source->inputs.tokens, "ids_of_no_expert",
+                  (json_int_t)outcome->no_expert, "ranks", outcome->ranks, "runner",
                   json_object_get(outcome->result, "runner"), "dispatcher",
                   json_object_get(outcome->result, "dispatcher"), "weights",
                   format_word(outcome->source->layout.w1.format), "relative_error",
@@ -250,6 +253,9 @@ static void report(const struct outcome *outcome, const struct distance *distanc
     const char *dispatcher = json_string_value(json_object_get(outcome->result, "dispatcher"));
 
     (void)printf("tokens          %lld\n", (long long)outcome->source->inputs.tokens);
+    if (outcome->no_expert > 0)
+        (void)printf("no expert       %lld of %lld ids\n", (long long)outcome->no_expert,
+                     (long long)(outcome->source->inputs.tokens * outcome->source->model.top_k));
     (void)printf("ranks           %d\n", outcome->ranks);
     (void)printf("runner          %s\n", runner);
     (void)printf("dispatcher      %s\n", dispatcher);
@@ -358,6 +364,7 @@ int command_run(int argc, char **argv, struct fault *fault)
         TRY(fault_set(fault, EXIT_TROUBLE, "out of memory, or a name not in UTF-8"));
     TRY(preflight(&instance, &plugin, &options.rank, config, fault));
     if (preflight_device(&instance)->direct) TRY(check_memory(&options, &source, &instance, fault));
+    TRY(inputs_count_no_expert(&source.inputs, source.model.experts, &outcome.no_expert, fault));
     TRY(allocate_output(&outcome, fault));
     TRY(run_ranks(&options, &plugin, config, &outcome, fault));
     TRY(finish(&options, &outcome, &instance, fault));

@@ -44,12 +44,6 @@ static enum word value_word(int32_t format)
     }
 }
 
-static int same_shape(const struct tensor *tensor, const struct piece *piece)
-{
-    if (tensor->ndim != piece->ndim) return 0;
-    return memcmp(tensor->shape, piece->shape, piece->ndim * sizeof tensor->shape[0]) == 0;
-}
-
 // Reads `bytes` of a tensor from byte `first` on to an address of the device.
 static int read_to(const struct loader *loader, const struct located *located, uint64_t first,
                    uint64_t bytes, uint8_t *to)
@@ -80,8 +74,8 @@ static int take(const struct loader *loader, const struct piece *piece, uint8_t 
     int st = checkpoint_find(loader->checkpoint, piece->name, &located, loader->fault);
 
     if (st != EXIT_OK) return st;
-    if (located.tensor->word != piece->word || !same_shape(located.tensor, piece)) {
-        memcpy(wanted.shape, piece->shape, sizeof piece->shape);
+    memcpy(wanted.shape, piece->shape, sizeof piece->shape);
+    if (located.tensor->word != piece->word || !tensor_same_shape(located.tensor, &wanted)) {
         tensor_print(located.tensor, seen_text, sizeof seen_text);
         tensor_print(&wanted, wanted_text, sizeof wanted_text);
         return fault_set(loader->fault, EXIT_TROUBLE,
@@ -292,6 +286,21 @@ void experts_fini(struct experts *experts)
     weights_fini(&experts->w2);
 }
 
+// Those of a layer that has more of them than is said would not be loaded.
+static int check_count(const struct expert_layout *layout, const struct checkpoint *checkpoint,
+                       struct fault *fault)
+{
+    char name[2 * TENSOR_NAME_BYTES];
+
+    (void)snprintf(name, sizeof name, "%s%lld.%s.weight", layout->prefix,
+                   (long long)layout->w1.experts, layout->gate);
+    if (!checkpoint_has(checkpoint, name)) return EXIT_OK;
+    return fault_set(fault, EXIT_TROUBLE,
+                     "%s: tensor %s is there, and the model's description has %lld experts",
+                     checkpoint->folder != NULL ? checkpoint->folder : checkpoint->files[0].path,
+                     name, (long long)layout->w1.experts);
+}
+
 int experts_check(const struct expert_layout *layout, struct checkpoint *checkpoint,
                   struct fault *fault)
 {
@@ -305,6 +314,7 @@ int experts_check(const struct expert_layout *layout, struct checkpoint *checkpo
     }
     TRY(take_expert(&loader, 0, NULL));
     TRY(take_expert(&loader, layout->w1.experts - 1, NULL));
+    TRY(check_count(layout, checkpoint, fault));
 out:
     return st;
 }

@@ -132,6 +132,22 @@ static int32_t plain_format(enum word word)
     }
 }
 
+// The name of the first projection that is stored with a bias; NULL: none is.
+static const char *find_biased(const struct checkpoint *checkpoint,
+                               const struct expert_layout *layout)
+{
+    const char *const projections[] = {layout->gate, layout->up, layout->down};
+    char name[2 * TENSOR_NAME_BYTES];
+
+    for (size_t i = 0; i < LENGTH(projections); i++) {
+        if (projections[i] == NULL) continue;
+        (void)snprintf(name, sizeof name, "%s%s%s%s", layout->prefix, layout->fused ? "" : "0.",
+                       projections[i], layout->fused ? "_bias" : ".bias");
+        if (checkpoint_has(checkpoint, name)) return projections[i];
+    }
+    return NULL;
+}
+
 // The dtype of a tensor named like the first expert's gate.
 static int word_of(struct checkpoint *checkpoint, const struct expert_layout *layout,
                    const char *suffix, enum word *word, struct fault *fault)
@@ -173,16 +189,17 @@ static int find_format(struct expert_layout *layout, struct checkpoint *checkpoi
 static int find_bias(struct expert_layout *layout, struct checkpoint *checkpoint, int32_t *format,
                      struct fault *fault)
 {
+    const char *biased = find_biased(checkpoint, layout);
     enum word word = WORD_UNKNOWN;
     int st = EXIT_OK;
 
     *format = MOXIE_FORMAT_AUTO;
-    if (!layout->fused && has_suffix(checkpoint, layout, ".bias"))
+    if (biased == NULL) return EXIT_OK;
+    if (!layout->fused)
         return fault_set(fault, EXIT_REFUSED,
                          "%s0.%s.bias: experts that are stored one by one are known without "
                          "biases, and would be computed without",
-                         layout->prefix, layout->gate);
-    if (!layout->fused || !has_suffix(checkpoint, layout, "_bias")) return EXIT_OK;
+                         layout->prefix, biased);
     TRY(word_of(checkpoint, layout, "_bias", &word, fault));
     *format = plain_format(word);
     if (*format == MOXIE_FORMAT_AUTO)

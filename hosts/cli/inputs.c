@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define IDS_AT_ONCE 2048
+
 static int32_t format_of(enum word word)
 {
     switch (word) {
@@ -68,6 +70,31 @@ int inputs_describe(struct inputs *inputs, const struct safetensors *file,
     TRY(check(inputs, inputs->topk_ids, model->top_k, ids_words, fault));
     TRY(check(inputs, inputs->topk_weights, model->top_k, f32_words, fault));
     TRY(check(inputs, inputs->routed_output, model->hidden, f32_words, fault));
+out:
+    return st;
+}
+
+int inputs_count_no_expert(const struct inputs *inputs, int64_t experts, int64_t *count,
+                           struct fault *fault)
+{
+    const struct tensor *ids = inputs->topk_ids;
+    union {
+        int32_t narrow[2 * IDS_AT_ONCE];
+        int64_t wide[IDS_AT_ONCE];
+    } chunk;
+    uint64_t bytes = 0;
+    int st = EXIT_OK;
+
+    *count = 0;
+    for (uint64_t done = 0; ids != NULL && done < ids->bytes; done += bytes) {
+        bytes = ids->bytes - done < sizeof chunk ? ids->bytes - done : sizeof chunk;
+        TRY(safetensors_read(inputs->file, ids, done, bytes, &chunk, fault));
+        for (uint64_t i = 0; i < bytes / word_bytes(ids->word); i++) {
+            int64_t id = ids->word == WORD_I64 ? chunk.wide[i] : chunk.narrow[i];
+
+            *count += id < 0 || id >= experts;
+        }
+    }
 out:
     return st;
 }

@@ -20,6 +20,10 @@ struct inputs {
 int inputs_describe(struct inputs *inputs, const struct safetensors *file,
                     const struct model *model, struct fault *fault);
 
+// How many of the file's ids name none of the experts, and add nothing to their tokens' rows.
+int inputs_count_no_expert(const struct inputs *inputs, int64_t experts, int64_t *count,
+                           struct fault *fault);
+
 // A part of the tokens.
 struct token_range {
     int64_t first, count;

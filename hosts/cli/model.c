@@ -20,8 +20,9 @@ struct family {
     int32_t renormalize; // where norm_topk_prob does not say
     const char *norm;    // all that it may say; NULL: either
     double epsilon;
-    int32_t groups, groups_top; // where n_group and topk_group do not say; 0: none
-    double scaling;             // where routed_scaling_factor does not say; 0: none
+    int32_t router_bias, correction_bias; // its router has one
+    int32_t groups, groups_top;           // where n_group and topk_group do not say; 0: none
+    double scaling;                       // where routed_scaling_factor does not say; 0: none
     int32_t weight_on_input;
     int32_t fused_rows_in, fused_interleaved;
     const char *activation; // NULL: hidden_act says
@@ -40,6 +41,7 @@ static const struct family families[] = {
      .method = "noaux_tc",
      .renormalize = 1,
      .epsilon = 1e-20,
+     .correction_bias = 1,
      .groups = 8,
      .groups_top = 4,
      .scaling = 2.5},
@@ -48,12 +50,18 @@ static const struct family families[] = {
      .method = "noaux_tc",
      .renormalize = 1,
      .epsilon = 1e-20,
+     .correction_bias = 1,
      .groups = 8,
      .groups_top = 4,
      .scaling = 2.5},
-    {.name = "glm4_moe", .scoring = MOXIE_SCORING_SIGMOID, .renormalize = 1, .epsilon = 1e-20},
+    {.name = "glm4_moe",
+     .scoring = MOXIE_SCORING_SIGMOID,
+     .renormalize = 1,
+     .epsilon = 1e-20,
+     .correction_bias = 1},
     {.name = "gpt_oss",
      .scoring = MOXIE_SCORING_TOP_K_SOFTMAX,
+     .router_bias = 1,
      .fused_rows_in = 1,
      .fused_interleaved = 1,
      .activation = "swigluoai",
@@ -110,6 +118,8 @@ static void take_family(struct model *model, const char *name)
         .scoring = family->scoring,
         .renormalize = family->renormalize,
         .epsilon = family->epsilon,
+        .router_bias = family->router_bias,
+        .correction_bias = family->correction_bias,
         .scaling = 1,
         .fused_rows_in = family->fused_rows_in,
         .fused_interleaved = family->fused_interleaved,

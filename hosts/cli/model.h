@@ -15,6 +15,7 @@ struct model {
     int weight_on_input;    // the router weight multiplies the expert's input
     int scoring;            // MOXIE_SCORING_*, or 0: no router is known for this family
     int renormalize;
+    int router_bias, correction_bias; // its router has one, and is another without
     char unrouted[256]; // why the router that is described is not one that is known; "": it is
     int64_t groups, groups_top;
     double epsilon;        // added to the renormalising sum

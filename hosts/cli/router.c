@@ -44,6 +44,26 @@ void widen(const void *values, int32_t format, uint64_t count, float *out)
         out[i] = format == MOXIE_FORMAT_BF16 ? widen_bf16(halves[i]) : widen_f16(halves[i]);
 }
 
+// What a family's router has beside its weight.
+static int check_biases(const struct source *source, struct fault *fault)
+{
+    const struct {
+        int wanted;
+        const char *found, *name;
+    } biases[] = {
+        {source->model.router_bias, source->layout.router_bias, "router.bias"},
+        {source->model.correction_bias, source->layout.correction_bias, "e_score_correction_bias"},
+    };
+
+    for (size_t i = 0; i < sizeof biases / sizeof biases[0]; i++)
+        if (biases[i].wanted && biases[i].found[0] == '\0')
+            return fault_set(fault, EXIT_TROUBLE,
+                             "the checkpoint has no %s for this layer, which routers of the family "
+                             "%s have; put topk_ids and topk_weights into the input file",
+                             biases[i].name, source->model.family);
+    return EXIT_OK;
+}
+
 int router_check(const struct source *source, struct fault *fault)
 {
     const struct model *model = &source->model;
@@ -64,15 +84,20 @@ int router_check(const struct source *source, struct fault *fault)
                          "topk_weights into the input file");
     if (model->groups > INT32_MAX || model->groups_top > INT32_MAX)
         return fault_set(fault, EXIT_REFUSED, "n_group and topk_group are too large");
-    return EXIT_OK;
+    return check_biases(source, fault);
 }
 
-// A tensor of the router as f32 [count], in new memory. owner: caller
-static int read_f32(struct source *source, const char *name, uint64_t count, float **out,
+// A tensor of the router as f32 [experts, columns], or with columns 0 [experts], in new memory.
+// owner: caller
+static int read_f32(struct source *source, const char *name, int64_t columns, float **out,
                     struct fault *fault)
 {
+    const struct tensor wanted = {
+        .word = WORD_F32, .ndim = columns > 0 ? 2 : 1, .shape = {source->model.experts, columns}};
     struct located located;
     int32_t format = MOXIE_FORMAT_AUTO;
+    char seen_text[128], wanted_text[128];
+    uint64_t count = 0;
     void *raw = NULL;
     int st = EXIT_OK;
 
@@ -81,10 +106,13 @@ static int read_f32(struct source *source, const char *name, uint64_t count, flo
     if (located.tensor->word == WORD_F32) format = MOXIE_FORMAT_F32;
     if (located.tensor->word == WORD_BF16) format = MOXIE_FORMAT_BF16;
     if (located.tensor->word == WORD_F16) format = MOXIE_FORMAT_F16;
-    if (format == MOXIE_FORMAT_AUTO ||
-        located.tensor->bytes != count * format_element_bytes(format))
-        TRY(fault_set(fault, EXIT_TROUBLE, "%s: tensor %s is not %llu numbers in F32, BF16 or F16",
-                      located.file->path, name, (unsigned long long)count));
+    if (format == MOXIE_FORMAT_AUTO || !tensor_same_shape(located.tensor, &wanted)) {
+        tensor_print(located.tensor, seen_text, sizeof seen_text);
+        tensor_print(&wanted, wanted_text, sizeof wanted_text);
+        TRY(fault_set(fault, EXIT_TROUBLE, "%s: tensor %s is %s; wanted is BF16, F16 or %s",
+                      located.file->path, name, seen_text, wanted_text));
+    }
+    count = located.tensor->bytes / format_element_bytes(format);
     raw = malloc(located.tensor->bytes + 1);
     *out = malloc(count * sizeof **out + 1);
     if (raw == NULL || *out == NULL) TRY(fault_set(fault, EXIT_TROUBLE, "out of memory"));
@@ -111,18 +139,14 @@ static void router_fini(struct router *router)
 static int router_load(struct router *router, struct source *source, struct fault *fault)
 {
     const struct expert_layout *layout = &source->layout;
-    uint64_t experts = (uint64_t)source->model.experts;
-    uint64_t numbers = 0;
     int st = EXIT_OK;
 
     *router = (struct router){NULL, NULL, NULL};
-    if (!bytes_mul(experts, (uint64_t)source->model.hidden, &numbers) || numbers > INT64_MAX / 8)
-        return fault_set(fault, EXIT_TROUBLE, "the router is too large");
-    TRY(read_f32(source, layout->router_weight, numbers, &router->weight, fault));
+    TRY(read_f32(source, layout->router_weight, source->model.hidden, &router->weight, fault));
     if (layout->router_bias[0] != '\0')
-        TRY(read_f32(source, layout->router_bias, experts, &router->bias, fault));
+        TRY(read_f32(source, layout->router_bias, 0, &router->bias, fault));
     if (layout->correction_bias[0] != '\0')
-        TRY(read_f32(source, layout->correction_bias, experts, &router->correction, fault));
+        TRY(read_f32(source, layout->correction_bias, 0, &router->correction, fault));
 out:
     return st;
 }

@@ -43,6 +43,11 @@ static enum word word_from_name(const char *name)
     return WORD_UNKNOWN;
 }
 
+int tensor_same_shape(const struct tensor *a, const struct tensor *b)
+{
+    return a->ndim == b->ndim && memcmp(a->shape, b->shape, a->ndim * sizeof a->shape[0]) == 0;
+}
+
 void tensor_print(const struct tensor *tensor, char *buffer, uint64_t capacity)
 {
     uint64_t used = (uint64_t)snprintf(buffer, capacity, "%s [", words[tensor->word].name);

@@ -69,6 +69,8 @@ int safetensors_is(const struct safetensors *file, const struct stat *other);
 uint64_t word_bytes(enum word word); // 0 for WORD_UNKNOWN
 const char *word_name(enum word word);
 
+int tensor_same_shape(const struct tensor *a, const struct tensor *b);
+
 // Prints "BF16 [3, 4]".
 void tensor_print(const struct tensor *tensor, char *buffer, uint64_t capacity);
 
