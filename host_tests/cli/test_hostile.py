@@ -10,7 +10,7 @@ import subprocess
 import unittest
 
 import safetensors_files as files
-from case import COMMAND, GOLDEN, MODELS, RUN_KEYS, TIMEOUT_S, Case, layer, model_arguments
+from case import COMMAND, GOLDEN, LAYER, MODELS, RUN_KEYS, TIMEOUT_S, Case, layer, model_arguments
 
 
 class Usage(Case):
@@ -191,6 +191,25 @@ class Hostile(Case):
             done = subprocess.run([COMMAND, "check", "/dev/stdin"], input=file.read(), capture_output=True,
                                   timeout=TIMEOUT_S, check=False)
         self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_words_for_a_terminal(self):
+        """What would steer it is '?', be it in a tensor's name, a model's word, a key or its value."""
+        word = "x\r\x1b[2K\x1b]0;y\x07\x7f\u009b32m\nrouted \u00e9\u4e2d"
+        shown = "x??[2K?]0;y????32m?routed \u00e9\u4e2d"
+        files.write(self.path("evil"), {word: files.Tensor("F32", [2], bytes(4))})
+        folder, _ = MODELS[0]
+        with open("%s/models/%s/config.json" % (GOLDEN, folder), encoding="utf-8") as file:
+            config = json.load(file)
+        self.write("config.json", json.dumps({**config, "model_type": word, "swiglu_limit": 7, "hidden_size": None}))
+        file = self.write("file.json", json.dumps({**LAYER, word: 1, "activation": word}))
+        for command, code in ((["run", "--layer-file", self.path("evil")], 1), (["plan", "--model", self.folder], 1),
+                              (["check", file], 2), (["check", file, "--verbose"], 2)):
+            with self.subTest(command=command):
+                text, trouble = self.moxie(*command, code=code)
+                for line in text, trouble:
+                    self.assertNotRegex(line, "[\x00-\x09\x0b-\x1f\x7f-\x9f]|\nrouted")
+                self.assertIn(shown[:25], text + trouble)
+        self.assertIn(word, [warning["key"] for warning in self.document("check", file, code=2)["warnings"]])
 
     def test_index_leads_nowhere_else(self):
         self.write("config.json", json.dumps({"hidden_size": 128}))

@@ -99,23 +99,24 @@ static void print_model(const char *folder, json_t *keys)
 static int refuse_unread(const struct config_options *options, const json_t *config, json_t *unread,
                          struct fault *fault)
 {
-    char text[FAULT_TEXT_BYTES] = "";
     const char *key = NULL;
     json_t *why = NULL;
-    size_t used = 0;
     int code = EXIT_OK;
 
     json_object_foreach(unread, key, why)
     {
         int its = (int)json_integer_value(json_object_get(why, "code"));
+        const char *text = json_string_value(json_object_get(why, "text"));
 
-        if (json_object_get(config, key) != NULL || used >= sizeof text) continue;
-        used += (size_t)snprintf(text + used, sizeof text - used, "%s%s: --set %s=VALUE",
-                                 code == EXIT_OK ? "" : "\n",
-                                 json_string_value(json_object_get(why, "text")), key);
+        if (json_object_get(config, key) != NULL) continue;
+        if (code == EXIT_OK)
+            (void)fault_set(fault, its, "%s: %s: --set %s=VALUE", options->model, text, key);
+        else
+            fault_add(fault, "%s: --set %s=VALUE", text, key);
         if (code != EXIT_TROUBLE) code = its;
     }
-    return code == EXIT_OK ? EXIT_OK : fault_set(fault, code, "%s: %s", options->model, text);
+    if (code != EXIT_OK) fault->code = code;
+    return code;
 }
 
 // What the model says, over it the file, over both --set.

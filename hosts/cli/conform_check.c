@@ -1,6 +1,7 @@
 // Verdicts: the first one stands, and knows its place.
 
 #include "hosts/cli/conform.h"
+#include "hosts/cli/fault.h"
 
 #include <signal.h>
 #include <stdarg.h>
@@ -70,13 +71,6 @@ void check_at(struct check *check, const char *format, ...)
     // One write, past stdio: the next thing may be a crash, and ranks are threads.
     length = snprintf(line, sizeof line, TRACE_MARK "%s\n", check->where);
     if (length > 0 && write(STDERR_FILENO, line, (size_t)length) < 0) check->trace = 0;
-}
-
-// What a plugin says goes into JSON and onto a terminal.
-static void make_printable(char *text)
-{
-    for (; *text != '\0'; text++)
-        if (*text < ' ' || *text > '~') *text = '?';
 }
 
 static int judge(struct check *check, int verdict, const char *format, va_list args)

@@ -6,8 +6,31 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 #define BYTES_LIMIT ((uint64_t)1 << 62)
+
+// Bytes of the character that the text starts with; 0: it is none, or one that controls.
+static size_t printable_bytes(const unsigned char *text)
+{
+    size_t bytes = text[0] < 0x80 ? 1 : text[0] < 0xe0 ? 2 : text[0] < 0xf0 ? 3 : 4;
+
+    if (text[0] < ' ' || text[0] == 0x7f || (text[0] >= 0x80 && text[0] < 0xc2) || text[0] > 0xf4)
+        return 0;
+    for (size_t i = 1; i < bytes; i++)
+        if ((text[i] & 0xc0) != 0x80) return 0;
+    return text[0] == 0xc2 && text[1] < 0xa0 ? 0 : bytes; // U+0080 to U+009F
+}
+
+void make_printable(char *text)
+{
+    while (*text != '\0') {
+        size_t bytes = printable_bytes((const unsigned char *)text);
+
+        if (bytes == 0) *text = '?';
+        text += bytes > 0 ? bytes : 1;
+    }
+}
 
 int fault_set(struct fault *fault, int code, const char *format, ...)
 {
@@ -16,8 +39,22 @@ int fault_set(struct fault *fault, int code, const char *format, ...)
     va_start(args, format);
     (void)vsnprintf(fault->text, sizeof fault->text, format, args);
     va_end(args);
+    make_printable(fault->text);
     fault->code = code;
     return code;
+}
+
+void fault_add(struct fault *fault, const char *format, ...)
+{
+    size_t used = strlen(fault->text);
+    va_list args;
+
+    if (used + 1 >= sizeof fault->text) return;
+    va_start(args, format);
+    (void)vsnprintf(fault->text + used + 1, sizeof fault->text - used - 1, format, args);
+    va_end(args);
+    fault->text[used] = '\n';
+    make_printable(fault->text + used + 1);
 }
 
 int fault_from_status(struct fault *fault, int32_t status, const char *what, const char *text)

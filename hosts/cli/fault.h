@@ -27,9 +27,17 @@ struct fault {
         if (st != EXIT_OK) goto out;                                                               \
     } while (0)
 
-// Writes the text (cut when longer) and returns `code`.
+// Puts '?' for what a terminal would obey, control characters and newlines, and for bytes that are
+// no UTF-8, some of which an old one obeys. Names and words of files, which come from strangers,
+// are in most messages.
+void make_printable(char *text);
+
+// Writes the text (cut when longer), made printable, and returns `code`.
 int fault_set(struct fault *fault, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+
+// Adds such a text as a line of its own.
+void fault_add(struct fault *fault, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 // The fault of a call into the library that returned `status` and wrote `text`.
 int fault_from_status(struct fault *fault, int32_t status, const char *what, const char *text);

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #define KEY_BYTES_MAX           64
+#define LOG_BYTES_MAX           4096
 #define SUGGESTION_DISTANCE_MAX 4
 
 // Looks a key up and remembers that it was asked for.
@@ -96,10 +97,14 @@ static void log_line(void *ctx, int32_t severity, const char *component, const c
     };
     const struct host *host = ctx;
     int known = severity >= 0 && (size_t)severity < sizeof names / sizeof names[0];
+    char line[LOG_BYTES_MAX + 1];
 
     if (severity < host->log_from) return;
-    (void)fprintf(stderr, "%s: %s: %s: %.*s\n", host->command, known ? names[severity] : "log",
-                  component, (int)(length < 4096 ? length : 4096), text);
+    (void)snprintf(line, sizeof line, "%.*s",
+                   (int)(length < LOG_BYTES_MAX ? length : LOG_BYTES_MAX), text);
+    make_printable(line);
+    (void)fprintf(stderr, "%s: %s: %s: %s\n", host->command, known ? names[severity] : "log",
+                  component, line);
 }
 
 static int32_t nobody_all_gather(void *ctx, const void *send, void *recv, uint64_t bytes)

@@ -138,17 +138,25 @@ json_t *instance_bounds(const struct instance *instance)
     return object;
 }
 
+// Keys and words of a configuration are in it.
+static const char *printable(const json_t *reason, const char *part, char text[FAULT_TEXT_BYTES])
+{
+    (void)snprintf(text, FAULT_TEXT_BYTES, "%s", json_string_value(json_object_get(reason, part)));
+    make_printable(text);
+    return text;
+}
+
 void reasons_print(FILE *stream, json_t *reasons)
 {
     size_t index = 0;
     json_t *reason = NULL;
+    char key[FAULT_TEXT_BYTES], message[FAULT_TEXT_BYTES];
 
     json_array_foreach(reasons, index, reason)
     {
-        (void)fprintf(stream, "  %zu. %s [%s]\n     %s\n", index + 1,
-                      json_string_value(json_object_get(reason, "key")),
+        (void)fprintf(stream, "  %zu. %s [%s]\n     %s\n", index + 1, printable(reason, "key", key),
                       json_string_value(json_object_get(reason, "code")),
-                      json_string_value(json_object_get(reason, "message")));
+                      printable(reason, "message", message));
     }
 }
 
@@ -156,12 +164,12 @@ void warnings_print(FILE *stream, const char *before, json_t *warnings)
 {
     size_t index = 0;
     json_t *warning = NULL;
+    char key[FAULT_TEXT_BYTES], message[FAULT_TEXT_BYTES];
 
     json_array_foreach(warnings, index, warning)
     {
-        (void)fprintf(stream, "%s warning: %s: %s\n", before,
-                      json_string_value(json_object_get(warning, "key")),
-                      json_string_value(json_object_get(warning, "message")));
+        (void)fprintf(stream, "%s warning: %s: %s\n", before, printable(warning, "key", key),
+                      printable(warning, "message", message));
     }
 }
 
