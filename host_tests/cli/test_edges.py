@@ -111,6 +111,27 @@ class Output(Case):
             self.assertIn("are read", trouble)
         self.moxie("run", *arguments, "-o", self.path("out"))
 
+    def test_programs_are_not_replaced(self):
+        """The command's own copy is the one that runs, and the library the one that it loads, whatever it is called."""
+        for source, name in ((COMMAND, "moxie"), (Paths.PLUGIN, "libmoxie.so.0.1")):
+            shutil.copy(source, self.path(name))
+        os.symlink(self.path("libmoxie.so.0.1"), self.path("link"))
+        loader = {**os.environ, "LD_LIBRARY_PATH": self.folder, "MOXIE_PLUGIN": "libmoxie.so.0.1"}
+        mixtral = os.path.abspath(layer("mixtral_a.safetensors"))
+        for plugin, output, env in (("libmoxie.so.0.1", "libmoxie.so.0.1", None), ("link", "libmoxie.so.0.1", None),
+                                    ("libmoxie.so.0.1", "link", None), ("libmoxie.so.0.1", "moxie", None),
+                                    (None, self.path("link"), loader)):
+            with self.subTest(plugin=plugin, output=output):
+                done = subprocess.run([self.path("moxie"), "run", "--layer-file", mixtral, *(["--plugin", plugin] if plugin else []),
+                                       "--output", output], capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
+                                      cwd=self.folder if plugin else "/", env=env)
+                self.assertEqual((done.returncode, done.stdout), (1, ""), done.stderr)
+                self.assertIn("are read; --output would replace it", done.stderr)
+        for source, name in ((COMMAND, "moxie"), (Paths.PLUGIN, "libmoxie.so.0.1")):
+            with open(source, "rb") as wanted, open(self.path(name), "rb") as found:
+                self.assertEqual(found.read(), wanted.read())
+        self.assertEqual(sorted(os.listdir(self.folder)), ["libmoxie.so.0.1", "link", "moxie"])
+
     def test_a_result_that_cannot_be_kept_is_said(self):
         def limit():
             signal.signal(signal.SIGXFSZ, signal.SIG_DFL)

@@ -315,7 +315,13 @@ static int check_memory(const struct run_options *options, const struct source *
     return preflight_check_memory(instance, &need, fault);
 }
 
-// What can be refused before any rank is started.
+static int refuse_output(const char *output, struct fault *fault)
+{
+    return fault_set(fault, EXIT_TROUBLE,
+                     "%s is one of the files that are read; --output would replace it", output);
+}
+
+// What can be refused before the library is loaded.
 static int check_source(const struct run_options *options, const struct source *source,
                         struct fault *fault)
 {
@@ -323,9 +329,7 @@ static int check_source(const struct run_options *options, const struct source *
         return fault_set(fault, EXIT_TROUBLE, "%s: no routed_output to hold --tolerance against",
                          source->inputs.file->path);
     if (options->output != NULL && source_is_in(source, options->output))
-        return fault_set(fault, EXIT_TROUBLE,
-                         "%s is one of the files that are read; --output would replace it",
-                         options->output);
+        return refuse_output(options->output, fault);
     if (options->output != NULL && target_check(options->output, fault) != EXIT_OK)
         return EXIT_TROUBLE;
     return source->inputs.topk_ids == NULL ? router_check(source, fault) : EXIT_OK;
@@ -363,6 +367,8 @@ int command_run(int argc, char **argv, struct fault *fault)
     if (config == NULL)
         TRY(fault_set(fault, EXIT_TROUBLE, "out of memory, or a name not in UTF-8"));
     TRY(preflight(&instance, &plugin, &options.rank, config, fault));
+    if (options.output != NULL && plugin_is(&plugin, options.output))
+        TRY(refuse_output(options.output, fault));
     if (preflight_device(&instance)->direct) TRY(check_memory(&options, &source, &instance, fault));
     TRY(inputs_count_no_expert(&source.inputs, source.model.experts, &outcome.no_expert, fault));
     TRY(allocate_output(&outcome, fault));

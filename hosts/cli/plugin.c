@@ -108,6 +108,21 @@ out:
     return st;
 }
 
+int plugin_is(const struct plugin *plugin, const char *path)
+{
+    const char *names[] = {plugin->path, "/proc/self/exe"};
+    struct stat file, seen;
+    Dl_info loaded;
+
+    // Of a name without a slash only the loader knows where it led.
+    if (dladdr(plugin->api, &loaded) != 0) names[0] = loaded.dli_fname;
+    if (stat(path, &file) != 0) return 0;
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (stat(names[i], &seen) == 0 && seen.st_dev == file.st_dev && seen.st_ino == file.st_ino)
+            return 1;
+    return 0;
+}
+
 void plugin_unload(struct plugin *plugin)
 {
     if (plugin->api != NULL) moxie_unload(&plugin->library);

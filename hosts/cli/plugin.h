@@ -24,6 +24,8 @@ int plugin_find(struct plugin *plugin, const char *path, struct fault *fault);
 int plugin_check_file(const struct plugin *plugin, const char *path, struct fault *fault);
 // Finds, checks and loads.
 int plugin_load(struct plugin *plugin, const char *path, struct fault *fault);
+// 1 when that file is the library that is loaded, or this program.
+int plugin_is(const struct plugin *plugin, const char *path);
 // Accepts a zeroed or unloaded plugin.
 void plugin_unload(struct plugin *plugin);
 
