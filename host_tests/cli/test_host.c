@@ -4,7 +4,9 @@
 
 #include "host_tests/suite.h"
 
+#include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 static json_t *config;
 static struct host host;
@@ -160,6 +162,36 @@ START_TEST(unknown_keys_are_named_with_the_nearest)
 }
 END_TEST
 
+// Errors of `config` alone are held back, and only where the verdict is said apart.
+START_TEST(a_verdict_is_not_logged_twice)
+{
+    char text[512] = "";
+    FILE *kept = tmpfile();
+    int stderr_is = dup(STDERR_FILENO);
+
+    ck_assert_ptr_nonnull(kept);
+    ck_assert_int_ge(dup2(fileno(kept), STDERR_FILENO), 0);
+    for (int apart = 0; apart < 2; apart++) {
+        host.verdict_apart = apart;
+        table.log(table.ctx, MOXIE_LOG_ERROR, "config", "refused", 7);
+        table.log(table.ctx, MOXIE_LOG_ERROR, "device", "lost", 4);
+        table.log(table.ctx, MOXIE_LOG_HOST_MISBEHAVING, "config", "bad\x1b", 4);
+        table.log(table.ctx, MOXIE_LOG_INFO, "config", "chosen", 6);
+    }
+    (void)fflush(stderr);
+    ck_assert_int_ge(dup2(stderr_is, STDERR_FILENO), 0);
+    rewind(kept);
+    ck_assert_uint_gt(fread(text, 1, sizeof text - 1, kept), 0);
+    ck_assert_str_eq(text, "moxie test: error: config: refused\n"
+                           "moxie test: error: device: lost\n"
+                           "moxie test: the host misbehaves: config: bad?\n"
+                           "moxie test: error: device: lost\n"
+                           "moxie test: the host misbehaves: config: bad?\n");
+    (void)fclose(kept);
+    (void)close(stderr_is);
+}
+END_TEST
+
 static void add_tests(TCase *tests)
 {
     tcase_add_checked_fixture(tests, set_up, tear_down);
@@ -170,6 +202,7 @@ static void add_tests(TCase *tests)
     tcase_add_test(tests, nobody_can_be_reached_alone);
     tcase_add_test(tests, backends_are_kept_by_name);
     tcase_add_test(tests, unknown_keys_are_named_with_the_nearest);
+    tcase_add_test(tests, a_verdict_is_not_logged_twice);
 }
 
 SUITE_MAIN("cli_host", 60, add_tests)

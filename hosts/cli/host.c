@@ -11,6 +11,11 @@
 #define LOG_BYTES_MAX           4096
 #define SUGGESTION_DISTANCE_MAX 4
 
+static int same(const char *a, const char *b)
+{
+    return strcmp(a, b) == 0;
+}
+
 // Looks a key up and remembers that it was asked for.
 static const json_t *look_up(void *ctx, const char *key)
 {
@@ -100,6 +105,7 @@ static void log_line(void *ctx, int32_t severity, const char *component, const c
     char line[LOG_BYTES_MAX + 1];
 
     if (severity < host->log_from) return;
+    if (host->verdict_apart && severity == MOXIE_LOG_ERROR && same(component, "config")) return;
     (void)snprintf(line, sizeof line, "%.*s",
                    (int)(length < LOG_BYTES_MAX ? length : LOG_BYTES_MAX), text);
     make_printable(line);
@@ -194,11 +200,6 @@ moxie_host host_table(struct host *host, uint32_t abi_version)
         .register_runner = register_runner,
         .register_dispatcher = register_dispatcher,
     };
-}
-
-static int same(const char *a, const char *b)
-{
-    return strcmp(a, b) == 0;
 }
 
 const moxie_runner_info *host_runner(const struct host *host, const char *name, const char *device)

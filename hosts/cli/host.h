@@ -28,6 +28,7 @@ struct host {
     struct host_bootstrap bootstrap;
     struct device *device; // borrowed: whose memory the library gets; NULL: RAM
     int32_t log_from;      // the lowest severity that is printed
+    int verdict_apart;     // errors of `config`, a refusal without its reasons, are not printed
     uint32_t runners_count, dispatchers_count;
     const moxie_runner_info *runners[HOST_BACKENDS_MAX];
     const moxie_dispatcher_info *dispatchers[HOST_BACKENDS_MAX];

@@ -27,6 +27,7 @@ int instance_open(struct instance *instance, const struct instance_request *requ
     TRY(host_init(host, request->config, program_invocation_name, request->bootstrap, fault));
     table = host_table(host, api->abi_version);
     host->log_from = request->verbose ? MOXIE_LOG_INFO : MOXIE_LOG_ERROR;
+    host->verdict_apart = !request->verbose;
     status = api->open(&table, &instance->handle, library_error(&error));
     if (status != MOXIE_OK) TRY(fault_from_status(fault, status, "open", error.text));
     status = api->validate(instance->handle, &instance->report, library_error(&error));
@@ -35,6 +36,7 @@ int instance_open(struct instance *instance, const struct instance_request *requ
     if (status != MOXIE_OK && status != MOXIE_E_CONFIG)
         TRY(fault_from_status(fault, status, "plan", error.text));
     host->log_from = request->verbose ? MOXIE_LOG_INFO : MOXIE_LOG_WARNING;
+    host->verdict_apart = 0;
     return EXIT_OK;
 out:
     if (instance->handle != NULL) (void)api->close(instance->handle, NULL);

@@ -25,7 +25,8 @@ struct instance_request {
 };
 
 // Opens, validates and plans. A refused configuration opens too: look at report->reasons_count.
-// The warnings against it are not logged: instance_warnings has them. The address of `instance`
+// The warnings against it are not logged, nor that it is refused: instance_warnings and
+// instance_reasons have them. The address of `instance`
 // must not change until instance_close.
 int instance_open(struct instance *instance, const struct instance_request *request,
                   struct fault *fault);
