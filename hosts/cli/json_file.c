@@ -49,7 +49,49 @@ static int read_all(int descriptor, const char *path, char **text, size_t *lengt
     return EXIT_OK;
 }
 
-static int parse(int descriptor, const char *path, json_t **out, struct fault *fault)
+// Bytes of the word that the text starts with; 0: it is not one of those that JSON has not.
+static size_t python_word(const char *text, size_t length)
+{
+    static const char *const words[] = {"Infinity", "-Infinity", "NaN"};
+
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
+        if (strlen(words[i]) <= length && memcmp(text, words[i], strlen(words[i])) == 0)
+            return strlen(words[i]);
+    return 0;
+}
+
+// Puts null for such words outside strings. Lines stay, and columns but those behind a NaN, which
+// is a character shorter.
+static int null_python_words(char **text, size_t *length)
+{
+    const char *from = *text, *end = *text + *length;
+    char *out = malloc(*length + *length / 3 + 1), *to = out;
+    int in_string = 0;
+
+    if (out == NULL) return 0;
+    while (from < end) {
+        size_t word = in_string ? 0 : python_word(from, (size_t)(end - from));
+        size_t taken = in_string && *from == '\\' && end - from > 1 ? 2 : 1;
+
+        if (word > 0) {
+            memset(to, ' ', word);
+            memcpy(to, "null", 4);
+            to += word > 4 ? word : 4;
+            from += word;
+            continue;
+        }
+        in_string ^= *from == '"' && taken == 1;
+        memcpy(to, from, taken);
+        to += taken;
+        from += taken;
+    }
+    free(*text);
+    *text = out;
+    *length = (size_t)(to - out);
+    return 1;
+}
+
+static int parse(int descriptor, const char *path, int python, json_t **out, struct fault *fault)
 {
     char *text = NULL;
     size_t length = 0;
@@ -58,6 +100,8 @@ static int parse(int descriptor, const char *path, json_t **out, struct fault *f
     int st = EXIT_OK;
 
     TRY(read_all(descriptor, path, &text, &length, fault));
+    if (python && !null_python_words(&text, &length))
+        TRY(fault_set(fault, EXIT_TROUBLE, "%s: out of memory", path));
     value = json_loadb(text, length, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &error);
     if (value == NULL)
         TRY(fault_set(fault, EXIT_TROUBLE, "%s:%d:%d: malformed JSON: %s", path, error.line,
@@ -79,7 +123,7 @@ int json_file_read(const char *path, json_t **out, struct fault *fault)
 
     *out = NULL;
     if (descriptor < 0) return fault_set(fault, EXIT_TROUBLE, "%s: %s", path, strerror(errno));
-    st = parse(descriptor, path, out, fault);
+    st = parse(descriptor, path, 0, out, fault);
     (void)close(descriptor);
     return st;
 }
@@ -95,7 +139,7 @@ int json_file_read_regular(const char *path, json_t **out, struct fault *fault)
     if (descriptor < 0 || fstat(descriptor, &seen) != 0)
         TRY(fault_set(fault, EXIT_TROUBLE, "%s: %s", path, strerror(errno)));
     if (!S_ISREG(seen.st_mode)) TRY(fault_set(fault, EXIT_TROUBLE, "%s: not a regular file", path));
-    st = parse(descriptor, path, out, fault);
+    st = parse(descriptor, path, 1, out, fault);
 out:
     if (descriptor >= 0) (void)close(descriptor);
     return st;
