@@ -21,9 +21,9 @@ class Words(Case):
         return self.moxie("plan", "--model", self.folder, "--set", "forward_tokens_max=64", code=code)
 
     def test_numbers_that_json_has_not(self):
-        config = {**SIZES, "time_step_limit": [0.0, math.inf, -math.inf, math.nan], "mlp_only_layers": math.nan,
-                  "num_hidden_layers": math.nan, "nested": [{"a": [math.nan] * 9}]}
-        wanted = self.plan(json.dumps(SIZES))
+        config = {**SIZES, "num_hidden_layers": 2, "time_step_limit": [0.0, math.inf, -math.inf, math.nan], "mlp_only_layers": math.nan,
+                  "num_layers": math.nan, "nested": [{"a": [math.nan] * 9}]}
+        wanted = self.plan(json.dumps({**SIZES, "num_hidden_layers": 2}))
         for form in ({}, {"indent": 1}, {"separators": (",", ":")}):
             text = json.dumps(config, **form)
             self.assertIn("-Infinity", text)
@@ -43,7 +43,7 @@ class Words(Case):
 
     def test_strings_stay(self):
         word = 'a "NaN" \\'
-        trouble = self.plan(json.dumps({**SIZES, "model_type": word, "swiglu_limit": "Infinity \\\\\" -Infinity"}), 2)[1]
+        trouble = self.plan(json.dumps({**SIZES, "num_layers": 1, "model_type": word, "swiglu_limit": "Infinity \\\\\" -Infinity"}), 2)[1]
         self.assertIn('swiglu_limit is "Infinity \\\\\\\\\\\" -Infinity"', trouble)
         self.assertIn('"%s"' % word, trouble)
 
@@ -59,6 +59,54 @@ class Words(Case):
     def test_of_a_configuration_they_are_refused(self):
         """Which is no model's file."""
         self.assertIn("malformed JSON", self.moxie("plan", self.write("x.json", json.dumps({**LAYER, "top_k": math.nan})), code=1)[1])
+
+
+class Layers(Case):
+    """How many layers have experts, of all that a config.json may say of it."""
+
+    def said(self, code=0, without=(), **keys):
+        """The count, or why there is none."""
+        keys = {key: value for key, value in {**SIZES, **keys}.items() if key not in without}
+        self.write("config.json", json.dumps(keys))
+        arguments = ["plan", "--model", self.folder, "--set", "forward_tokens_max=64"]
+        if code != 0:
+            return self.moxie(*arguments, code=code)[1]
+        return self.document(*arguments)["model"]["num_layers"]
+
+    def test_layers_with_experts(self):
+        for said, layers in (({}, 12), ({"first_k_dense_replace": 3}, 9), ({"num_dense_layers": 2}, 10),
+                             ({"moe_layer_num_skipped": 1}, 11), ({"moe_layer_freq": 2}, 6),
+                             ({"moe_layer_freq": [0, 1, 1, 0, 1]}, 3), ({"mlp_only_layers": [0, 5, 40]}, 10),
+                             ({"decoder_sparse_step": 2, "mlp_only_layers": [1, 2]}, 5),
+                             ({"interleave_moe_layer_step": 4}, 3), ({"moe_layers": [1, 3, 5, 7]}, 4),
+                             ({"moe_layers": None, "interleave_moe_layer_step": 2}, 6),
+                             ({"expert_layer_period": 3, "expert_layer_offset": 1}, 4),
+                             ({"moe_layer_start_index": 1, "moe_layer_end_index": 8, "moe_layer_interval": 2}, 4),
+                             ({"hybrid_override_pattern": "MEM*EMEM*EME"}, 5), ({"first_k_dense_replace": 40}, 12),
+                             ({"mlp_layer_types": ["dense"] * 2 + ["sparse"] * 10, "first_k_dense_replace": 3}, 10),
+                             ({"mlp_layer_types": ["hash_moe"] * 3 + ["moe"] * 8 + ["dense"]}, 11),
+                             ({"mlp_layer_types": None, "num_layers": 7, "layers_block_type": []}, 12),
+                             ({"layers_block_type": ["mamba", "moe", "attention", "mlp"] * 3}, 3),
+                             ({"layers_block_type": ["mamba", "attention"] * 6}, 12)):
+            with self.subTest(said=said):
+                self.assertEqual(self.said(num_hidden_layers=12, **said), layers)
+
+    def test_who_counts_layers(self):
+        """A list counts them, too, and LongCat-Flash has a name of its own for their number."""
+        for said, layers in (({"num_layers": 28}, 28), ({"mlp_layer_types": ["dense", "sparse"] * 3}, 3),
+                             ({"layers_block_type": ["mamba", "moe"] * 26}, 26),
+                             ({"layers_block_type": ["moe"] * 4, "num_hidden_layers": 52}, 4)):
+            with self.subTest(said=said):
+                self.assertEqual(self.said(**said), layers)
+                self.assertEqual(self.said(text_config={**SIZES, **said}, num_layers=5, without=SIZES), layers)
+
+    def test_a_count_that_is_none(self):
+        """Is not one layer."""
+        for wrong in ("48", -4, 0, 5000, [12]):
+            self.assertIn("num_hidden_layers is", self.said(num_hidden_layers=wrong, code=1))
+            self.assertIn("num_layers is", self.said(num_layers=wrong, code=1))
+        self.assertIn("mlp_layer_types is", self.said(mlp_layer_types=["sparse"] * 5000, code=1))
+        self.assertRegex(self.said(code=1), "no count of layers .*: --set num_layers=VALUE")
 
 
 if __name__ == "__main__":

@@ -179,8 +179,16 @@ static int has_experts(const json_t *config, json_int_t layer)
     const json_t *experts = find(config, "moe_layers");
     const json_t *turns = find(config, "moe_layer_freq");
     const char *pattern = text_of(find(config, "hybrid_override_pattern"));
+    const json_t *mlps = find(config, "mlp_layer_types"), *mlp = NULL;
+    const json_t *blocks = find(config, "layers_block_type");
     json_int_t period = count_of(config, "expert_layer_period", 1);
 
+    if (json_array_size(mlps) > 0) {
+        mlp = json_array_get(mlps, (size_t)layer);
+        return json_is_string(mlp) && strcmp(text_of(mlp), "dense") != 0;
+    }
+    if (json_array_size(blocks) > 0)
+        return strcmp(text_of(json_array_get(blocks, (size_t)layer)), "moe") == 0;
     if (json_array_size(experts) > 0) return is_listed(experts, layer);
     if (pattern[0] != '\0') return layer < (json_int_t)strlen(pattern) && pattern[layer] == 'E';
     if (json_array_size(turns) > 0)
@@ -195,17 +203,37 @@ static int has_experts(const json_t *config, json_int_t layer)
            layer % period == count_of(config, "expert_layer_offset", 0) % period;
 }
 
+// Which key says how many layers there are: a list with a word for each, or a number. NULL: none.
+static const char *layers_key(const json_t *config, json_int_t *layers)
+{
+    static const char *const keys[] = {"mlp_layer_types", "layers_block_type", "num_hidden_layers",
+                                       "num_layers"};
+
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        const json_t *value = find(config, keys[i]);
+        int is_list = i < 2;
+
+        *layers = is_list ? (json_int_t)json_array_size(value) : json_integer_value(value);
+        if (*layers > 0 || (value != NULL && !is_list)) return keys[i];
+    }
+    return NULL;
+}
+
 static void set_layers(struct model_said *said, const json_t *config)
 {
-    const json_t *value = find(config, "num_hidden_layers");
-    json_int_t layers = json_integer_value(value), with_experts = 0;
+    json_int_t layers = 0, with_experts = 0;
+    const char *key = layers_key(config, &layers);
     char seen[JSON_EXCERPT_BYTES];
     struct fault why;
 
-    if (value == NULL) return;
     if (layers < 1 || layers > LAYERS_COUNTED_MAX) {
-        (void)fault_set(&why, EXIT_TROUBLE, "config.json: num_hidden_layers is %s; want 1 to %d",
-                        json_excerpt(value, seen), LAYERS_COUNTED_MAX);
+        if (key == NULL)
+            (void)fault_set(&why, EXIT_TROUBLE,
+                            "config.json: no count of layers (known as num_hidden_layers, "
+                            "num_layers)");
+        else
+            (void)fault_set(&why, EXIT_TROUBLE, "config.json: %s is %s; want 1 to %d layers", key,
+                            json_excerpt(find(config, key), seen), LAYERS_COUNTED_MAX);
         set_unread(said, "num_layers", &why);
         return;
     }
