@@ -6,6 +6,7 @@
 import json
 import math
 import os
+import resource
 import unittest
 
 from case import GOLDEN, LAYER, MODELS, Case, model_arguments
@@ -107,6 +108,35 @@ class Layers(Case):
             self.assertIn("num_layers is", self.said(num_layers=wrong, code=1))
         self.assertIn("mlp_layer_types is", self.said(mlp_layer_types=["sparse"] * 5000, code=1))
         self.assertRegex(self.said(code=1), "no count of layers .*: --set num_layers=VALUE")
+
+
+class Sizes(Case):
+    """What is larger than any model's is not read: in memory JSON takes many times its bytes."""
+
+    def test_files_have_bounds(self):
+        config = json.dumps({**SIZES, "num_layers": 1})
+        for name, bound in (("config.json", 16), ("hf_quant_config.json", 16), ("model.safetensors.index.json", 64)):
+            self.write("config.json", config)
+            arguments = ["plan", "--model", self.folder, "--set", "forward_tokens_max=64"]
+            if "index" in name:
+                arguments = ["run", *model_arguments(*MODELS[0], self.folder)]
+            text = (config[:-1] if name == "config.json" else "{")
+            for padding, code in ((bound << 20, 0), ((bound << 20) + 1, 1)):
+                end = ', "x": 1}' if name == "config.json" else '"weight_map": {}}'
+                self.write(name, text + " " * (padding - len(text) - len(end)) + end)
+                with self.subTest(name=name, code=code):
+                    trouble = self.moxie(*arguments, code=1 if "index" in name else code)[1]
+                    self.assertEqual("%s: more than %d MiB" % (name, bound) in trouble, code == 1, trouble)
+            os.remove(self.path(name))
+
+    def test_long_patterns_are_counted_once(self):
+        """Up to the most layers that a model may have."""
+        self.write("config.json", json.dumps({**SIZES, "num_hidden_layers": 4096,
+                                              "hybrid_override_pattern": "ME" * (7 << 20)}))
+        before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+        model = self.document("plan", "--model", self.folder, "--set", "forward_tokens_max=64")["model"]
+        self.assertEqual(model["num_layers"], 2048)
+        self.assertLess(resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before, 2)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@
 #include "host_tests/cli/files.h"
 #include "host_tests/suite.h"
 
+#include <malloc.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -173,6 +175,9 @@ static const char *const bad_headers[] = {
     "{\"a\":{\"dtype\":\"U8\",\"shape\":[4294967296,4294967296,4294967296,0],\"data_offsets\":[0,8]"
     "}}",
     "{\"a\":{\"dtype\":\"U8\",\"shape\":[1,1,1,1,1,1,1,1,8],\"data_offsets\":[0,8]}}",
+    // more than a tensor has
+    "{\"a\":{\"dtype\":\"U8\",\"shape\":[8],\"data_offsets\":[0,8],\"x\":[[],[]]}}",
+    "{\"a\":{\"x\":{},\"dtype\":\"U8\",\"shape\":[8],\"data_offsets\":[0,8]}}",
     // sizes that are none, beside a tensor that covers the data
     "{\"a\":{\"dtype\":\"U8\",\"shape\":[true],\"data_offsets\":[0,0]},"
     "\"b\":{\"dtype\":\"U8\",\"shape\":[8],\"data_offsets\":[0,8]}}",
@@ -198,6 +203,35 @@ START_TEST(bad_headers_are_refused)
 {
     ck_assert_msg(!opens(file_write_safetensors("bad", bad_headers[_i], 8)), "accepted: %s",
                   bad_headers[_i]);
+}
+END_TEST
+
+// Each rank holds one: an entry is a row and its name, and not the JSON that it was.
+START_TEST(headers_are_not_kept)
+{
+    enum { COUNT = 20000, ENTRY = 128 };
+    char *header = malloc(COUNT * ENTRY);
+    size_t used = 0;
+    struct safetensors file;
+    struct fault fault = {.text = ""};
+    struct mallinfo2 before;
+
+    ck_assert_ptr_nonnull(header);
+    for (int i = 0; i < COUNT; i++)
+        used += (size_t)snprintf(
+            header + used, ENTRY,
+            "%c\"t%d\":{\"dtype\":\"U8\",\"shape\":[1,1,1,1,1,1,1,1],\"data_offsets\":[%d,%d]}",
+            i == 0 ? '{' : ',', i, i, i + 1);
+    (void)snprintf(header + used, ENTRY, "}");
+    (void)file_write_safetensors("many", header, COUNT);
+    free(header);
+    before = mallinfo2(); // nothing where another allocator stands in for it
+    ck_assert_msg(safetensors_open(&file, file_path("many"), &fault) == EXIT_OK, "%s", fault.text);
+    ck_assert_uint_le(mallinfo2().uordblks + mallinfo2().hblkhd - before.uordblks - before.hblkhd,
+                      COUNT * (sizeof *file.tensors + 16));
+    ck_assert_uint_eq(safetensors_find(&file, "t19999")->offset % COUNT,
+                      (safetensors_find(&file, "t0")->offset + 19999) % COUNT);
+    safetensors_close(&file);
 }
 END_TEST
 
@@ -276,6 +310,7 @@ static void add_tests(TCase *tests)
     tcase_add_test(tests, long_headers_are_refused);
     tcase_add_loop_test(tests, bad_headers_are_refused, 0,
                         (int)(sizeof bad_headers / sizeof bad_headers[0]));
+    tcase_add_test(tests, headers_are_not_kept);
     tcase_add_test(tests, deep_headers_are_refused);
     tcase_add_test(tests, a_file_that_shrinks_is_an_error);
     tcase_add_test(tests, only_regular_files);

@@ -10,9 +10,11 @@
 #include <string.h>
 #include <unistd.h>
 
-#define SHARDS_MAX  ((uint64_t)4096)
-#define SINGLE_FILE "model.safetensors"
-#define INDEX_FILE  "model.safetensors.index.json"
+#define SHARDS_MAX       ((uint64_t)4096)
+#define SINGLE_FILE      "model.safetensors"
+#define INDEX_FILE       "model.safetensors.index.json"
+#define INDEX_BYTES_MAX  ((size_t)64 << 20)
+#define CONFIG_BYTES_MAX ((size_t)16 << 20)
 
 // "folder/name". owner: caller
 static char *path_in(const char *folder, const char *name)
@@ -32,10 +34,11 @@ int folder_read_json(const char *folder, const char *name, int optional, json_t 
                      struct fault *fault)
 {
     char *path = path_in(folder, name);
+    size_t bytes_max = strcmp(name, INDEX_FILE) == 0 ? INDEX_BYTES_MAX : CONFIG_BYTES_MAX;
     int st = EXIT_OK;
 
     if (path == NULL) return fault_set(fault, EXIT_TROUBLE, "out of memory");
-    st = json_file_read_regular(path, out, fault);
+    st = json_file_read_regular(path, bytes_max, out, fault);
     if (st == EXIT_OK && *out == NULL && !optional)
         st = fault_set(fault, EXIT_TROUBLE, "%s: %s", path, strerror(ENOENT));
     free(path);

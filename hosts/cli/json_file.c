@@ -11,13 +11,21 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define JSON_FILE_BYTES_MAX ((size_t)64 << 20)
-#define READ_CHUNK_BYTES    ((size_t)64 << 10)
+#define CONFIGURATION_BYTES_MAX ((size_t)64 << 20)
+#define READ_CHUNK_BYTES        ((size_t)64 << 10)
+
+struct json_source {
+    const char *path;
+    int descriptor;
+    size_t bytes_max;
+    int python; // may have its words
+};
 
 // Reads to the end; a pipe has no size to ask for first.
-static int read_all(int descriptor, const char *path, char **text, size_t *length,
+static int read_all(const struct json_source *source, char **text, size_t *length,
                     struct fault *fault)
 {
+    const char *path = source->path;
     char *buffer = NULL;
     size_t used = 0;
     ssize_t got = 1;
@@ -25,11 +33,11 @@ static int read_all(int descriptor, const char *path, char **text, size_t *lengt
     while (got != 0) {
         char *grown = NULL;
 
-        if (used > JSON_FILE_BYTES_MAX) {
+        if (used > source->bytes_max) {
             free(buffer);
             return fault_set(fault, EXIT_TROUBLE,
                              "%s: more than %zu MiB; this is no such JSON file", path,
-                             JSON_FILE_BYTES_MAX >> 20);
+                             source->bytes_max >> 20);
         }
         grown = realloc(buffer, used + READ_CHUNK_BYTES);
         if (grown == NULL) {
@@ -37,7 +45,7 @@ static int read_all(int descriptor, const char *path, char **text, size_t *lengt
             return fault_set(fault, EXIT_TROUBLE, "%s: out of memory", path);
         }
         buffer = grown;
-        got = read(descriptor, buffer + used, READ_CHUNK_BYTES);
+        got = read(source->descriptor, buffer + used, READ_CHUNK_BYTES);
         if (got < 0 && errno != EINTR) {
             free(buffer);
             return fault_set(fault, EXIT_TROUBLE, "%s: %s", path, strerror(errno));
@@ -91,16 +99,17 @@ static int null_python_words(char **text, size_t *length)
     return 1;
 }
 
-static int parse(int descriptor, const char *path, int python, json_t **out, struct fault *fault)
+static int parse(const struct json_source *source, json_t **out, struct fault *fault)
 {
+    const char *path = source->path;
     char *text = NULL;
     size_t length = 0;
     json_error_t error;
     json_t *value = NULL;
     int st = EXIT_OK;
 
-    TRY(read_all(descriptor, path, &text, &length, fault));
-    if (python && !null_python_words(&text, &length))
+    TRY(read_all(source, &text, &length, fault));
+    if (source->python && !null_python_words(&text, &length))
         TRY(fault_set(fault, EXIT_TROUBLE, "%s: out of memory", path));
     value = json_loadb(text, length, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &error);
     if (value == NULL)
@@ -118,19 +127,22 @@ out:
 
 int json_file_read(const char *path, json_t **out, struct fault *fault)
 {
-    int descriptor = open(path, O_RDONLY | O_CLOEXEC);
+    const struct json_source source = {path, open(path, O_RDONLY | O_CLOEXEC),
+                                       CONFIGURATION_BYTES_MAX, 0};
     int st = EXIT_OK;
 
     *out = NULL;
-    if (descriptor < 0) return fault_set(fault, EXIT_TROUBLE, "%s: %s", path, strerror(errno));
-    st = parse(descriptor, path, 0, out, fault);
-    (void)close(descriptor);
+    if (source.descriptor < 0)
+        return fault_set(fault, EXIT_TROUBLE, "%s: %s", path, strerror(errno));
+    st = parse(&source, out, fault);
+    (void)close(source.descriptor);
     return st;
 }
 
-int json_file_read_regular(const char *path, json_t **out, struct fault *fault)
+int json_file_read_regular(const char *path, size_t bytes_max, json_t **out, struct fault *fault)
 {
     int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    const struct json_source source = {path, descriptor, bytes_max, 1};
     struct stat seen;
     int st = EXIT_OK;
 
@@ -139,7 +151,7 @@ int json_file_read_regular(const char *path, json_t **out, struct fault *fault)
     if (descriptor < 0 || fstat(descriptor, &seen) != 0)
         TRY(fault_set(fault, EXIT_TROUBLE, "%s: %s", path, strerror(errno)));
     if (!S_ISREG(seen.st_mode)) TRY(fault_set(fault, EXIT_TROUBLE, "%s: not a regular file", path));
-    st = parse(descriptor, path, 1, out, fault);
+    st = parse(&source, out, fault);
 out:
     if (descriptor >= 0) (void)close(descriptor);
     return st;

@@ -13,10 +13,11 @@
 int json_file_read(const char *path, json_t **out, struct fault *fault);
 
 // As json_file_read, of a regular file alone: one of a model's folder, which comes from strangers,
-// and a pipe there would hold us up. Infinity, -Infinity and NaN, which JSON has not and Python
+// and a pipe there would hold us up, and of at most `bytes_max`: JSON takes many times its bytes in
+// memory. Infinity, -Infinity and NaN, which JSON has not and Python
 // writes (of mamba's time_step_limit, say), are null. A file that does not exist gives *out = NULL
 // and no fault.
-int json_file_read_regular(const char *path, json_t **out, struct fault *fault);
+int json_file_read_regular(const char *path, size_t bytes_max, json_t **out, struct fault *fault);
 
 // Writes one document and a newline to standard output, and releases it. NULL is out of memory.
 // Whether standard output took them is asked once, at the end of the program.

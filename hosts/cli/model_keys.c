@@ -190,7 +190,8 @@ static int has_experts(const json_t *config, json_int_t layer)
     if (json_array_size(blocks) > 0)
         return strcmp(text_of(json_array_get(blocks, (size_t)layer)), "moe") == 0;
     if (json_array_size(experts) > 0) return is_listed(experts, layer);
-    if (pattern[0] != '\0') return layer < (json_int_t)strlen(pattern) && pattern[layer] == 'E';
+    if (pattern[0] != '\0')
+        return layer < (json_int_t)strnlen(pattern, LAYERS_COUNTED_MAX) && pattern[layer] == 'E';
     if (json_array_size(turns) > 0)
         return json_integer_value(json_array_get(turns, (size_t)layer)) != 0;
     for (size_t i = 0; i < sizeof first / sizeof first[0]; i++)

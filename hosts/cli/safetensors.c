@@ -122,6 +122,10 @@ static int parse_tensor(const struct safetensors *file, uint64_t data_first, con
     if (dtype == NULL)
         return fault_set(fault, EXIT_TROUBLE, "%s: tensor %s has no dtype", file->path,
                          tensor->name);
+    if (json_object_size(value) > 3)
+        return fault_set(fault, EXIT_TROUBLE,
+                         "%s: tensor %s has more keys than dtype, shape and data_offsets",
+                         file->path, tensor->name);
     tensor->word = word_from_name(dtype);
     if (!parse_shape(json_object_get(value, "shape"), tensor, &elements))
         return fault_set(
@@ -198,23 +202,32 @@ static int check_metadata(const struct safetensors *file, json_t *metadata, stru
     return EXIT_OK;
 }
 
-static int parse_header(struct safetensors *file, uint64_t data_first, struct fault *fault)
+static int parse_header(struct safetensors *file, uint64_t data_first, json_t *header,
+                        struct fault *fault)
 {
     const char *name = NULL;
+    char *names = NULL;
     json_t *value = NULL;
+    size_t names_bytes = 1;
     int st = EXIT_OK;
 
-    file->tensors = calloc(json_object_size(file->header) + 1, sizeof *file->tensors);
-    if (file->tensors == NULL)
+    json_object_foreach(header, name, value)
+    {
+        names_bytes += strlen(name) + 1;
+    }
+    file->tensors = calloc(json_object_size(header) + 1, sizeof *file->tensors);
+    file->names = names = malloc(names_bytes);
+    if (file->tensors == NULL || names == NULL)
         return fault_set(fault, EXIT_TROUBLE, "%s: out of memory", file->path);
-    json_object_foreach(file->header, name, value)
+    json_object_foreach(header, name, value)
     {
         if (strcmp(name, "__metadata__") == 0) {
             TRY(check_metadata(file, value, fault));
-            file->metadata = value;
+            file->metadata = json_incref(value);
             continue;
         }
-        file->tensors[file->count].name = name;
+        file->tensors[file->count].name = strcpy(names, name);
+        names += strlen(name) + 1;
         TRY(parse_tensor(file, data_first, value, &file->tensors[file->count], fault));
         file->count++;
     }
@@ -228,6 +241,7 @@ static int read_header(struct safetensors *file, struct fault *fault)
     uint8_t prefix[PREFIX_BYTES];
     uint64_t length = 0;
     json_error_t error;
+    json_t *header = NULL;
     char *text = NULL;
     int st = EXIT_OK;
 
@@ -246,12 +260,13 @@ static int read_header(struct safetensors *file, struct fault *fault)
     text = malloc(length + 1);
     if (text == NULL) TRY(fault_set(fault, EXIT_TROUBLE, "%s: out of memory", file->path));
     TRY(read_exactly(file, PREFIX_BYTES, length, text, fault));
-    file->header = json_loadb(text, length, JSON_REJECT_DUPLICATES, &error);
-    if (!json_is_object(file->header))
+    header = json_loadb(text, length, JSON_REJECT_DUPLICATES, &error);
+    if (!json_is_object(header))
         TRY(fault_set(fault, EXIT_TROUBLE, "%s: the header is not a JSON object: %s", file->path,
-                      file->header == NULL ? error.text : "another value stands there"));
-    st = parse_header(file, PREFIX_BYTES + length, fault);
+                      header == NULL ? error.text : "another value stands there"));
+    st = parse_header(file, PREFIX_BYTES + length, header, fault);
 out:
+    json_decref(header);
     free(text);
     return st;
 }
@@ -280,8 +295,9 @@ out:
 void safetensors_close(struct safetensors *file)
 {
     if (file->path != NULL && file->descriptor >= 0) (void)close(file->descriptor);
-    json_decref(file->header);
+    json_decref(file->metadata);
     free(file->tensors);
+    free(file->names);
     free(file->path);
     *file = (struct safetensors){.descriptor = -1};
 }

@@ -1,7 +1,8 @@
 // Reads safetensors files, which come from strangers: the header's length, its JSON, every dtype,
 // shape and offset is checked before a tensor can be read, and data is read with pread, so that a
 // file that shrinks under us is an error and not a SIGBUS. As the reference implementation, it
-// wants tensors that cover the data without holes or overlaps.
+// wants tensors that cover the data without holes or overlaps. Of the header no more is kept than
+// that: each rank has it.
 
 #ifndef MOXIE_HOSTS_CLI_SAFETENSORS_H
 #define MOXIE_HOSTS_CLI_SAFETENSORS_H
@@ -44,8 +45,8 @@ struct safetensors {
     uint32_t reserved;
     char *path;
     uint64_t file_bytes;
-    json_t *header;         // owns the names
-    const json_t *metadata; // object of strings, or NULL
+    char *names;            // of all tensors
+    json_t *metadata;       // object of strings, or NULL
     struct tensor *tensors; // by name
     uint64_t count;
 };
