@@ -104,6 +104,25 @@ class Usage(Case):
         self.assertIn("info", trouble)
 
 
+class Verdict(Case):
+    """A refusal is said once, with its reasons, and the library's own line about it belongs to --verbose."""
+
+    MIXTRAL = ["--layer-file", layer("mixtral_a.safetensors")]
+
+    def test_it_is_said_once(self):
+        for keys in ([], ["--json"]):
+            self.assertEqual(self.moxie("info", "--keys", *keys)[1], "")
+        refused = self.config(top_k=1000)
+        tiny = ["bench", "--shape", "64,32,8,2", "--tokens", "1"]
+        for command in (["plan", refused], ["check", refused], ["run", *self.MIXTRAL, "--runner", "nobody"],
+                        [*tiny, "--runner", "nobody"]):
+            with self.subTest(command=command):
+                text, trouble = self.moxie(*command, code=2)
+                self.assertNotIn("error: config:", trouble)
+                self.assertRegex(text + trouble, "refused, for 1 reason:\n")
+                self.assertIn("error: config: refused for 1 reason", self.moxie(*command, "--verbose", code=2)[1])
+
+
 class Hostile(Case):
     """Whatever a file says, the command ends with an exit code of its own."""
 

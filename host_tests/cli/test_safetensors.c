@@ -2,14 +2,19 @@
 // words.
 
 #include "hosts/cli/safetensors.h"
+#include "hosts/cli/target.h"
 
 #include "host_tests/cli/files.h"
 #include "host_tests/suite.h"
 
+#include <dirent.h>
 #include <malloc.h>
+#include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 static const char good_header[] =
@@ -300,6 +305,63 @@ START_TEST(what_is_written_can_be_read)
 }
 END_TEST
 
+// A process of its own writes, is sent the signal between two writes, and ends as the signal has
+// it.
+static int written_and_sent(int number, const char *path)
+{
+    pid_t pid = fork();
+    int ended = 0;
+
+    ck_assert_int_ge(pid, 0);
+    if (pid == 0) {
+        struct target target;
+        struct fault fault;
+        int st = EXIT_OK;
+
+        if (signal(number, SIG_DFL) == SIG_IGN) (void)signal(number, SIG_IGN); // or the suite's
+        st = target_open(&target, path, &fault);
+        if (st == EXIT_OK) st = target_write(&target, "abc", 3, &fault);
+        if (raise(number) != 0) _exit(99);
+        if (st == EXIT_OK) st = target_write(&target, "def", 3, &fault);
+        st = target_close(&target, st, &fault);
+        _exit(st);
+    }
+    ck_assert_int_eq(waitpid(pid, &ended, 0), pid);
+    return WIFSIGNALED(ended) ? WTERMSIG(ended) : -WEXITSTATUS(ended);
+}
+
+static int files_in_folder(void)
+{
+    DIR *folder = opendir(file_folder());
+    int count = 0;
+
+    ck_assert_ptr_nonnull(folder);
+    while (readdir(folder) != NULL)
+        count++;
+    (void)closedir(folder);
+    return count - 2; // itself and its parent
+}
+
+START_TEST(interrupted_is_not_there)
+{
+    static const int ends[] = {SIGINT, SIGTERM, SIGHUP};
+    char path[128];
+    uint64_t count = 0;
+
+    (void)snprintf(path, sizeof path, "%s", file_path("out"));
+    for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++) {
+        ck_assert_int_eq(written_and_sent(ends[i], path), ends[i]);
+        ck_assert_int_eq(files_in_folder(), 0);
+    }
+    // As nohup has it.
+    ck_assert(signal(SIGHUP, SIG_IGN) != SIG_ERR);
+    ck_assert_int_eq(written_and_sent(SIGHUP, path), EXIT_OK);
+    ck_assert_int_eq(files_in_folder(), 1);
+    free(file_read(path, &count));
+    ck_assert_uint_eq(count, 6);
+}
+END_TEST
+
 static void add_tests(TCase *tests)
 {
     tcase_add_test(tests, reads_what_is_there);
@@ -315,6 +377,7 @@ static void add_tests(TCase *tests)
     tcase_add_test(tests, a_file_that_shrinks_is_an_error);
     tcase_add_test(tests, only_regular_files);
     tcase_add_test(tests, what_is_written_can_be_read);
+    tcase_add_test(tests, interrupted_is_not_there);
 }
 
 SUITE_MAIN("cli_safetensors", 60, add_tests)

@@ -1,12 +1,12 @@
 // The parent's side of the bootstrap: starts the rank processes and serves them.
 
 #include "hosts/cli/bootstrap.h"
+#include "hosts/cli/interrupts.h"
 
 #include "hosts/cli/wire.h"
 
 #include <errno.h>
 #include <poll.h>
-#include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -40,7 +40,7 @@ struct hub {
     struct fault *fault;
     struct progress progress;
     struct child children[BOOTSTRAP_RANKS_MAX];
-    sigset_t mask_before;
+    struct interrupts interrupts;
     int signals; // descriptor that becomes readable on an interrupt
 };
 
@@ -62,7 +62,7 @@ static int spawn_process(const struct hub *hub, int descriptor, pid_t *pid)
     if (failed == 0)
         failed = posix_spawn_file_actions_adddup2(&actions, STDERR_FILENO, STDOUT_FILENO);
     if (failed == 0) failed = posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
-    if (failed == 0) failed = posix_spawnattr_setsigmask(&attributes, &hub->mask_before);
+    if (failed == 0) failed = posix_spawnattr_setsigmask(&attributes, &hub->interrupts.mask_before);
     if (failed == 0)
         failed = posix_spawn(pid, "/proc/self/exe", &actions, &attributes, argv, environ);
     (void)posix_spawnattr_destroy(&attributes);
@@ -415,29 +415,19 @@ static int stop(struct hub *hub, int st)
     return st;
 }
 
-// Interrupts come as readable bytes from here on, so that no child outlives this process. One that
-// this process was started to ignore, as by nohup, stays ignored: blocked, it would be kept.
+// Interrupts come as readable bytes from here on, so that no child outlives this process.
 static int listen_for_interrupts(struct hub *hub)
 {
-    static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
-    struct sigaction before;
-    sigset_t interrupts;
-
-    (void)sigemptyset(&interrupts);
-    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
-        if (sigaction(numbers[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
-            (void)sigaddset(&interrupts, numbers[i]);
-    (void)sigprocmask(SIG_BLOCK, &interrupts, &hub->mask_before);
-    hub->signals = signalfd(-1, &interrupts, SFD_CLOEXEC | SFD_NONBLOCK);
+    interrupts_hold(&hub->interrupts);
+    hub->signals = signalfd(-1, &hub->interrupts.held, SFD_CLOEXEC | SFD_NONBLOCK);
     if (hub->signals >= 0) return EXIT_OK;
     return fault_set(hub->fault, EXIT_TROUBLE, "signalfd: %s", strerror(errno));
 }
 
-// Gives the signals back; one that came meanwhile now takes its usual course.
 static void deliver_interrupts(struct hub *hub)
 {
     if (hub->signals >= 0) (void)close(hub->signals);
-    (void)sigprocmask(SIG_SETMASK, &hub->mask_before, NULL);
+    interrupts_deliver(&hub->interrupts);
 }
 
 int hub_run(const struct hub_options *options, json_t *job, const struct hub_handler *handler,

@@ -288,6 +288,7 @@ static int finish(const struct run_options *options, const struct outcome *outco
         TRY(report_json(options, outcome, &distance, instance_warnings(instance), fault));
     else
         report(outcome, &distance);
+    (void)fflush(stdout); // before an interrupt may end what is written
     if (options->output != NULL) TRY(safetensors_write(options->output, &tensor, fault));
     if (!is_within(options, &distance))
         st = fault_set(fault, EXIT_TOLERANCE, "relative error %.3e exceeds the tolerance %.3e",

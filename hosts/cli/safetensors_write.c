@@ -4,7 +4,6 @@
 
 #include "hosts/cli/target.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,15 +33,18 @@ static char *header_text(const struct tensor_out *tensor, uint64_t data_bytes, u
     return padded;
 }
 
-static int write_parts(FILE *file, const char *header, uint64_t length,
-                       const struct tensor_out *tensor, uint64_t data_bytes)
+static int write_header(struct target *target, const char *header, uint64_t length,
+                        struct fault *fault)
 {
     uint8_t prefix[8];
+    int st = EXIT_OK;
 
     for (unsigned i = 0; i < 8; i++)
         prefix[i] = (uint8_t)(length >> (8 * i));
-    return fwrite(prefix, 1, 8, file) == 8 && fwrite(header, 1, length, file) == length &&
-           (data_bytes == 0 || fwrite(tensor->data, 1, data_bytes, file) == data_bytes);
+    TRY(target_write(target, prefix, sizeof prefix, fault));
+    TRY(target_write(target, header, length, fault));
+out:
+    return st;
 }
 
 int safetensors_write(const char *path, const struct tensor_out *tensor, struct fault *fault)
@@ -59,8 +61,8 @@ int safetensors_write(const char *path, const struct tensor_out *tensor, struct 
     header = header_text(tensor, data_bytes, &length);
     if (header == NULL) TRY(fault_set(fault, EXIT_TROUBLE, "%s: out of memory", path));
     TRY(target_open(&target, path, fault));
-    if (!write_parts(target.file, header, length, tensor, data_bytes))
-        st = fault_set(fault, EXIT_TROUBLE, "%s: %s", target.part, strerror(errno));
+    st = write_header(&target, header, length, fault);
+    if (st == EXIT_OK) st = target_write(&target, tensor->data, data_bytes, fault);
     st = target_close(&target, st, fault);
 out:
     free(header);

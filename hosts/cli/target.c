@@ -9,7 +9,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define NAMES_MAX 1000
+#define NAMES_MAX   1000
+#define WRITE_BYTES ((uint64_t)1 << 20) // at once
 
 // Where the path leads, and the rights of what is there.
 static int resolve(struct target *target, const char *path, mode_t *mode, struct fault *fault)
@@ -64,9 +65,12 @@ static int open_part(struct target *target, struct fault *fault)
 
 static void forget(struct target *target)
 {
+    const struct interrupts interrupts = target->interrupts;
+
     free(target->part);
     free(target->path);
     *target = (struct target){.path = NULL};
+    interrupts_deliver(&interrupts);
 }
 
 int target_open(struct target *target, const char *path, struct fault *fault)
@@ -75,6 +79,7 @@ int target_open(struct target *target, const char *path, struct fault *fault)
     int st = EXIT_OK;
 
     *target = (struct target){.path = NULL};
+    interrupts_hold(&target->interrupts);
     TRY(resolve(target, path, &mode, fault));
     TRY(open_part(target, fault));
     // Who may read a file does not change because it is written again.
@@ -82,6 +87,21 @@ int target_open(struct target *target, const char *path, struct fault *fault)
 out:
     if (st != EXIT_OK) forget(target);
     return st;
+}
+
+int target_write(struct target *target, const void *data, uint64_t bytes, struct fault *fault)
+{
+    const char *from = data;
+
+    for (uint64_t done = 0; done < bytes; done += WRITE_BYTES) {
+        uint64_t part = bytes - done < WRITE_BYTES ? bytes - done : WRITE_BYTES;
+
+        if (interrupts_came(&target->interrupts))
+            return fault_set(fault, EXIT_TROUBLE, "%s: interrupted", target->path);
+        if (fwrite(from + done, 1, part, target->file) != part)
+            return fault_set(fault, EXIT_TROUBLE, "%s: %s", target->part, strerror(errno));
+    }
+    return EXIT_OK;
 }
 
 int target_close(struct target *target, int st, struct fault *fault)
