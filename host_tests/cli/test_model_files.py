@@ -110,6 +110,43 @@ class Layers(Case):
         self.assertRegex(self.said(code=1), "no count of layers .*: --set num_layers=VALUE")
 
 
+class Incomplete(Case):
+    """What a download that was cut short leaves, and a clone without its large files."""
+
+    def setUp(self):
+        super().setUp()
+        source = GOLDEN + "/models/" + MODELS[0][0]
+        for name in ("config.json", "model.safetensors"):
+            os.symlink(source + "/" + name, self.path(name))
+        self.arguments = ["run", *model_arguments(*MODELS[0], self.folder)]
+
+    def test_links_that_lead_nowhere(self):
+        for name in ("model.safetensors", "config.json"):
+            os.remove(self.path(name))
+            os.symlink("../blobs/absent", self.path(name))
+            trouble = self.moxie(*self.arguments, code=1)[1]
+            self.assertIn(name + ": where the symbolic link leads: No such file", trouble)
+        self.assertIn("config.json: where the symbolic link leads", self.moxie("plan", "--model", self.folder, code=1)[1])
+
+    def test_shards_that_are_links(self):
+        os.rename(self.path("model.safetensors"), self.path("a.safetensors"))
+        names = dict.fromkeys(Words.names(self.path("a.safetensors")), "a.safetensors")
+        self.write("model.safetensors.index.json", json.dumps({"weight_map": names}))
+        self.moxie(*self.arguments)
+        os.remove(self.path("a.safetensors"))
+        os.symlink("../blobs/absent", self.path("a.safetensors"))
+        self.assertIn("a.safetensors: where the symbolic link leads: No such file", self.moxie(*self.arguments, code=1)[1])
+
+    def test_pointers(self):
+        os.remove(self.path("model.safetensors"))
+        pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:%s\nsize 16060522904\n" % ("a5" * 32)
+        for text in (pointer, pointer[:23]):
+            self.write("model.safetensors", text)
+            self.assertRegex(self.moxie(*self.arguments, code=1)[1], "model.safetensors: a pointer of Git LFS .*`git lfs pull`")
+        self.write("model.safetensors", pointer[:22])
+        self.assertIn("the header claims", self.moxie(*self.arguments, code=1)[1])
+
+
 class Sizes(Case):
     """What is larger than any model's is not read: in memory JSON takes many times its bytes."""
 

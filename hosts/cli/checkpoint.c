@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define SHARDS_MAX       ((uint64_t)4096)
 #define SINGLE_FILE      "model.safetensors"
@@ -105,6 +104,7 @@ static int open_single(struct checkpoint *checkpoint, const char *path, struct f
 int checkpoint_open_folder(struct checkpoint *checkpoint, const char *folder, struct fault *fault)
 {
     char *path = NULL;
+    struct stat seen; // of a link that leads nowhere, too: a download that was cut short
     int st = EXIT_OK;
 
     *checkpoint = (struct checkpoint){.folder = strdup(folder)};
@@ -116,7 +116,7 @@ int checkpoint_open_folder(struct checkpoint *checkpoint, const char *folder, st
         TRY(fault_set(fault, EXIT_TROUBLE,
                       "%s/config.json is missing; --model wants the folder of a Hugging Face model",
                       folder));
-    if (access(path, F_OK) == 0)
+    if (lstat(path, &seen) == 0)
         TRY(open_single(checkpoint, path, fault));
     else
         TRY(open_index(checkpoint, fault));

@@ -4,9 +4,11 @@
 
 #include "abi.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #define BYTES_LIMIT ((uint64_t)1 << 62)
 
@@ -55,6 +57,16 @@ void fault_add(struct fault *fault, const char *format, ...)
     va_end(args);
     fault->text[used] = '\n';
     make_printable(fault->text + used + 1);
+}
+
+int fault_from_errno(struct fault *fault, const char *path)
+{
+    int failed = errno;
+    struct stat seen;
+    int is_link = failed == ENOENT && lstat(path, &seen) == 0 && S_ISLNK(seen.st_mode);
+
+    return fault_set(fault, EXIT_TROUBLE, "%s: %s%s", path,
+                     is_link ? "where the symbolic link leads: " : "", strerror(failed));
 }
 
 int fault_from_status(struct fault *fault, int32_t status, const char *what, const char *text)

@@ -39,6 +39,10 @@ int fault_set(struct fault *fault, int code, const char *format, ...)
 // Adds such a text as a line of its own.
 void fault_add(struct fault *fault, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+// The fault of a system call on a path, by errno; a symbolic link that leads nowhere is named as
+// such.
+int fault_from_errno(struct fault *fault, const char *path);
+
 // The fault of a call into the library that returned `status` and wrote `text`.
 int fault_from_status(struct fault *fault, int32_t status, const char *what, const char *text);
 

@@ -147,9 +147,8 @@ int json_file_read_regular(const char *path, size_t bytes_max, json_t **out, str
     int st = EXIT_OK;
 
     *out = NULL;
-    if (descriptor < 0 && errno == ENOENT) return EXIT_OK;
-    if (descriptor < 0 || fstat(descriptor, &seen) != 0)
-        TRY(fault_set(fault, EXIT_TROUBLE, "%s: %s", path, strerror(errno)));
+    if (descriptor < 0 && errno == ENOENT && lstat(path, &seen) != 0) return EXIT_OK;
+    if (descriptor < 0 || fstat(descriptor, &seen) != 0) TRY(fault_from_errno(fault, path));
     if (!S_ISREG(seen.st_mode)) TRY(fault_set(fault, EXIT_TROUBLE, "%s: not a regular file", path));
     st = parse(&source, out, fault);
 out:

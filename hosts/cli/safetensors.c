@@ -236,6 +236,18 @@ out:
     return st;
 }
 
+// What stands for a file in a repository that was cloned without Git LFS.
+static int is_pointer(const struct safetensors *file)
+{
+    static const char start[] = "version https://git-lfs";
+    char seen[sizeof start - 1];
+    struct fault none;
+
+    return file->file_bytes >= sizeof seen &&
+           read_exactly(file, 0, sizeof seen, seen, &none) == EXIT_OK &&
+           memcmp(seen, start, sizeof seen) == 0;
+}
+
 static int read_header(struct safetensors *file, struct fault *fault)
 {
     uint8_t prefix[PREFIX_BYTES];
@@ -251,6 +263,11 @@ static int read_header(struct safetensors *file, struct fault *fault)
     TRY(read_exactly(file, 0, PREFIX_BYTES, prefix, fault));
     for (unsigned i = 0; i < PREFIX_BYTES; i++)
         length |= (uint64_t)prefix[i] << (8 * i);
+    if (is_pointer(file))
+        TRY(fault_set(fault, EXIT_TROUBLE,
+                      "%s: a pointer of Git LFS and not the file itself; run `git lfs pull` in its "
+                      "repository",
+                      file->path));
     if (length > SAFETENSORS_HEADER_BYTES_MAX || length > file->file_bytes - PREFIX_BYTES)
         TRY(fault_set(fault, EXIT_TROUBLE,
                       "%s: the header claims %llu bytes, the file has %llu; is it cut off, or no "
@@ -282,7 +299,7 @@ int safetensors_open(struct safetensors *file, const char *path, struct fault *f
     // O_NONBLOCK: a fifo by that name must not hold us up.
     file->descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (file->descriptor < 0 || fstat(file->descriptor, &info) != 0)
-        TRY(fault_set(fault, EXIT_TROUBLE, "%s: %s", path, strerror(errno)));
+        TRY(fault_from_errno(fault, path));
     if (!S_ISREG(info.st_mode)) TRY(fault_set(fault, EXIT_TROUBLE, "%s: not a regular file", path));
     file->file_bytes = (uint64_t)info.st_size;
     TRY(read_header(file, fault));

@@ -24,10 +24,7 @@ static int resolve(struct target *target, const char *path, mode_t *mode, struct
         target->path = strdup(path);
         return target->path != NULL ? EXIT_OK : fault_set(fault, EXIT_TROUBLE, "out of memory");
     }
-    if (stat(path, &seen) != 0)
-        return fault_set(fault, EXIT_TROUBLE, "%s: %s%s", path,
-                         S_ISLNK(link.st_mode) ? "where the symbolic link leads: " : "",
-                         strerror(errno));
+    if (stat(path, &seen) != 0) return fault_from_errno(fault, path);
     // Before its path is asked for: a pipe's, behind a link in /proc, is none.
     if (!S_ISREG(seen.st_mode))
         return fault_set(fault, EXIT_TROUBLE,
