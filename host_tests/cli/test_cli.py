@@ -486,25 +486,25 @@ class Bench(Case):
 class Ranks(Case):
     """Processes: idle ones, dying ones, interrupted ones."""
 
-    LONG = ["bench", "--shape", "512,512,16,4", "--tokens", "256,256,256", "--seconds", "60", "--ranks", "3"]
+    LONG = ["bench", "--shape", "512,512,16,4", "--tokens", "256,256,256", "--seconds", "60"]
 
     def children(self, parent):
         with open("/proc/%d/task/%d/children" % (parent, parent), encoding="ascii") as file:
             return [int(pid) for pid in file.read().split()]
 
-    def start(self, *arguments, preexec_fn=None):
-        """A long bench whose three ranks are running."""
-        process = subprocess.Popen([COMMAND, *self.LONG, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    def start(self, *arguments, ranks=3, preexec_fn=None):
+        """A long bench whose ranks are running."""
+        process = subprocess.Popen([COMMAND, *self.LONG, *arguments, "--ranks", str(ranks)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                    text=True, preexec_fn=preexec_fn)
         self.addCleanup(process.stdout.close)
         self.addCleanup(process.stderr.close)
         self.addCleanup(process.kill)
         deadline = time.monotonic() + 60
-        while len(self.children(process.pid)) < 3 and time.monotonic() < deadline:
+        while len(self.children(process.pid)) < ranks and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(0.3)
         pids = self.children(process.pid)
-        self.assertEqual(len(pids), 3)
+        self.assertEqual(len(pids), ranks)
         return process, pids
 
     def assert_gone(self, pids):
@@ -546,10 +546,10 @@ class Ranks(Case):
         process.communicate(timeout=TIMEOUT_S)
         self.assert_gone(pids)
 
-    def stop_and_wait(self, *indices):
+    def stop_and_wait(self, *indices, ranks=3):
         # Forwards that are short beside the timeout, under a sanitizer too: what a rank computes before it waits counts
         # as its silence.
-        process, pids = self.start("--timeout", "3", "--tokens", "32,32,32,32,32")
+        process, pids = self.start("--timeout", "3", "--tokens", "32,32,32,32,32", ranks=ranks)
         for index in indices:
             os.kill(pids[index], signal.SIGSTOP)
         _, trouble = process.communicate(timeout=TIMEOUT_S)
@@ -565,6 +565,9 @@ class Ranks(Case):
         # Together is within a second, which a busy machine may take between the last words of two ranks.
         said = (self.stop_and_wait(0, 1, 2) for _ in range(6))
         self.assertTrue(any("ranks 0, 1 and 2 have been silent for 5 s" in trouble for trouble in said))
+
+    def test_one_rank_may_be_silent_as_long(self):
+        self.assertIn("rank 0 has been silent for 5 s", self.stop_and_wait(0, ranks=1))
 
     def test_fewer_tokens_than_ranks(self):
         for ranks in (2, 5, 16):

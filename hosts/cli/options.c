@@ -177,7 +177,7 @@ int64_t rank_silence_ms(const struct rank_options *options)
     int64_t timeout_ms = options->timeout_s * 1000;
     int64_t slack_ms = timeout_ms / 2 > SLACK_MS_MIN ? timeout_ms / 2 : SLACK_MS_MIN;
 
-    return options->ranks > 1 ? timeout_ms + slack_ms : timeout_ms;
+    return timeout_ms + slack_ms;
 }
 
 int64_t rank_threads(const struct rank_options *options)

@@ -38,9 +38,9 @@ void rank_options_init(struct rank_options *options);
 // Puts what the options say about runner, dispatcher, device and waiting into a configuration.
 void rank_options_configure(const struct rank_options *options, json_t *config);
 
-// How long the command hears nothing from a rank before it ends the run. With several ranks that is
-// longer than the library waits (timeout_ms): of a rank that hangs, the ranks that wait for it know
-// better which one it is, and get the time to say so.
+// How long the command hears nothing from a rank before it ends the run. That is longer than the
+// library waits (timeout_ms): of a rank that hangs, the ranks that wait for it know better which
+// one it is, and get the time to say so.
 int64_t rank_silence_ms(const struct rank_options *options);
 
 // Threads of one rank.
