@@ -22,7 +22,7 @@ install(DIRECTORY hosts/python/moxie DESTINATION ${CMAKE_INSTALL_DATADIR}/moxie/
 install(FILES hosts/python/pyproject.toml hosts/python/README.md LICENSE DESTINATION ${CMAKE_INSTALL_DATADIR}/moxie/python)
 install(FILES LICENSE README.md CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
 # Where the links of README.md point, and of these: gates/install.sh follows them.
-install(DIRECTORY docs DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(DIRECTORY docs DESTINATION ${CMAKE_INSTALL_DOCDIR} PATTERN CMakeLists.txt EXCLUDE)
 install(DIRECTORY hosts/cli/examples DESTINATION ${CMAKE_INSTALL_DOCDIR}/hosts/cli)
 foreach(file abi.h bench/README.md bench/results/2026-11-26-h200-peers-bf16.png
     bench/results/2026-11-26-h200-peers-fp8.png host_tests/emulator/README.md hosts/cli/README.md hosts/example/host.c hosts/example/ranks.c

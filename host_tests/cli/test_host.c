@@ -175,7 +175,7 @@ START_TEST(a_verdict_is_not_logged_twice)
         host.verdict_apart = apart;
         table.log(table.ctx, MOXIE_LOG_ERROR, "config", "refused", 7);
         table.log(table.ctx, MOXIE_LOG_ERROR, "device", "lost", 4);
-        table.log(table.ctx, MOXIE_LOG_HOST_MISBEHAVING, "config", "bad\x1b", 4);
+        table.log(table.ctx, MOXIE_LOG_HOST_MISBEHAVING, "config", "bad\x1b\x9b\xc3\xa9", 7);
         table.log(table.ctx, MOXIE_LOG_INFO, "config", "chosen", 6);
     }
     (void)fflush(stderr);
@@ -184,9 +184,9 @@ START_TEST(a_verdict_is_not_logged_twice)
     ck_assert_uint_gt(fread(text, 1, sizeof text - 1, kept), 0);
     ck_assert_str_eq(text, "moxie test: error: config: refused\n"
                            "moxie test: error: device: lost\n"
-                           "moxie test: the host misbehaves: config: bad?\n"
+                           "moxie test: the host misbehaves: config: bad??\xc3\xa9\n"
                            "moxie test: error: device: lost\n"
-                           "moxie test: the host misbehaves: config: bad?\n");
+                           "moxie test: the host misbehaves: config: bad??\xc3\xa9\n");
     (void)fclose(kept);
     (void)close(stderr_is);
 }

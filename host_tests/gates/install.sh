@@ -76,6 +76,13 @@ quiet cmake -S "$work/engine" -B "$work/engine/build" -G Ninja -DCMAKE_C_COMPILE
 quiet cmake --build "$work/engine/build"
 expect_example "$work/engine/build/engine" "$plugin"
 (cd "$work/engine" && expect_example sh -e build.sh)
+# And to who writes a plugin: the line of the tutorial.
+line=$(grep '^cc ' "$doc/docs/tutorial/tutorial.md") || { echo "tutorial.md: no line of cc builds it"; exit 1; }
+(cd "$work/engine" && eval "\"$cc\" ${line#cc }")
+[ ! -e "$doc/docs/tutorial/CMakeLists.txt" ] || { echo "installed: a CMakeLists.txt that needs the tree"; exit 1; }
+if [ -x "$prefix/bin/moxie" ]; then
+    quiet "$prefix/bin/moxie" conform --plugin "$work/engine/libmoxie_tutorial.so" --rule entry
+fi
 while IFS=: read -r file link; do
     [[ $link == *:* || -e $(dirname "$file")/$link ]] || { echo "${file#"$doc/"}: links to $link, which is not installed"; exit 1; }
 done < <(grep -roE --include='*.md' '\]\([^)#]+' "$doc" | sed 's/:](/:/')

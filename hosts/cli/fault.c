@@ -63,7 +63,7 @@ int fault_from_errno(struct fault *fault, const char *path)
 {
     int failed = errno;
     struct stat seen;
-    int is_link = failed == ENOENT && lstat(path, &seen) == 0 && S_ISLNK(seen.st_mode);
+    int is_link = lstat(path, &seen) == 0 && S_ISLNK(seen.st_mode);
 
     return fault_set(fault, EXIT_TROUBLE, "%s: %s%s", path,
                      is_link ? "where the symbolic link leads: " : "", strerror(failed));

@@ -39,8 +39,7 @@ int fault_set(struct fault *fault, int code, const char *format, ...)
 // Adds such a text as a line of its own.
 void fault_add(struct fault *fault, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-// The fault of a system call on a path, by errno; a symbolic link that leads nowhere is named as
-// such.
+// The fault of a system call on a path, by errno; of a symbolic link it is where that leads.
 int fault_from_errno(struct fault *fault, const char *path);
 
 // The fault of a call into the library that returned `status` and wrote `text`.
