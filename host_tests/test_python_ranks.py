@@ -5,6 +5,7 @@ import ctypes
 import math
 import multiprocessing
 import os
+import signal
 import sys
 import traceback
 import unittest
@@ -145,6 +146,30 @@ def one_dies(meeting, rank):
     here.forward(layer, model, 1, left_out=(last,))
 
 
+def interrupted(meeting, rank):
+    """What a signal's handler raises is not lost in the callback that logs who is silent."""
+    class Interrupt(Exception):
+        pass
+
+    def handle(*_):
+        raise Interrupt
+    here, model = Rank(meeting, rank, timeout_ms=500), Model(6)
+    layer = here.layer(model)
+    here.forward(layer, model, 2)
+    if rank == 0:
+        signal.signal(signal.SIGALRM, handle)
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        try:
+            here.forward(layer, model, 1)
+        except Interrupt:
+            pass
+        else:
+            raise AssertionError("the interrupt went unheard")
+        with refused(abi.E_PEER, "rank 1 sent no rows", 1):
+            here.experts.check()
+    meeting.all_gather(rank, b" ")
+
+
 def unequal_keys(meeting, rank):
     with refused(abi.E_COLLECTIVE_MISMATCH, "top_k"):
         Rank(meeting, rank, top_k=1 + rank)
@@ -222,6 +247,9 @@ class Ranks(unittest.TestCase):
 
     def test_one_dies(self):
         self.run_ranks(one_dies, ranks=4, dead=(3,))
+
+    def test_a_signal_while_one_is_silent(self):
+        self.run_ranks(interrupted)
 
     def test_keys_that_differ(self):
         self.run_ranks(unequal_keys)

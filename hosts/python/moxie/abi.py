@@ -4,6 +4,7 @@ The mirror is generated from abi.h. host.load() compares it, field by field, wit
 the library reports about itself, so that a mirror that is out of date is an error and not a crash.
 """
 
+import _signal  # signal.getsignal looks every handler up in an enum: 15 times as long
 import contextlib
 import ctypes
 import signal
@@ -310,7 +311,7 @@ def _put_off(number, handler, came, stack):
 
 
 @contextlib.contextmanager
-def _signals_wait():
+def signals_wait():
     """Handlers of signals run behind it. What they raise, as Ctrl-C does, would end whichever
     callback comes next: ctypes prints that, and what the library then has for an answer is any
     number, so that it would go on with another configuration. They are called, because a signal
@@ -320,7 +321,7 @@ def _signals_wait():
         stack.callback(_handle, came)
         if threading.current_thread() is threading.main_thread():  # handlers run in no other
             for number in _SIGNALS:
-                handler = signal.getsignal(number)
+                handler = _signal.getsignal(number)
                 if callable(handler):
                     _put_off(number, handler, came, stack)
         yield
@@ -338,7 +339,7 @@ def ask(call, *arguments):
 
 def check(call, *arguments):
     """The same of any slot: signals are handled when it has returned."""
-    with _signals_wait():
+    with signals_wait():
         ask(call, *arguments)
 
 

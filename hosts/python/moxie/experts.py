@@ -20,7 +20,7 @@ from moxie.abi import (
     E_CONFIG, E_INVALID, E_UNAVAILABLE, E_UNSUPPORTED, FORMAT_BF16, FORMAT_F16, FORMAT_F32,
     FORMAT_FP8_BLOCK128, FORMAT_FP8_CHANNEL, FORMAT_FP8_TENSOR, FORMAT_INT4_G32, FORMAT_MXFP4,
     FORMAT_NVFP4, IDS_GLOBAL, OK, Batch, Device, Dtype, Error, Matrix, MoxieError, Step, Tensor,
-    Weights, ask)
+    Weights, ask, signals_wait)
 from moxie.host import Library
 
 
@@ -215,6 +215,7 @@ class Experts:
         self.runs = self.instance.runners[chosen["runner"]].api.contents
         self.moves = self.instance.dispatchers[chosen["dispatcher"]].api.contents
         self.layers_max, self.ranks = int(chosen["num_layers"]), int(chosen["ep_size"])
+        self.waits = self.ranks > 1 and chosen["device"] == "cpu"  # within a forward
         self.free = collections.deque()  # given back, of the `taken` first ones
         self.taken = 0
         self.tokens_max = int(chosen["forward_tokens_max"])
@@ -240,6 +241,12 @@ class Experts:
         if slot(*arguments, ctypes.byref(self.error)) != OK:
             raise MoxieError(self.error.code, self.error.rank,
                              self.error_text.value.decode(errors="replace"))
+
+    def _call_waiting(self, slot, *arguments):
+        """_call of a slot that waits for other ranks and logs which is silent: Ctrl-C, which came
+        meanwhile, would end that callback and be lost."""
+        with signals_wait():
+            self._call(slot, *arguments)
 
     def add_layer(self, w1, w2):
         """A Layer of two Matrix, whose tensors stay valid and in place as long as it lives."""
@@ -376,13 +383,14 @@ class Experts:
             _, dtype, _, strides = part
             dtype.code, dtype.bits = DTYPES[rows.number]
             strides[0] = rows.stride
+        call = self._call_waiting if self.waits else self._call
         for first, count in self._calls(tokens):
             for (where, dtype, shape, _), rows in zip(self.parts, given):
                 where.data = rows.address + first * rows.stride * (dtype.bits >> 3)
                 shape[0] = count
             self._begin(count, rank_tokens)
-            self._call(self.instance.api.forward, self.dispatcher, layer.handle,
-                       ctypes.byref(self.batch))
+            call(self.instance.api.forward, self.dispatcher, layer.handle,
+                 ctypes.byref(self.batch))
         if self.dead:
             self._drain()
 
