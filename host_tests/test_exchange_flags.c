@@ -3,6 +3,8 @@
 
 #include "plugin/exchange_flags.h"
 
+#include "plugin/exchange_verdict.h"
+
 #include "host_tests/suite.h"
 
 #include <string.h>
@@ -319,6 +321,35 @@ START_TEST(a_negative_count_is_no_rows)
 }
 END_TEST
 
+// ---- texts -------------------------------------------------------------------------------------
+
+// What is kept of a failure and told again is all of it, whatever the numbers are.
+START_TEST(every_verdict_fits_where_it_is_kept)
+{
+    const struct flag_verdict verdict = {.kind = (uint32_t)_i,
+                                         .rank = INT32_MIN,
+                                         .told_rows = INT32_MIN,
+                                         .epoch = UINT64_MAX,
+                                         .generation = UINT64_MAX,
+                                         .told_generation = UINT64_MAX,
+                                         .told_active = UINT64_MAX >> 1,
+                                         .silent = UINT64_MAX,
+                                         .rows_most = INT32_MIN,
+                                         .round = INT32_MIN,
+                                         .told_round = INT32_MIN};
+    char text[4 * FAILURE_TEXT_BYTES];
+    struct alone alone;
+
+    alone_init(&alone);
+    alone.instance.plan.limits.timeout_ms = INT32_MIN;
+    alone.group.active = UINT64_MAX;
+    alone.error.text = text;
+    alone.error.text_bytes = sizeof text;
+    ck_assert_int_ne(verdict_say(&verdict, &alone.group, &alone.error), MOXIE_OK);
+    ck_assert_msg(strlen(text) < FAILURE_TEXT_BYTES, "%zu: %s", strlen(text), text);
+}
+END_TEST
+
 static void add(TCase *tests)
 {
     tcase_add_test(tests, names_the_rank_that_all_wait_for);
@@ -333,6 +364,8 @@ static void add(TCase *tests)
     tcase_add_loop_test(tests, a_rank_left_out_hears_it_in_any_generation, 0, 4);
     tcase_add_test(tests, ranks_are_told_before_the_generation);
     tcase_add_test(tests, a_negative_count_is_no_rows);
+    tcase_add_loop_test(tests, every_verdict_fits_where_it_is_kept, VERDICT_LEFT_OUT,
+                        VERDICT_WAY + 1);
 }
 
 SUITE_MAIN("exchange_flags", 60, add)

@@ -95,7 +95,7 @@ START_TEST(what_a_rank_says_is_printable)
     memcpy(pair.answer.text, words, strlen(words));
     ck_assert_int_eq(meet(&pair), MOXIE_E_MEMORY);
     ck_assert_msg(strstr(pair.said.text, "rank 1: no?room ?[31m???") != NULL, "%s", pair.said.text);
-    ck_assert_uint_eq(strlen(pair.said.text), strlen("rank 1: ") + MEETING_TEXT_BYTES - 1);
+    ck_assert_uint_eq(strlen(pair.said.text), strlen("rank 1: ") + FAILURE_TEXT_BYTES - 1);
 }
 END_TEST
 

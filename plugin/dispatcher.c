@@ -16,8 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define DISPATCHER_MAGIC   0x4d4f584944495350u // "MOXIDISP"
-#define FAILURE_TEXT_BYTES 256
+#define DISPATCHER_MAGIC 0x4d4f584944495350u // "MOXIDISP"
 #define DISPATCHER_BUFFERS                                                                         \
     (1u << BUFFER_SEND_SLOT | 1u << BUFFER_OWN_IDS | 1u << BUFFER_OWN_WEIGHTS |                    \
      1u << BUFFER_FEW_IDS | 1u << BUFFER_STAGING | 1u << BUFFER_CAPTURE |                          \

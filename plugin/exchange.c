@@ -43,7 +43,7 @@ void exchange_choose(struct exchange_group *group)
 int32_t exchange_open(struct exchange_group *group, struct exchange *slots, int32_t slots_count,
                       moxie_error *error)
 {
-    char text[256] = "";
+    char text[FAILURE_TEXT_BYTES] = "";
     moxie_error seen = {
         .struct_size = sizeof seen, .rank = -1, .text_bytes = sizeof text, .text = text};
     int32_t st = MOXIE_OK;

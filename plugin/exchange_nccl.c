@@ -34,7 +34,7 @@ struct exchange_watch {
     _Atomic uint64_t launched[MOXIE_SLOTS_MAX]; // not those in graphs
     _Atomic int32_t failed;                     // written last
     int32_t failed_rank;
-    char failed_text[256];
+    char failed_text[FAILURE_TEXT_BYTES];
 };
 
 static uint64_t mark_read(const uint64_t *mark)

@@ -13,6 +13,10 @@
         if (st != MOXIE_OK) goto out;                                                              \
     } while (0)
 
+// Room for the text of a failure among ranks, which is kept or sent on and told again: that of any
+// verdict (exchange_verdict.h) is shorter.
+#define FAILURE_TEXT_BYTES 512
+
 // Writes the text (cut to the caller's buffer, always terminated) and returns `code`. `error` may
 // be NULL.
 int32_t fail_with(moxie_error *error, int32_t code, const char *format, ...)

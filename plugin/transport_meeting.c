@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define STAGE_MAGIC 0x4d580300u // raised with every change of struct meeting_message
+#define STAGE_MAGIC 0x4d580400u // raised with every change of struct meeting_message
 
 void meeting_init(struct meeting *meeting, const struct bootstrap *bootstrap,
                   const struct meeting_identity *identity, uint64_t windows)
@@ -24,7 +24,7 @@ void meeting_init(struct meeting *meeting, const struct bootstrap *bootstrap,
     meeting->mine.identity = *identity;
     meeting->local.struct_size = sizeof meeting->local;
     meeting->local.text = meeting->mine.text;
-    meeting->local.text_bytes = MEETING_TEXT_BYTES;
+    meeting->local.text_bytes = FAILURE_TEXT_BYTES;
 }
 
 // The verdict on rank r's message; the same on every rank, since all read the same messages.

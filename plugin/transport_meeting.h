@@ -8,7 +8,6 @@
 #include "plugin/transport.h"
 
 #define MEETING_BOOT_ID_BYTES 40 // 36 characters, NUL
-#define MEETING_TEXT_BYTES    200
 #define MEETING_TOKEN_BYTES   16
 #define MEETING_ID_BYTES      128
 
@@ -36,10 +35,10 @@ struct meeting_message {
     unsigned char token[MEETING_TOKEN_BYTES];
     int64_t tenancy_fd; // from STAGE_MADE on: the sender's, for ranks of its process
     unsigned char id[MEETING_ID_BYTES]; // of what rank 0 made for all of them to join
-    char text[MEETING_TEXT_BYTES];      // why status is what it is
+    char text[FAILURE_TEXT_BYTES];      // why status is what it is
 };
 
-_Static_assert(sizeof(struct meeting_message) == 120 + MEETING_ID_BYTES + MEETING_TEXT_BYTES,
+_Static_assert(sizeof(struct meeting_message) == 120 + MEETING_ID_BYTES + FAILURE_TEXT_BYTES,
                "what is sent has no padding");
 
 // One collective call under way.
