@@ -137,6 +137,10 @@ START_TEST(names_the_rank_that_all_wait_for)
     ck_assert_int_ge(alone.transport.beats[1], 4);
     ck_assert_int_eq(alone.transport.beats[1], alone.transport.beats[2]);
     ck_assert_int_eq(alone.transport.beats[0], 0);
+    // It may be alive.
+    expect(&alone, MOXIE_E_PEER, MOXIE_E_PEER, 2, "it is gone (call set_active_ranks without it)");
+    expect(&alone, MOXIE_E_PEER, MOXIE_E_PEER, 2, "a rank without tokens makes it too");
+    expect(&alone, MOXIE_E_PEER, MOXIE_E_PEER, 2, "set timeout_ms higher");
 }
 END_TEST
 

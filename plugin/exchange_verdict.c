@@ -50,8 +50,9 @@ static int32_t say_silent(const struct flag_verdict *verdict, const struct excha
                          verdict->silent, awaited, verdict->epoch, verdict->generation, timeout_ms);
     return fail_rank(error, MOXIE_E_PEER, verdict->rank,
                      "rank %d sent no %s of epoch %" PRIu64 ", generation %" PRIu64
-                     " within timeout_ms = %d (silent in all: %d); if it is gone, call "
-                     "set_active_ranks without it",
+                     " within timeout_ms = %d (silent in all: %d): it is gone (call "
+                     "set_active_ranks without it), did not make this call (a rank without tokens "
+                     "makes it too), or needs longer (set timeout_ms higher)",
                      verdict->rank, awaited, verdict->epoch, verdict->generation, timeout_ms,
                      silent);
 }
