@@ -24,6 +24,7 @@ struct run {
     int32_t odd;
     const char *key, *text; // text NULL: `number`
     int64_t number;
+    const char *further[2];  // keys that are 1
     int32_t status;          // of `odd`
     int32_t own_rank, ranks; // of `odd`
     int32_t absent;          // `odd` does not come
@@ -53,6 +54,8 @@ static void body(void *arg, int32_t index)
         mock_set_str(mock, run->key, run->text);
     else if (index == run->odd && run->key != NULL)
         mock_set_i64(mock, run->key, run->number);
+    for (int32_t i = 0; index == run->odd && i < 2 && run->further[i] != NULL; i++)
+        mock_set_i64(mock, run->further[i], 1);
     config_read(&config, &mock->host, &report);
     bootstrap = (struct bootstrap){.all_gather = mock->host.all_gather,
                                    .ctx = mock,
@@ -126,6 +129,24 @@ START_TEST(a_key_that_differs_is_named)
                  keys[i].key, "set it alike");
         }
     }
+}
+END_TEST
+
+// Otherwise a host would set one alike, start all ranks again, and hear of the next.
+START_TEST(further_keys_that_differ_are_named)
+{
+    struct run run = run_of(1);
+
+    run.key = "hidden_size";
+    run.number = 128;
+    run.further[0] = "top_k";
+    run.further[1] = "num_experts";
+    compare(&run, 20000);
+    check_others(&run, MOXIE_E_COLLECTIVE_MISMATCH, "hidden_size is 128",
+                 "set it alike on every rank; also num_experts, top_k");
+    run.further[0] = run.further[1] = NULL;
+    compare(&run, 20000);
+    ck_assert_ptr_null(strstr(run.rank[0].said.text, "also"));
 }
 END_TEST
 
@@ -419,6 +440,7 @@ static void add(TCase *tests)
 {
     tcase_add_test(tests, equal_ranks_agree);
     tcase_add_test(tests, a_key_that_differs_is_named);
+    tcase_add_test(tests, further_keys_that_differ_are_named);
     tcase_add_test(tests, some_keys_may_differ);
     tcase_add_test(tests, a_rank_that_failed_takes_all_along);
     tcase_add_test(tests, a_key_explains_a_failure);

@@ -10,6 +10,8 @@
 #define MOXIE_SOURCE_ID "unknown"
 #endif
 
+#define NAMES_BYTES 1024 // the names of all keys fit
+
 // What a rank says of itself first. Never changes, so that ranks of any two builds understand it.
 struct head {
     uint32_t abi;
@@ -75,18 +77,30 @@ static int32_t compare_head(const struct head *mine, struct head *other, int32_t
     return MOXIE_OK;
 }
 
+static int differs(const struct values *mine, const struct values *other, int32_t key)
+{
+    return memcmp(other->text[key], mine->text[key], CONFIG_TEXT_BYTES) != 0;
+}
+
 static int32_t compare_values(const struct values *mine, struct values *other, int32_t rank,
                               moxie_error *error)
 {
-    for (int32_t key = 0; key < KEY_COUNT; key++) {
-        if (memcmp(other->text[key], mine->text[key], CONFIG_TEXT_BYTES) == 0) continue;
-        text_clean(other->text[key], CONFIG_TEXT_BYTES);
-        return fail_rank(error, MOXIE_E_COLLECTIVE_MISMATCH, rank,
-                         "%s is %s on rank %d and %s here; set it alike on every rank",
-                         config_name((enum config_key)key), other->text[key], rank,
-                         mine->text[key]);
+    char also[NAMES_BYTES] = "";
+    int32_t first = 0, length = 0;
+
+    while (first < KEY_COUNT && !differs(mine, other, first))
+        first++;
+    if (first == KEY_COUNT) return MOXIE_OK;
+    for (int32_t key = first + 1; key < KEY_COUNT && length < NAMES_BYTES; key++) {
+        if (!differs(mine, other, key)) continue;
+        length += snprintf(also + length, (size_t)(NAMES_BYTES - length), "%s%s",
+                           length == 0 ? "; also " : ", ", config_name((enum config_key)key));
     }
-    return MOXIE_OK;
+    text_clean(other->text[first], CONFIG_TEXT_BYTES);
+    return fail_rank(error, MOXIE_E_COLLECTIVE_MISMATCH, rank,
+                     "%s is %s on rank %d and %s here; set it alike on every rank%s",
+                     config_name((enum config_key)first), other->text[first], rank,
+                     mine->text[first], also);
 }
 
 static int32_t gather(const struct bootstrap *bootstrap, const void *send, void *recv,
