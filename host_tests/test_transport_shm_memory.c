@@ -1,6 +1,6 @@
 // plugin/transport_shm_memory.c: what is refused before any page is touched, by what the kernel and
-// the container's limit leave, and memory that is not what was agreed. Files of the kernel are made
-// up.
+// the limits of control groups leave, and memory that is not what was agreed. Files of the kernel
+// are made up.
 
 #include "plugin/transport_shm_memory.h"
 
@@ -38,14 +38,21 @@ FILE *__wrap_fopen(const char *path, const char *mode)
         "/proc/meminfo", "MemTotal:       32768 kB\nMemAvailable:    16384 kB\n"                   \
                          "SwapFree:              0 kB\n"                                           \
     }
-#define GROUP(usage, files)                                                                        \
-    {"/sys/fs/cgroup/memory.current", usage},                                                      \
+#define GROUP_AT(path, usage, files)                                                               \
+    {"/sys/fs/cgroup" path "/memory.current", usage},                                              \
     {                                                                                              \
-        "/sys/fs/cgroup/memory.stat", "anon 1\nfile 7\ninactive_file " files "\nactive_file 0\n"   \
+        "/sys/fs/cgroup" path "/memory.stat",                                                      \
+            "anon 1\nfile 7\ninactive_file " files "\nactive_file 0\n"                             \
+    }
+#define GROUP(usage, files) GROUP_AT("", usage, files)
+#define GROUP_1(path, limit, usage)                                                                \
+    {"/sys/fs/cgroup/memory" path "/memory.limit_in_bytes", limit},                                \
+    {                                                                                              \
+        "/sys/fs/cgroup/memory" path "/memory.usage_in_bytes", usage                               \
     }
 
 static const struct {
-    struct kernel_file files[6];
+    struct kernel_file files[12];
     uint64_t available;
 } machines[] = {
     {{MEMINFO}, 16 * MIB},
@@ -66,6 +73,37 @@ static const struct {
       {"/sys/fs/cgroup/memory/memory.stat",
        "inactive_file 5\ntotal_inactive_file 1048576\ntotal_active_file 1048576\n"}},
      4 * MIB},
+    // The process's own group has less than those above it, or one of those has.
+    {{MEMINFO,
+      {"/proc/self/cgroup", "0::/slurm/job_1\n"},
+      {"/sys/fs/cgroup/slurm/job_1/memory.max", "8388608\n"},
+      GROUP_AT("/slurm/job_1", "4194304\n", "1048576"),
+      {"/sys/fs/cgroup/slurm/memory.max", "12582912\n"},
+      GROUP_AT("/slurm", "4194304\n", "0")},
+     5 * MIB},
+    {{MEMINFO,
+      {"/proc/self/cgroup", "0::/slurm/job_1\n"},
+      {"/sys/fs/cgroup/slurm/job_1/memory.max", "max\n"},
+      GROUP_AT("/slurm/job_1", "4194304\n", "0"),
+      {"/sys/fs/cgroup/slurm/memory.max", "8388608\n"},
+      GROUP_AT("/slurm", "4194304\n", "0")},
+     4 * MIB},
+    {{MEMINFO,
+      {"/proc/self/cgroup", "9:name=systemd:/other\n4:memory:/job\n1:cpu:/other\n0::/\n"},
+      GROUP_1("/job", "8388608\n", "1048576\n"),
+      GROUP_1("/other", "1048576\n", "0\n"),
+      GROUP_1("", "9223372036854771712\n", "0\n")},
+     7 * MIB},
+    // Of a group that is not here, as in a container that has no namespace of groups, the root is.
+    {{MEMINFO,
+      {"/proc/self/cgroup", "4:memory:/docker/1\n"},
+      GROUP_1("", "8388608\n", "1048576\n")},
+     7 * MIB},
+    {{MEMINFO,
+      {"/proc/self/cgroup", "0::/\n"},
+      {"/sys/fs/cgroup/memory.max", "8388608\n"},
+      GROUP("1048576\n", "0")},
+     7 * MIB},
 };
 #define MACHINES ((int)(sizeof machines / sizeof machines[0]))
 

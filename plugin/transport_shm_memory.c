@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -50,35 +51,87 @@ static int read_number(const char *path, const char *key, uint64_t *number)
     return found;
 }
 
-// What the limit of this process's control group leaves, as a container sees it: in version 2 and 1
-// of their files. Pages of files can be had again. UINT64_MAX: there is no limit.
+// Where a version of control groups has its files, and what they are called.
+struct group_files {
+    const char *mount, *controller, *limit, *held, *stat, *pages[2];
+};
+
+// This process's group, as a path below the mount; "" for the root, or where nothing says it.
+static void group_of(const struct group_files *files, char path[PATH_MAX])
+{
+    FILE *file = fopen("/proc/self/cgroup", "re");
+    char line[PATH_MAX];
+
+    path[0] = '\0';
+    while (file != NULL && path[0] == '\0' && fgets(line, sizeof line, file) != NULL) {
+        char *controllers = strchr(line, ':');
+        char *own = controllers != NULL ? strchr(controllers + 1, ':') : NULL;
+
+        if (own == NULL) continue;
+        *own++ = '\0';
+        own[strcspn(own, "\n")] = '\0';
+        if (files->controller[0] == '\0' ? controllers[1] == '\0'
+                                         : strstr(controllers, files->controller) != NULL)
+            (void)snprintf(path, PATH_MAX, "%s", strcmp(own, "/") == 0 ? "" : own);
+    }
+    if (file != NULL) (void)fclose(file);
+}
+
+static int read_group(const struct group_files *files, const char *group, const char *name,
+                      const char *key, uint64_t *number)
+{
+    char path[2 * PATH_MAX];
+
+    (void)snprintf(path, sizeof path, "%s%s/%s", files->mount, group, name);
+    return read_number(path, key, number);
+}
+
+// What one group's limit leaves. Pages of files can be had again. UINT64_MAX: there is no limit.
+static uint64_t group_left(const struct group_files *files, const char *group)
+{
+    uint64_t limit, held, bytes, pages = 0;
+
+    if (!read_group(files, group, files->limit, "", &limit) ||
+        !read_group(files, group, files->held, "", &held))
+        return UINT64_MAX;
+    for (int32_t i = 0; i < 2; i++)
+        if (read_group(files, group, files->stat, files->pages[i], &bytes)) pages += bytes;
+    held = held > pages ? held - pages : 0;
+    return limit > held ? limit - held : 0;
+}
+
+// What the limits of this process's control group and of those above it leave: a batch system's job
+// has one of its own, and a container sees its own as the root. UINT64_MAX: there is no limit.
 static uint64_t group_available(void)
 {
-    static const struct {
-        const char *limit, *held, *stat, *files[2];
-    } versions[] = {
-        {"/sys/fs/cgroup/memory.max",
-         "/sys/fs/cgroup/memory.current",
-         "/sys/fs/cgroup/memory.stat",
+    static const struct group_files versions[] = {
+        {"/sys/fs/cgroup",
+         "",
+         "memory.max",
+         "memory.current",
+         "memory.stat",
          {"inactive_file ", "active_file "}},
-        {"/sys/fs/cgroup/memory/memory.limit_in_bytes",
-         "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-         "/sys/fs/cgroup/memory/memory.stat",
+        {"/sys/fs/cgroup/memory",
+         "memory",
+         "memory.limit_in_bytes",
+         "memory.usage_in_bytes",
+         "memory.stat",
          {"total_inactive_file ", "total_active_file "}},
     };
+    uint64_t available = UINT64_MAX;
+    char group[PATH_MAX], *last;
 
     for (size_t i = 0; i < sizeof versions / sizeof versions[0]; i++) {
-        uint64_t limit, held, bytes, files = 0;
+        group_of(&versions[i], group);
+        do {
+            uint64_t left = group_left(&versions[i], group);
 
-        if (!read_number(versions[i].limit, "", &limit) ||
-            !read_number(versions[i].held, "", &held))
-            continue;
-        for (int32_t at = 0; at < 2; at++)
-            if (read_number(versions[i].stat, versions[i].files[at], &bytes)) files += bytes;
-        held = held > files ? held - files : 0;
-        return limit > held ? limit - held : 0;
+            if (available > left) available = left;
+            last = strrchr(group, '/');
+            if (last != NULL) *last = '\0';
+        } while (last != NULL);
     }
-    return UINT64_MAX;
+    return available;
 }
 
 // Bytes that can be had without anything being killed for them; UINT64_MAX where the kernel does
@@ -114,7 +167,8 @@ int32_t shared_memory_check(uint64_t bytes, int32_t pieces, moxie_error *error)
     if ((uint64_t)wanted > available)
         return fail_with(error, MOXIE_E_MEMORY,
                          "%d windows of %" PRIu64 " bytes do not fit into the %" PRIu64
-                         " bytes of memory available (the machine's, or its container's limit); "
+                         " bytes of memory available (the machine's, or the limit of its "
+                         "container or job); "
                          "set max_dispatch_tokens_per_rank lower",
                          pieces, bytes, available);
     return MOXIE_OK;
