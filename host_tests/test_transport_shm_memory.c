@@ -107,6 +107,13 @@ static const struct {
 };
 #define MACHINES ((int)(sizeof machines / sizeof machines[0]))
 
+static int32_t check(uint64_t bytes, int32_t ranks, int32_t windows, struct said *said)
+{
+    return shared_memory_check(
+        &(struct shared_memory_need){.bytes = bytes, .ranks = ranks, .windows = windows},
+        &said->error);
+}
+
 START_TEST(no_more_than_there_is)
 {
     const uint64_t available = machines[_i].available;
@@ -115,14 +122,57 @@ START_TEST(no_more_than_there_is)
 
     said_init(&said);
     kernel_files = machines[_i].files;
-    ck_assert_int_eq(shared_memory_check(available + 1, 1, &said.error), MOXIE_E_MEMORY);
+    ck_assert_int_eq(check(available + 1, 1, 1, &said), MOXIE_E_MEMORY);
     (void)snprintf(words, sizeof words, "the %llu bytes of memory available",
                    (unsigned long long)available);
     ck_assert_msg(strstr(said.text, words) != NULL, "%s", said.text);
-    if (available > 0)
-        ck_assert_int_eq(shared_memory_check(available / 2, 2, &said.error), MOXIE_OK);
-    ck_assert_int_eq(shared_memory_check(available / 2 + 1, 2, &said.error), MOXIE_E_MEMORY);
+    if (available > 0) ck_assert_int_eq(check(available / 2, 2, 1, &said), MOXIE_OK);
+    ck_assert_int_eq(check(available / 2 + 1, 2, 1, &said), MOXIE_E_MEMORY);
     kernel_files = NULL;
+}
+END_TEST
+
+// Those of all forwards in flight, before the first takes any: of 16 MiB, three of 5 MiB fit.
+START_TEST(all_windows_are_counted_at_first)
+{
+    struct transport *transport;
+    struct window *windows[3];
+    struct said said;
+
+    said_init(&said);
+    kernel_files = machines[0].files;
+    for (int32_t count = 3; count <= 4; count++) {
+        const struct bootstrap bootstrap = {.ranks = 1, .windows = count};
+
+        ACCEPTED(&said, transport_shm.create(&bootstrap, &transport, &said.error));
+        for (int32_t i = 0; count == 3 && i < count; i++)
+            ACCEPTED(&said,
+                     transport_shm.window_open(transport, 5 * MIB, &windows[i], &said.error));
+        for (int32_t i = 0; count == 3 && i < count; i++)
+            transport_shm.window_close(transport, windows[i]);
+        if (count == 4)
+            SAID(&said, MOXIE_E_MEMORY,
+                 transport_shm.window_open(transport, 5 * MIB, &windows[0], &said.error),
+                 "windows of 5242880 bytes for 1 ranks x 4 forwards in flight do not fit",
+                 "the 16777216 bytes of memory available",
+                 "max_dispatch_tokens_per_rank lower and dispatch_rounds_max higher, or "
+                 "forwards_in_flight_max lower");
+        transport_shm.destroy(transport);
+    }
+    kernel_files = NULL;
+}
+END_TEST
+
+// Where there is one forward, fewer are no remedy; and no number is too large to be refused.
+START_TEST(one_forward_cannot_be_fewer)
+{
+    struct said said;
+
+    said_init(&said);
+    ck_assert_int_eq(check(UINT64_C(1) << 60, 2, 1, &said), MOXIE_E_MEMORY);
+    ck_assert_ptr_null(strstr(said.text, "forwards_in_flight_max"));
+    SAID(&said, MOXIE_E_MEMORY, check(UINT64_C(1) << 60, 64, 8, &said), "64 ranks x 8 forwards",
+         "can be addressed");
 }
 END_TEST
 
@@ -155,6 +205,8 @@ END_TEST
 static void add(TCase *tests)
 {
     tcase_add_loop_test(tests, no_more_than_there_is, 0, MACHINES);
+    tcase_add_test(tests, all_windows_are_counted_at_first);
+    tcase_add_test(tests, one_forward_cannot_be_fewer);
     tcase_add_test(tests, memory_of_another_size_is_refused);
 }
 

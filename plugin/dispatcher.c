@@ -87,6 +87,7 @@ static struct bootstrap bootstrap_of(const moxie_instance *instance)
                               .rank = (int32_t)config_i64(&instance->config, KEY_EP_RANK),
                               .ranks = (int32_t)config_i64(&instance->config, KEY_EP_SIZE),
                               .device = instance->device,
+                              .windows = instance->plan.limits.slots,
                               .timeout_ms = instance->plan.limits.timeout_ms};
 }
 

@@ -26,6 +26,7 @@ struct bootstrap {
     void *ctx;
     int32_t rank, ranks;
     const struct device *device; // whose memory windows are; transports of host memory need none
+    int32_t windows;             // that will be opened; more may be
     int32_t timeout_ms;          // of create and of every wait, for transports that wait themselves
 };
 

@@ -218,6 +218,15 @@ static void window_close(struct transport *transport, struct window *window)
     free(own);
 }
 
+// This one and those that follow it: that they do not fit is said before the first takes any
+// memory.
+static int32_t windows_to_come(const struct transport *transport)
+{
+    const int64_t later = transport->bootstrap.windows - (int64_t)transport->windows;
+
+    return later > 0 ? (int32_t)later + 1 : 1;
+}
+
 // The size, the header and the name: all that can be refused before any memory is made.
 static int32_t prepare(const struct transport *transport, uint64_t bytes, struct meeting *meeting,
                        struct shm_window **out)
@@ -229,7 +238,10 @@ static int32_t prepare(const struct transport *transport, uint64_t bytes, struct
 
     meeting->mine.bytes = bytes;
     TRY(transport_window_bytes(bytes, transport->bootstrap.ranks, &bytes_mapped, error));
-    TRY(shared_memory_check(bytes_mapped, transport->bootstrap.ranks, error));
+    TRY(shared_memory_check(&(struct shared_memory_need){.bytes = bytes_mapped,
+                                                         .ranks = transport->bootstrap.ranks,
+                                                         .windows = windows_to_come(transport)},
+                            error));
     TRY(meeting_token(meeting->mine.token, error));
     own = calloc(1, sizeof *own);
     if (own == NULL) TRY(fail_with(error, MOXIE_E_MEMORY, "a window's header: out of memory"));

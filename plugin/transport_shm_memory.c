@@ -19,6 +19,9 @@
 #define NAME_BYTES    48                // "/moxie-", 32 hexadecimal digits, NUL
 #define RESERVE_BYTES ((off_t)64 << 20) // allocated in one system call
 
+// Lower alone would be refused: the product of both has to hold a rank's tokens.
+#define FEWER_BYTES "set max_dispatch_tokens_per_rank lower and dispatch_rounds_max higher"
+
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 8U // since Linux 6.3, where vm.memfd_noexec may demand it
 #endif
@@ -147,30 +150,32 @@ static uint64_t memory_available(void)
     return available > UINT64_MAX - swap ? available : available + swap;
 }
 
-int32_t shared_memory_check(uint64_t bytes, int32_t pieces, moxie_error *error)
+static int32_t refuse(const struct shared_memory_need *need, uint64_t room, const char *where,
+                      moxie_error *error)
+{
+    return fail_with(error, MOXIE_E_MEMORY,
+                     "windows of %" PRIu64 " bytes for %d ranks x %d forwards in flight do not fit "
+                     "into the %" PRIu64 " bytes %s " FEWER_BYTES "%s",
+                     need->bytes, need->ranks, need->windows, room, where,
+                     need->windows > 1 ? ", or forwards_in_flight_max lower" : "");
+}
+
+int32_t shared_memory_check(const struct shared_memory_need *need, moxie_error *error)
 {
     uint64_t available = memory_available();
     struct statvfs shm;
     int64_t wanted;
 
-    if (!size_mul((int64_t)bytes, pieces, &wanted))
-        return fail_with(error, MOXIE_E_MEMORY,
-                         "%d windows of %" PRIu64 " bytes are more than can be addressed", pieces,
-                         bytes);
+    if (!size_mul((int64_t)need->bytes, need->ranks * need->windows, &wanted))
+        return refuse(need, SIZE_LIMIT, "that can be addressed;", error);
     if (statvfs("/dev/shm", &shm) == 0 && shm.f_blocks != 0 &&
         (uint64_t)wanted / shm.f_frsize > shm.f_bavail)
-        return fail_with(error, MOXIE_E_MEMORY,
-                         "%d windows of %" PRIu64 " bytes do not fit into the %" PRIu64
-                         " bytes free in /dev/shm; enlarge it (docker: --shm-size), or set "
-                         "max_dispatch_tokens_per_rank lower",
-                         pieces, bytes, (uint64_t)shm.f_bavail * shm.f_frsize);
+        return refuse(need, (uint64_t)shm.f_bavail * shm.f_frsize,
+                      "free in /dev/shm; enlarge it (docker: --shm-size), or", error);
     if ((uint64_t)wanted > available)
-        return fail_with(error, MOXIE_E_MEMORY,
-                         "%d windows of %" PRIu64 " bytes do not fit into the %" PRIu64
-                         " bytes of memory available (the machine's, or the limit of its "
-                         "container or job); "
-                         "set max_dispatch_tokens_per_rank lower",
-                         pieces, bytes, available);
+        return refuse(need, available,
+                      "of memory available (the machine's, or the limit of its container or job);",
+                      error);
     return MOXIE_OK;
 }
 
@@ -209,8 +214,7 @@ static int32_t reserve(int fd, uint64_t bytes, moxie_error *error)
     if (os_error != 0)
         return fail_with(error, MOXIE_E_MEMORY,
                          "/dev/shm has no room for a window of %" PRIu64
-                         " bytes (%s); enlarge it (docker: --shm-size), or set "
-                         "max_dispatch_tokens_per_rank lower",
+                         " bytes (%s); enlarge it (docker: --shm-size), or " FEWER_BYTES,
                          bytes, strerror(os_error));
     return MOXIE_OK;
 }

@@ -6,10 +6,15 @@
 
 #include "plugin/transport_meeting.h"
 
-// MOXIE_E_MEMORY when `pieces` of `bytes` each, made at the same time, would not fit into /dev/shm
-// or into the memory that is available now: the kernel would rather kill processes than refuse
-// pages it has room for on paper.
-int32_t shared_memory_check(uint64_t bytes, int32_t pieces, moxie_error *error);
+// What `ranks` make of `windows` each.
+struct shared_memory_need {
+    uint64_t bytes; // of a window
+    int32_t ranks, windows;
+};
+
+// MOXIE_E_MEMORY when all of it together would not fit into /dev/shm or into the memory that is
+// available now: the kernel would rather kill processes than refuse pages it has room for on paper.
+int32_t shared_memory_check(const struct shared_memory_need *need, moxie_error *error);
 
 // Makes and maps zeroed memory with all its pages there: a full /dev/shm is an error here instead
 // of SIGBUS at the first touch. `bytes` is a multiple of TRANSPORT_PAGE_BYTES. After a failure the
