@@ -26,7 +26,7 @@ static int32_t meet(struct crew *crew)
         (void)pthread_cond_broadcast(&crew->changed);
         return 0;
     }
-    (void)clock_gettime(CLOCK_REALTIME, &until);
+    (void)clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_sec += GATHER_TIMEOUT_S;
     while (crew->round == round && !crew->broken)
         if (pthread_cond_timedwait(&crew->changed, &crew->lock, &until) != 0) crew->broken = 1;
@@ -156,6 +156,17 @@ static void take_verdict(const struct crew *crew, const struct seat *seats, stru
     memcpy(check->message, seen->message, sizeof check->message);
 }
 
+// Waits of it end by a clock that nobody sets.
+static void changed_init(pthread_cond_t *changed)
+{
+    pthread_condattr_t attributes;
+
+    (void)pthread_condattr_init(&attributes);
+    (void)pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    (void)pthread_cond_init(changed, &attributes);
+    (void)pthread_condattr_destroy(&attributes);
+}
+
 int crew_run(const struct crew_job *job, struct check *check)
 {
     struct crew crew = {.job = job, .first_broken = -1};
@@ -165,7 +176,7 @@ int crew_run(const struct crew_job *job, struct check *check)
 
     if (seats == NULL) return skipped(check, "out of memory");
     (void)pthread_mutex_init(&crew.lock, NULL);
-    (void)pthread_cond_init(&crew.changed, NULL);
+    changed_init(&crew.changed);
     for (; started < job->ranks; started++) {
         struct seat *seat = &seats[started];
 
