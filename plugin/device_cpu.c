@@ -2,6 +2,7 @@
 
 #include "plugin/device.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -56,8 +57,7 @@ static int32_t cpu_probe(char reason[160])
 
 static const char *cpu_error_text(int32_t code)
 {
-    (void)code;
-    return "a CPU kernel refused its arguments";
+    return code == ENOMEM ? "out of memory" : "a CPU kernel refused its arguments";
 }
 
 static int cpu_is_capture_error(int32_t code)

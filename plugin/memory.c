@@ -51,6 +51,21 @@ static int32_t check_made(const struct memory *memory, enum buffer_id id,
                      "%s: %s (%d)", buffer->name, memory->device->error_text(answer), answer);
 }
 
+// An allocator of the host's has reasons of its own; the device's memory is what the budget is for.
+static int32_t not_given(const struct memory *memory, const moxie_buffer *buffer, int32_t answer,
+                         moxie_error *error)
+{
+    if (memory->host->allocate != NULL)
+        return fail_with(error, MOXIE_E_MEMORY,
+                         "%s: the host's allocator could not give %" PRIu64 " bytes (answer %d%s)",
+                         buffer->name, buffer->bytes, answer, answer == 0 ? ", and no memory" : "");
+    return fail_with(error, MOXIE_E_MEMORY,
+                     "%s: the device could not give %" PRIu64 " bytes (%s); set "
+                     "device_memory_budget_bytes to what is free, and the refusal says which key "
+                     "to set to what",
+                     buffer->name, buffer->bytes, memory->device->error_text(answer));
+}
+
 int32_t memory_make(struct memory *memory, enum buffer_id id, void **base, moxie_error *error)
 {
     const moxie_buffer *buffer = plan_buffer(memory->plan, id);
@@ -73,10 +88,7 @@ int32_t memory_make(struct memory *memory, enum buffer_id id, void **base, moxie
         say_misbehaving(memory, buffer);
     if (answer != 0 || *base == NULL) {
         *base = NULL;
-        return fail_with(error, MOXIE_E_MEMORY,
-                         "%s: the %s could not give %" PRIu64 " bytes (answer %d%s)", buffer->name,
-                         memory->host->allocate != NULL ? "host's allocator" : "device",
-                         buffer->bytes, answer, answer == 0 ? ", and no memory" : "");
+        return not_given(memory, buffer, answer, error);
     }
     memory->bytes_held += buffer->bytes_mapped;
     st = check_made(memory, id, buffer, *base, error);
