@@ -7,9 +7,11 @@
 #include "host_tests/said.h"
 #include "host_tests/suite.h"
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define MIB (UINT64_C(1) << 20)
@@ -176,6 +178,34 @@ START_TEST(one_forward_cannot_be_fewer)
 }
 END_TEST
 
+// Peers open it by its mode, whatever the umask takes from that. Root may open anything.
+START_TEST(a_umask_keeps_no_peer_out)
+{
+    const uint64_t bytes = (uint64_t)TRANSPORT_PAGE_BYTES;
+    unsigned char token[MEETING_TOKEN_BYTES] = {1};
+    const mode_t before = umask(0777);
+    char name[48] = "/moxie-01";
+    struct stat file;
+    struct said said;
+    void *made;
+    int fd;
+
+    said_init(&said);
+    (void)snprintf((char *)token + 1, sizeof token - 1, "%d", (int)getpid());
+    ACCEPTED(&said, shared_memory_make(token, bytes, &made, &said.error));
+    (void)umask(before);
+    for (size_t i = 1; i < sizeof token; i++)
+        (void)snprintf(name + 7 + 2 * i, 3, "%02x", token[i]);
+    fd = shm_open(name, O_RDONLY, 0);
+    shared_memory_unlink(token);
+    ck_assert_int_ge(fd, 0);
+    ck_assert_int_eq(fstat(fd, &file), 0);
+    ck_assert_uint_eq(file.st_mode & 0777, 0600);
+    ck_assert_int_eq(close(fd), 0);
+    ck_assert_int_eq(munmap(made, bytes), 0);
+}
+END_TEST
+
 // A peer may put another file in the place of its own, or cut it short.
 START_TEST(memory_of_another_size_is_refused)
 {
@@ -207,6 +237,7 @@ static void add(TCase *tests)
     tcase_add_loop_test(tests, no_more_than_there_is, 0, MACHINES);
     tcase_add_test(tests, all_windows_are_counted_at_first);
     tcase_add_test(tests, one_forward_cannot_be_fewer);
+    tcase_add_test(tests, a_umask_keeps_no_peer_out);
     tcase_add_test(tests, memory_of_another_size_is_refused);
 }
 

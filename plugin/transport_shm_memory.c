@@ -250,6 +250,8 @@ int32_t shared_memory_make(const unsigned char token[MEETING_TOKEN_BYTES], uint6
         TRY(fail_with(error, open_code(errno), "shared memory cannot be made (shm_open: %s); %s",
                       strerror(errno),
                       transport_remedy(errno, "/dev/shm must be mounted and writable")));
+    // The umask may have taken from the mode that peers open it by.
+    (void)fchmod(fd, 0600);
     TRY(reserve(fd, bytes, error));
     TRY(map(fd, bytes, out, error));
 out:
