@@ -10,6 +10,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -139,6 +140,53 @@ START_TEST(all_workers_take_part_under_their_names)
 }
 END_TEST
 
+// What SIGSEGV's handler opens.
+static unsigned char *closed_pages;
+static long page_bytes;
+
+static void open_page(int number, siginfo_t *info, void *context)
+{
+    unsigned char *at = info->si_addr;
+
+    (void)number;
+    (void)context;
+    if (at < closed_pages || at >= closed_pages + 64 * page_bytes) _exit(2);
+    at = closed_pages + (at - closed_pages) / page_bytes * page_bytes;
+    if (mprotect(at, (size_t)page_bytes, PROT_READ | PROT_WRITE) != 0) _exit(3);
+}
+
+// Two threads at once, so that one of them is a worker.
+static void touch_pages(void *arg, uint64_t index)
+{
+    (void)pthread_barrier_wait(arg);
+    for (uint64_t page = index; page < 64; page += 2)
+        closed_pages[page * (uint64_t)page_bytes] = 1;
+}
+
+START_TEST(faults_of_a_worker_reach_the_hosts_handler)
+{
+    struct sigaction action = {.sa_sigaction = open_page, .sa_flags = SA_SIGINFO};
+    struct sigaction before;
+    pthread_barrier_t both;
+    struct threads *threads;
+
+    page_bytes = sysconf(_SC_PAGESIZE);
+    closed_pages =
+        mmap(NULL, 64 * (size_t)page_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    ck_assert_ptr_ne(closed_pages, MAP_FAILED);
+    ck_assert_int_eq(sigaction(SIGSEGV, &action, &before), 0);
+    ck_assert_int_eq(pthread_barrier_init(&both, NULL, 2), 0);
+    ck_assert_int_eq(threads_create(2, &threads, NULL), MOXIE_OK);
+    threads_parallel_for(threads, 2, touch_pages, &both);
+    threads_destroy(threads);
+    (void)pthread_barrier_destroy(&both);
+    (void)sigaction(SIGSEGV, &before, NULL);
+    for (int page = 0; page < 64; page++)
+        ck_assert_int_eq(closed_pages[page * page_bytes], 1);
+    (void)munmap(closed_pages, 64 * (size_t)page_bytes);
+}
+END_TEST
+
 struct nest {
     struct threads *threads;
     uint32_t counts[8][16];
@@ -261,6 +309,7 @@ static void add(TCase *tests)
 {
     tcase_add_loop_test(tests, every_index_runs_once, 0, 4);
     tcase_add_test(tests, all_workers_take_part_under_their_names);
+    tcase_add_test(tests, faults_of_a_worker_reach_the_hosts_handler);
     tcase_add_test(tests, a_nested_call_runs_by_itself);
     tcase_add_test(tests, a_pool_of_one_is_the_caller);
     tcase_add_test(tests, a_thread_that_cannot_start_ends_the_others);

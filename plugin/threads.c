@@ -171,19 +171,30 @@ static int32_t start_worker(struct threads *threads, const pthread_attr_t *attri
     return MOXIE_OK;
 }
 
-// The mask is inherited, so that no signal of the host's is ever handled on a worker.
+// All that no instruction raises: a fault of a worker's own is the host's to handle, which may
+// bring in pages of weights on demand, and what is blocked then ends the process instead.
+static void fill_blocked(sigset_t *blocked)
+{
+    static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
+
+    (void)sigfillset(blocked);
+    for (size_t i = 0; i < sizeof faults / sizeof faults[0]; i++)
+        (void)sigdelset(blocked, faults[i]);
+}
+
+// The mask is inherited, so that no signal sent to the host is ever handled on a worker.
 static int32_t start_workers(struct threads *threads, int32_t workers, moxie_error *error)
 {
     pthread_attr_t attributes;
-    sigset_t all, before;
+    sigset_t blocked, before;
     int32_t st = MOXIE_OK;
     int os_error = pthread_attr_init(&attributes);
 
     if (os_error != 0)
         return fail_with(error, MOXIE_E_MEMORY, "thread attributes: %s", strerror(os_error));
     (void)pthread_attr_setstacksize(&attributes, WORKER_STACK_BYTES);
-    (void)sigfillset(&all);
-    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+    fill_blocked(&blocked);
+    (void)pthread_sigmask(SIG_SETMASK, &blocked, &before);
     while (threads->started < workers - 1)
         TRY(start_worker(threads, &attributes, workers, error));
 out:

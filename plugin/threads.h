@@ -10,8 +10,8 @@
 struct threads;
 
 // `workers` in 1..THREADS_WORKERS_MAX counts the calling thread, so workers - 1 are started; each
-// blocks all signals. When one cannot be started the others are joined, and MOXIE_E_UNAVAILABLE or
-// MOXIE_E_MEMORY says which.
+// blocks all signals but those of its own faults. When one cannot be started the others are joined,
+// and MOXIE_E_UNAVAILABLE or MOXIE_E_MEMORY says which.
 int32_t threads_create(int32_t workers, struct threads **out, moxie_error *error);
 
 // Runs task(arg, 0..tasks-1), each once, on the pool and the caller, and returns when all are done;
