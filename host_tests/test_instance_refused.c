@@ -7,6 +7,8 @@
 #include "host_tests/said.h"
 #include "host_tests/suite.h"
 
+#include <fenv.h>
+#include <math.h>
 #include <string.h>
 
 static moxie_instance *open_instance(struct mock_host *mock)
@@ -73,10 +75,30 @@ START_TEST(reasons_that_do_not_fit_are_counted)
 }
 END_TEST
 
+START_TEST(no_number_raises_anything_in_the_hosts_thread)
+{
+    static const double numbers[] = {NAN, 1e300, 1e-300};
+    struct mock_host mock;
+    moxie_instance *instance;
+    int traps;
+
+    mock_host_init(&mock);
+    mock_set_f64(&mock, "activation_limit", numbers[_i]);
+    (void)feenableexcept(FE_DIVBYZERO | FE_INVALID | FE_OVERFLOW | FE_UNDERFLOW);
+    traps = fegetexcept();
+    instance = open_instance(&mock);
+    ck_assert_int_eq(fegetexcept(), traps);
+    (void)fedisableexcept(FE_ALL_EXCEPT);
+    ck_assert_int_eq(instance_close(instance, &mock.error), MOXIE_OK);
+    mock_host_fini(&mock);
+}
+END_TEST
+
 static void add(TCase *tests)
 {
     tcase_add_test(tests, a_plan_over_its_budget_shows_no_buffers);
     tcase_add_loop_test(tests, reasons_that_do_not_fit_are_counted, 1, 101);
+    tcase_add_loop_test(tests, no_number_raises_anything_in_the_hosts_thread, 0, 3);
 }
 
 SUITE_MAIN("instance_refused", 20, add)

@@ -8,6 +8,7 @@
 #include "host_tests/suite.h"
 #include "plugin/tensor.h"
 
+#include <fenv.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -311,6 +312,25 @@ START_TEST(factors_are_numbers)
 }
 END_TEST
 
+// Neither what is refused nor what is routed raises anything in the host's thread.
+START_TEST(a_thread_that_traps_is_not_ended)
+{
+    struct sample s;
+    int traps;
+
+    sample_init(&s);
+    s.from[0] = -800.0f;
+    s.routing.scoring = MOXIE_SCORING_SIGMOID;
+    (void)feenableexcept(FE_DIVBYZERO | FE_INVALID | FE_OVERFLOW | FE_UNDERFLOW);
+    traps = fegetexcept();
+    ACCEPTED(&s.said, route(&s));
+    s.routing.scaling_factor = 1e300;
+    SAID(&s.said, MOXIE_E_INVALID, route(&s), "scaling_factor");
+    ck_assert_int_eq(fegetexcept(), traps);
+    (void)fedisableexcept(FE_ALL_EXCEPT);
+}
+END_TEST
+
 START_TEST(wrong_tensors_are_named)
 {
     static const char *const names[] = {"logits", "ids", "weights", "routing.correction_bias"};
@@ -404,6 +424,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, the_top_k_is_bounded);
     tcase_add_test(tests, groups_divide_the_experts);
     tcase_add_test(tests, factors_are_numbers);
+    tcase_add_test(tests, a_thread_that_traps_is_not_ended);
     tcase_add_test(tests, wrong_tensors_are_named);
     tcase_add_test(tests, results_have_rows_of_their_own);
     tcase_add_test(tests, too_many_tokens_are_refused);

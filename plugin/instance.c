@@ -2,6 +2,7 @@
 
 #include "plugin/instance.h"
 
+#include "kernels/cpu/fp_mode.h"
 #include "plugin/capture.h"
 #include "plugin/log.h"
 
@@ -92,12 +93,15 @@ static void publish(moxie_instance *instance)
 
 static void judge(moxie_instance *instance)
 {
+    const fp_mode before = fp_mode_begin();
+
     config_read(&instance->config, &instance->host, &instance->report);
     validate_resolve(&instance->config);
     bounds_compute(&instance->bounds, &instance->config, &instance->report);
     validate_config(&instance->config, &instance->bounds, &instance->report);
     plan_make(&instance->plan, &instance->config, &instance->bounds, &instance->report);
     validate_plan(&instance->config, &instance->plan, &instance->report);
+    fp_mode_end(before);
 }
 
 static int32_t register_backends(const moxie_instance *instance, const struct registry *registry,

@@ -3,6 +3,7 @@
 #include "plugin/routing.h"
 
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu/fp_mode.h"
 #include "kernels/router.h"
 #include "plugin/tensor.h"
 
@@ -115,6 +116,7 @@ int32_t routing_route(const moxie_routing *routing, const moxie_tensor *logits,
     // Routing has no instance, so no threads of its own: the caller's does all.
     struct cpu_stream cpu = {.workers = 1, .isa = (int32_t)cpu_isa_best()};
     struct router_args args;
+    const fp_mode before = fp_mode_begin();
     int32_t st = MOXIE_OK;
 
     if (stream != NULL) TRY(fail_with(error, MOXIE_E_INVALID, "stream: want NULL on the CPU"));
@@ -142,5 +144,6 @@ int32_t routing_route(const moxie_routing *routing, const moxie_tensor *logits,
     if (router_cpu(&args, &cpu) != 0)
         TRY(fail_with(error, MOXIE_E_DEVICE, "routing: a CPU kernel refused its arguments"));
 out:
+    fp_mode_end(before);
     return st;
 }

@@ -2,6 +2,7 @@
 
 #include "kernels/cpu/work.h"
 
+#include "kernels/cpu/fp_mode.h"
 #include "kernels/cpu/numbers.h"
 
 // About 10 us of one core: what waking another costs.
@@ -17,11 +18,14 @@ int work_next(struct work *work, int64_t *first, int64_t *end)
 static void work_task(void *arg, uint64_t index)
 {
     struct work *work = arg;
+    fp_mode before;
 
     // A host's parallel_for may count past its tasks.
     if (index >= (uint64_t)work->workers) return;
+    before = fp_mode_begin();
     // A caller whose kernel needs no scratch may have none.
     work->body(work, work->scratch != NULL ? work->scratch + index * CPU_SCRATCH_BYTES : NULL);
+    fp_mode_end(before);
 }
 
 void work_run(struct work *work, const struct cpu_stream *stream, int64_t bytes)

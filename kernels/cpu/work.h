@@ -1,5 +1,5 @@
 // A kernel's tiles shared among the stream's workers. Which worker takes which tile changes nothing
-// but time.
+// but time, nor does the floating point mode of the threads.
 
 #ifndef MOXIE_KERNELS_CPU_WORK_H
 #define MOXIE_KERNELS_CPU_WORK_H
