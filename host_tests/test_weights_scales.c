@@ -12,6 +12,8 @@
 
 #define EXPERTS 3
 
+#define CAPTURING 900 // what the device answers while a graph is captured
+
 // What lies so far beyond the host's memory is the device's.
 #define BEYOND ((uintptr_t)1 << 46)
 
@@ -20,7 +22,7 @@ static struct {
     int32_t synchronized, fetches, fails_at; // fails_at: the fetch that fails, from 1 on; 0: none
     int32_t unsynchronized;                  // fetches before anything was waited for
     int64_t bytes_most;
-    int32_t synchronize_answer;
+    int32_t fetch_answer, synchronize_answer; // fetch's where it fails
 } told;
 
 static int32_t device_fetch(void *to, const void *from, int64_t bytes)
@@ -28,7 +30,7 @@ static int32_t device_fetch(void *to, const void *from, int64_t bytes)
     told.fetches++;
     told.unsynchronized += told.synchronized == 0;
     if (bytes > told.bytes_most) told.bytes_most = bytes;
-    if (told.fetches == told.fails_at) return 7;
+    if (told.fetches == told.fails_at) return told.fetch_answer;
     memcpy(to, (const void *)((uintptr_t)from - BEYOND), (size_t)bytes);
     return 0;
 }
@@ -38,6 +40,11 @@ static int32_t device_synchronize(int32_t ordinal)
     ck_assert_int_eq(ordinal, 0);
     told.synchronized++;
     return told.synchronize_answer;
+}
+
+static int device_is_capture_error(int32_t code)
+{
+    return code == CAPTURING;
 }
 
 struct sample {
@@ -89,6 +96,7 @@ static void sample_init(struct sample *s, int32_t format, int32_t on_device)
     if (on_device) {
         s->device.fetch = device_fetch;
         s->device.synchronize = device_synchronize;
+        s->device.is_capture_error = device_is_capture_error;
     }
     s->weights.w1.format = s->weights.w2.format = format;
     sample_matrix(s, 0, 320, 192, 0);
@@ -325,6 +333,7 @@ START_TEST(what_cannot_be_fetched_is_said)
 
     sample_init(&s, FORMAT_MXFP4, 1);
     set_block(&s, &one, 253, 0);
+    told.fetch_answer = 7;
     for (int32_t i = 1; i <= 2 * EXPERTS + 1; i++) {
         told.fetches = 0;
         told.fails_at = i;
@@ -343,6 +352,22 @@ START_TEST(what_cannot_be_fetched_is_said)
 }
 END_TEST
 
+START_TEST(nothing_is_read_while_a_graph_is_captured)
+{
+    struct sample s;
+
+    sample_init(&s, FORMAT_NVFP4, 1);
+    told.synchronize_answer = CAPTURING;
+    SAID(&s.said, MOXIE_E_CAPTURING, check(&s), "while a graph is captured", "before or after");
+    ck_assert_int_eq(told.fetches, 0);
+    told.synchronize_answer = 0;
+    told.fetch_answer = CAPTURING; // a capture that another thread began since
+    told.fails_at = EXPERTS + 1;
+    SAID(&s.said, MOXIE_E_CAPTURING, check(&s), names[1], "while a graph is captured");
+    sample_free(&s);
+}
+END_TEST
+
 static void add(TCase *tests)
 {
     tcase_add_loop_test(tests, e8m0_scales_stay_finite, 0, 2);
@@ -354,6 +379,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, rows_of_any_length_and_distance);
     tcase_add_test(tests, values_are_fetched_where_they_matter);
     tcase_add_test(tests, what_cannot_be_fetched_is_said);
+    tcase_add_test(tests, nothing_is_read_while_a_graph_is_captured);
 }
 
 SUITE_MAIN("weights_scales", 30, add)

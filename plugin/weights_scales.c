@@ -22,12 +22,21 @@ struct checked {
     int32_t e8m0_most; // that the device has numbers for
 };
 
+static int32_t fail_capturing(const char *name, moxie_error *error)
+{
+    return fail_with(error, MOXIE_E_CAPTURING,
+                     "%s: no scales can be read while a graph is captured; call create and "
+                     "weights_updated before or after",
+                     name);
+}
+
 static int32_t fetch(const struct checked *c, void *to, const void *from, int64_t bytes,
                      moxie_error *error)
 {
     const int32_t answer = c->device->fetch(to, from, bytes);
 
     if (answer == 0) return MOXIE_OK;
+    if (c->device->is_capture_error(answer)) return fail_capturing(c->name, error);
     return fail_with(error, MOXIE_E_DEVICE, "%s: cannot be read at %p: %s", c->name, from,
                      c->device->error_text(answer));
 }
@@ -168,6 +177,7 @@ int32_t weights_check_scales(const struct layer_weights *weights, int32_t first,
     if (count == 0 || (format != FORMAT_MXFP4 && format != FORMAT_NVFP4)) return MOXIE_OK;
     // Whatever stream the host writes weights on.
     if (device->synchronize != NULL) answer = device->synchronize(device->ordinal());
+    if (device->is_capture_error(answer)) TRY(fail_capturing("weights.w1.scales", error));
     if (answer != 0)
         TRY(fail_with(error, MOXIE_E_DEVICE, "weights: work before they are read has failed: %s",
                       device->error_text(answer)));

@@ -185,11 +185,42 @@ START_TEST(what_is_still_being_written_is_waited_for)
 }
 END_TEST
 
+// Ends the capture, which a real driver calls invalid now.
+static void end_capture(cudaStream_t stream)
+{
+    cudaGraph_t graph;
+
+    if (cudaStreamEndCapture(stream, &graph) == cudaSuccess) must(cudaGraphDestroy(graph));
+    (void)cudaGetLastError();
+}
+
+START_TEST(scales_are_read_before_a_capture)
+{
+    cudaStream_t stream;
+    struct scene s;
+
+    scene_open(&s, _i == 0 ? "mxfp4" : "nvfp4");
+    must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    SAID(&s.said, MOXIE_E_CAPTURING, create(&s), "call create and weights_updated before");
+    ck_assert_ptr_null(s.runner);
+    end_capture(stream);
+    ACCEPTED(&s.said, create(&s));
+    must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    SAID(&s.said, MOXIE_E_CAPTURING, updated(&s, 1), "call create and weights_updated before");
+    end_capture(stream);
+    ACCEPTED(&s.said, updated(&s, 1));
+    must(cudaStreamDestroy(stream));
+    scene_close(&s);
+}
+END_TEST
+
 static void add(TCase *tests)
 {
     tcase_add_loop_test(tests, damaged_scales_are_refused, 0, 2);
     tcase_add_test(tests, values_decide_near_the_end);
     tcase_add_test(tests, what_is_still_being_written_is_waited_for);
+    tcase_add_loop_test(tests, scales_are_read_before_a_capture, 0, 2);
 }
 
 int main(void)
