@@ -3,14 +3,19 @@
 
 #include "plugin/weights_scales.h"
 
+#include "host_tests/mock_host.h"
 #include "host_tests/said.h"
 #include "host_tests/suite.h"
+#include "plugin/instance.h"
+#include "plugin/runner.h"
+#include "plugin/tensor.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define EXPERTS 3
+#define ORDINAL 5 // of the device that the weights lie on
 
 #define CAPTURING 900 // what the device answers while a graph is captured
 
@@ -37,7 +42,7 @@ static int32_t device_fetch(void *to, const void *from, int64_t bytes)
 
 static int32_t device_synchronize(int32_t ordinal)
 {
-    ck_assert_int_eq(ordinal, 0);
+    ck_assert_int_eq(ordinal, ORDINAL);
     told.synchronized++;
     return told.synchronize_answer;
 }
@@ -114,7 +119,7 @@ static void sample_lay(struct sample *s, int32_t matrix, int64_t n, int64_t k, i
 
 static int32_t check(struct sample *s)
 {
-    return weights_check_scales(&s->weights, 0, EXPERTS, &s->device, &s->said.error);
+    return weights_check_scales(&s->weights, 0, EXPERTS, &s->device, ORDINAL, &s->said.error);
 }
 
 struct block {
@@ -217,12 +222,12 @@ START_TEST(experts_are_checked_alone)
 
     sample_init(&s, FORMAT_MXFP4, _i);
     set_block(&s, &middle, 255, 0);
-    ACCEPTED(&s.said, weights_check_scales(&s.weights, 0, 1, &s.device, &s.said.error));
-    ACCEPTED(&s.said, weights_check_scales(&s.weights, 2, 1, &s.device, &s.said.error));
-    ACCEPTED(&s.said, weights_check_scales(&s.weights, 0, 0, &s.device, &s.said.error));
+    ACCEPTED(&s.said, weights_check_scales(&s.weights, 0, 1, &s.device, ORDINAL, &s.said.error));
+    ACCEPTED(&s.said, weights_check_scales(&s.weights, 2, 1, &s.device, ORDINAL, &s.said.error));
+    ACCEPTED(&s.said, weights_check_scales(&s.weights, 0, 0, &s.device, ORDINAL, &s.said.error));
     for (int32_t count = 1; count <= 2; count++)
         SAID(&s.said, MOXIE_E_INVALID,
-             weights_check_scales(&s.weights, 1, count, &s.device, &s.said.error),
+             weights_check_scales(&s.weights, 1, count, &s.device, ORDINAL, &s.said.error),
              "weights.w2.scales", "expert 1, row 0, block 0");
     sample_free(&s);
 }
@@ -368,6 +373,59 @@ START_TEST(nothing_is_read_while_a_graph_is_captured)
 }
 END_TEST
 
+static int32_t another_is_current(void)
+{
+    return ORDINAL + 1;
+}
+
+// Matrices of zeros.
+static moxie_matrix matrix_of(int32_t order, unsigned char *zeros, int64_t *dims)
+{
+    return (moxie_matrix){.struct_size = sizeof(moxie_matrix),
+                          .format = MOXIE_FORMAT_MXFP4,
+                          .order = order,
+                          .values = tensor_make(zeros, 3, dims, NULL, TENSOR_UINT8),
+                          .scales = tensor_make(zeros, 3, dims + 3, NULL, TENSOR_UINT8)};
+}
+
+// What the host has launched there rewrites the weights, whatever device it made current since.
+START_TEST(the_device_of_the_weights_is_waited_for)
+{
+    static const struct registry none;
+    static unsigned char zeros[2 * 128 * 32];
+    int64_t dims[2][6] = {{2, 128, 32, 2, 128, 2}, {2, 64, 32, 2, 64, 2}};
+    moxie_matrix w1 = matrix_of(MOXIE_ORDER_GATE_UP, zeros, dims[0]);
+    moxie_matrix w2 = matrix_of(MOXIE_ORDER_PLAIN, zeros, dims[1]);
+    const moxie_weights weights = {.struct_size = sizeof weights, .w1 = &w1, .w2 = &w2};
+    struct device device = device_cpu;
+    const int32_t expert = 1;
+    moxie_instance *instance;
+    moxie_runner *runner;
+    struct mock_host mock;
+    struct said said;
+
+    said_init(&said);
+    memset(&told, 0, sizeof told);
+    mock_host_init(&mock);
+    mock_set_i64(&mock, "intermediate_size", 64);
+    mock_set_i64(&mock, "num_experts", 2);
+    mock_set_str(&mock, "weight_format", "mxfp4");
+    ACCEPTED(&said, instance_open(&mock.host, &none, &instance, &said.error));
+    ACCEPTED(&said, runner_create(instance, 0, &weights, &runner, &said.error));
+    device.ordinal = another_is_current;
+    device.synchronize = device_synchronize;
+    instance->device = &device;
+    instance->ordinal = ORDINAL;
+    ACCEPTED(&said, runner_weights_updated(runner, NULL, 0, &said.error));
+    ACCEPTED(&said, runner_weights_updated(runner, &expert, 1, &said.error));
+    ck_assert_int_eq(told.synchronized, 2);
+    instance->device = &device_cpu;
+    runner_destroy(runner);
+    ACCEPTED(&said, instance_close(instance, &said.error));
+    mock_host_fini(&mock);
+}
+END_TEST
+
 static void add(TCase *tests)
 {
     tcase_add_loop_test(tests, e8m0_scales_stay_finite, 0, 2);
@@ -380,6 +438,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, values_are_fetched_where_they_matter);
     tcase_add_test(tests, what_cannot_be_fetched_is_said);
     tcase_add_test(tests, nothing_is_read_while_a_graph_is_captured);
+    tcase_add_test(tests, the_device_of_the_weights_is_waited_for);
 }
 
 SUITE_MAIN("weights_scales", 30, add)

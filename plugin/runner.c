@@ -49,7 +49,7 @@ int32_t runner_create(moxie_instance *instance, int32_t layer, const moxie_weigh
     TRY(weights_read(weights, &instance->plan.limits, instance_place(instance), &runner->weights,
                      error));
     TRY(weights_check_scales(&runner->weights, 0, instance->plan.limits.experts_local,
-                             instance->device, error));
+                             instance->device, instance->ordinal, error));
     TRY(instance_take(instance, RUNNER_BUFFERS, error));
     runner->taken = 1;
     TRY(capture_clear_load(instance, layer, error));
@@ -213,19 +213,21 @@ out:
 int32_t runner_weights_updated(moxie_runner *runner, const int32_t *experts, uint64_t count,
                                moxie_error *error)
 {
-    const struct device *device = runner->instance->device;
-    int32_t experts_local = runner->instance->plan.limits.experts_local;
+    const moxie_instance *instance = runner->instance;
+    int32_t experts_local = instance->plan.limits.experts_local;
     int32_t st = MOXIE_OK;
 
     if (experts == NULL)
-        return weights_check_scales(&runner->weights, 0, experts_local, device, error);
+        return weights_check_scales(&runner->weights, 0, experts_local, instance->device,
+                                    instance->ordinal, error);
     for (uint64_t i = 0; i < count; i++) {
         int32_t expert = experts[i];
 
         if (expert < 0 || expert >= experts_local)
             TRY(fail_with(error, MOXIE_E_INVALID, "ids[%" PRIu64 "]: %d; want a local expert 0..%d",
                           i, expert, experts_local - 1));
-        TRY(weights_check_scales(&runner->weights, expert, 1, device, error));
+        TRY(weights_check_scales(&runner->weights, expert, 1, instance->device, instance->ordinal,
+                                 error));
     }
 out:
     return st;
