@@ -1,5 +1,5 @@
 // plugin/instance.c: a configuration that is refused has no plan, and its text loses no reason
-// unseen.
+// unseen; what cannot be taken leaves nothing behind.
 
 #include "plugin/instance.h"
 
@@ -94,11 +94,45 @@ START_TEST(no_number_raises_anything_in_the_hosts_thread)
 }
 END_TEST
 
+START_TEST(what_cannot_be_taken_leaves_nothing)
+{
+    const uint32_t set = 1u << BUFFER_PAIR_ROW | 1u << BUFFER_CPU_SCRATCH;
+    struct mock_host mock;
+    moxie_instance *instance;
+    struct said said;
+
+    said_init(&said);
+    mock_host_init(&mock);
+    mock_set_i64(&mock, "cpu_threads", 3);
+    instance = open_instance(&mock);
+    ACCEPTED(&said, instance_device(instance, &said.error));
+    for (uint64_t nth = 1; nth <= 2; nth++) {
+        mock.allocate_fail_at = nth;
+        mock.allocate_calls = 0;
+        SAID(&said, MOXIE_E_MEMORY, instance_take(instance, set, &said.error), "could not give");
+        ck_assert_ptr_null(instance->threads);
+    }
+    mock.allocate_fail_at = 0;
+    instance->plan.limits.threads = THREADS_WORKERS_MAX + 1;
+    SAID(&said, MOXIE_E_INVALID, instance_take(instance, set, &said.error), "a pool has 1 to");
+    ck_assert_uint_eq(mock.bytes_live, 0);
+    ck_assert_uint_eq(instance->memory.bytes_held, 0);
+    ck_assert_int_eq(instance->users, 0);
+    instance->plan.limits.threads = 3;
+    ACCEPTED(&said, instance_take(instance, set, &said.error));
+    ck_assert_ptr_nonnull(instance->threads);
+    instance_drop(instance, set);
+    ACCEPTED(&said, instance_close(instance, &said.error));
+    mock_host_fini(&mock);
+}
+END_TEST
+
 static void add(TCase *tests)
 {
     tcase_add_test(tests, a_plan_over_its_budget_shows_no_buffers);
     tcase_add_loop_test(tests, reasons_that_do_not_fit_are_counted, 1, 101);
     tcase_add_loop_test(tests, no_number_raises_anything_in_the_hosts_thread, 0, 3);
+    tcase_add_test(tests, what_cannot_be_taken_leaves_nothing);
 }
 
 SUITE_MAIN("instance_refused", 20, add)

@@ -409,8 +409,13 @@ int32_t instance_take(moxie_instance *instance, uint32_t set, moxie_error *error
 {
     int32_t st = MOXIE_OK;
 
-    if (instance->device->tensor_device == MOXIE_DEVICE_CPU) TRY(start_threads(instance, error));
     TRY(memory_take(&instance->memory, set, error));
+    // Last, because they are kept until close.
+    if (instance->device->tensor_device == MOXIE_DEVICE_CPU) st = start_threads(instance, error);
+    if (st != MOXIE_OK) {
+        memory_drop(&instance->memory, set);
+        goto out;
+    }
     instance->stream.scratch = memory_slot(&instance->memory, BUFFER_CPU_SCRATCH, 0);
     instance->users++;
 out:
