@@ -14,10 +14,10 @@
 //
 // Rules of growth. Every struct but moxie_tensor starts with struct_size, set by whoever fills it
 // to the size it was compiled with. Structs and tables grow at the end only. A reader takes any
-// size from the first published one up; a non-zero byte past what it knows is MOXIE_E_UNSUPPORTED,
-// with the offset. Zero in a field means the documented default. Fields named reserved must be 0.
-// Version 0.N: a change to an existing field, slot or meaning bumps N, and versions of unequal N
-// refuse each other; appends keep N. Versions: 0.1 first published, 0.1.1 appended to it.
+// size from the first published one to 4096 bytes; a non-zero byte past what it knows is
+// MOXIE_E_UNSUPPORTED, with the offset. Zero in a field means the documented default. Fields named
+// reserved must be 0. Version 0.N: a change to an existing field, slot or meaning bumps N; unequal
+// N refuse each other, and appends keep N. Versions: 0.1 first published, 0.1.1 appended to it.
 //
 // The comment of every slot closes with its tags, [thread, order, graph; owner; since]:
 //   any         any thread, at any time   stream  enqueued on the given stream

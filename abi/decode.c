@@ -81,9 +81,9 @@ int32_t decode_struct(void *to, const void *from, const struct decode_shape *sha
     declared = read_u32(from, 0);
     if (declared < shape->v1_bytes || declared > DECODE_BYTES_MAX)
         return fail_with(error, MOXIE_E_INVALID,
-                         "%s: struct_size is %u, a %s has at least %u; set it to sizeof(%s)",
+                         "%s: struct_size is %u, a %s has %u to %d bytes; set it to sizeof(%s)",
                          print_place(place, shape, what, index), declared, shape->name,
-                         shape->v1_bytes, shape->name);
+                         shape->v1_bytes, DECODE_BYTES_MAX, shape->name);
     tail = find_nonzero(from, shape->bytes, declared);
     if (tail < declared)
         return fail_with(error, MOXIE_E_UNSUPPORTED,

@@ -14,7 +14,7 @@
 
 #include "plugin/status.h"
 
-// No struct of the ABI comes near this size: a larger struct_size is garbage, not a newer host.
+// As abi.h says. No struct comes near it: a larger struct_size is garbage, not a newer host.
 #define DECODE_BYTES_MAX 4096
 
 // A published struct, as decode_struct needs it.

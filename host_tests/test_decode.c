@@ -96,6 +96,8 @@ START_TEST(refusals)
     from.struct_size = DECODE_BYTES_MAX + 1; // nothing past the struct is read
     ck_assert_int_eq(decode_struct(&to, &from, &shape_grown, "argument", 0, &error),
                      MOXIE_E_INVALID);
+    ck_assert_str_eq(text, "argument: struct_size is 4097, a grown has 16 to 4096 bytes; set it "
+                           "to sizeof(grown)");
     from.struct_size = UINT32_MAX;
     ck_assert_int_eq(decode_struct(&to, &from, &shape_grown, "argument", 0, NULL), MOXIE_E_INVALID);
 }

@@ -140,7 +140,7 @@ def size_row(struct, hosts, plugins):
     short = run(hosts["current"], plugins["current"], "short", name)
     if size - APPENDED < published:
         yield refused(short, name, E_INVALID,
-                      [f"struct_size is {size - APPENDED}", f"at least {published}"])
+                      [f"struct_size is {size - APPENDED}", f"has {published} to 4096 bytes"])
     else:
         yield works(short, f"short {name}")
 
