@@ -146,8 +146,8 @@ typedef struct moxie_runner_info moxie_runner_info;
 typedef struct moxie_dispatcher_info moxie_dispatcher_info;
 
 // What an engine offers. Copied by open(); ctx and the functions must stay valid until close().
-// Required: the three config getters, register_runner, register_dispatcher; all_gather and barrier
-// when ep_size > 1. Everything else may be NULL.
+// Callbacks return: no exception, longjmp or cancellation leaves one. Required: the config getters,
+// register_runner, register_dispatcher; all_gather, barrier when ep_size > 1. Others may be NULL.
 typedef struct moxie_host {
     uint32_t struct_size;
     uint32_t abi_version;  // the version agreed in moxie_get_api_v1

@@ -1,6 +1,6 @@
 // The door before the plugin: runners of one instance that several threads create and destroy at
-// once, as loaders of weights do, callbacks that call the library, and an instance opened on a
-// thread that may not.
+// once, as loaders of weights do, callbacks that call the library, a thread that is cancelled,
+// and an instance opened on a thread that may not.
 
 #include "host_tests/layer.h"
 #include "host_tests/said.h"
@@ -109,6 +109,7 @@ struct visitor {
     struct said said;
     int32_t visit; // 1: the next allocation does
     pthread_t closer;
+    int32_t answer; // of the runner's create
 };
 
 static int32_t visit_at_once(void *ctx, const moxie_allocation *asked, void **memory)
@@ -227,6 +228,46 @@ START_TEST(close_waits_for_what_is_being_created)
 }
 END_TEST
 
+static int32_t visit_cancelled(void *ctx, const moxie_allocation *asked, void **memory)
+{
+    struct visitor *visitor = ctx;
+
+    if (visitor->visit > 1) {
+        visitor->visit = 0;
+        (void)pthread_cancel(pthread_self());
+        pthread_testcancel();
+    }
+    return visitor->allocate(&visitor->mock, asked, memory);
+}
+
+static void *create_runner(void *ctx)
+{
+    struct visitor *visitor = ctx;
+
+    visitor->answer = visitor->runners->create(visitor->instance, 0, &visitor->weights.weights,
+                                               &visitor->runner, NULL);
+    pthread_testcancel();
+    return NULL;
+}
+
+START_TEST(a_thread_that_is_cancelled_creates_to_the_end)
+{
+    struct visitor visitor;
+    pthread_t thread;
+    void *end;
+
+    visitor_open(&visitor, visit_cancelled);
+    visitor.runners->destroy(visitor.runner);
+    visitor.visit = 2;
+    visitor.answer = -1;
+    ck_assert_int_eq(pthread_create(&thread, NULL, create_runner, &visitor), 0);
+    ck_assert_int_eq(pthread_join(thread, &end), 0);
+    ck_assert_ptr_eq(end, PTHREAD_CANCELED);
+    ck_assert_int_eq(visitor.answer, MOXIE_OK);
+    visitor_close(&visitor);
+}
+END_TEST
+
 START_TEST(open_reads_nothing_on_a_wrong_thread)
 {
     const moxie_api *api;
@@ -251,6 +292,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, loaders_take_turns);
     tcase_add_test(tests, a_callback_that_comes_back_is_refused);
     tcase_add_test(tests, close_waits_for_what_is_being_created);
+    tcase_add_test(tests, a_thread_that_is_cancelled_creates_to_the_end);
     tcase_add_test(tests, open_reads_nothing_on_a_wrong_thread);
 }
 

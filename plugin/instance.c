@@ -225,15 +225,24 @@ int32_t instance_begin_create(moxie_instance *instance, moxie_error *error)
 {
     static const char why[] = "called from within a callback of a create or destroy of the same "
                               "instance, which waits for it; return from it first";
+    int before;
 
-    if (pthread_mutex_lock(&instance->creating) == 0) return MOXIE_OK;
+    (void)pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
+    if (pthread_mutex_lock(&instance->creating) == 0) {
+        instance->cancel_before = before;
+        return MOXIE_OK;
+    }
+    (void)pthread_setcancelstate(before, NULL);
     log_line(&instance->host, MOXIE_LOG_HOST_MISBEHAVING, "thread", "%s", why);
     return fail_with(error, MOXIE_E_INVALID, "%s", why);
 }
 
 void instance_end_create(moxie_instance *instance)
 {
+    const int before = instance->cancel_before;
+
     (void)pthread_mutex_unlock(&instance->creating);
+    (void)pthread_setcancelstate(before, NULL);
 }
 
 int32_t instance_close(moxie_instance *instance, moxie_error *error)
