@@ -54,6 +54,14 @@ START_TEST(loads_twice)
 }
 END_TEST
 
+START_TEST(its_code_stays_mapped)
+{
+    ck_assert_int_eq(moxie_load(DOOR_LIBRARY, "engine 7", &library, &error), MOXIE_OK);
+    moxie_unload(&library);
+    ck_assert_ptr_nonnull(dlopen(DOOR_LIBRARY, RTLD_NOW | RTLD_NOLOAD));
+}
+END_TEST
+
 START_TEST(keeps_its_symbols_to_itself)
 {
     ck_assert_int_eq(moxie_load(DOOR_LIBRARY, "engine 7", &library, &error), MOXIE_OK);
@@ -192,6 +200,7 @@ static void add(TCase *tests)
     tcase_add_checked_fixture(tests, setup, NULL);
     tcase_add_test(tests, loads_and_loads_again);
     tcase_add_test(tests, loads_twice);
+    tcase_add_test(tests, its_code_stays_mapped);
     tcase_add_test(tests, keeps_its_symbols_to_itself);
     tcase_add_loop_test(tests, says_what_is_broken, 0, (int)(sizeof broken / sizeof broken[0]));
     tcase_add_test(tests, every_field_is_compared);
