@@ -9,8 +9,8 @@
 // Per-step calls allocate nothing, never wait for the device on the host (transport nccl may), and,
 // where tagged capturable, launch the same operations every time, so that a CUDA graph of them can
 // be replayed. Calls that launch need the CUDA device current that was at the first create. A call
-// with bad input returns a code, having written nothing but NULL to its out pointers. The library
-// never prints, traps or exits. Parameters are named where their type does not say what they are.
+// with bad input returns a code, having written nothing but NULL to out pointers. The library never
+// prints, traps, exits or takes over 64 KiB of stack. Parameters are named where types say little.
 //
 // Rules of growth. Every struct but moxie_tensor starts with struct_size, set by whoever fills it
 // to the size it was compiled with. Structs and tables grow at the end only. A reader takes any
