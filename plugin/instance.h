@@ -69,7 +69,7 @@ static inline moxie_device instance_place(const moxie_instance *instance)
     return (moxie_device){instance->device->tensor_device, instance->ordinal};
 }
 
-// 1 for a handle that open() made and close() has not taken.
+// 1 for a handle that open() of this library made and close() has not taken.
 int instance_is_live(const moxie_instance *instance);
 // Asks the host's thread_check, if any; MOXIE_E_INVALID and a HOST_MISBEHAVING log line on a wrong
 // thread.
