@@ -63,13 +63,16 @@ out:
     return st;
 }
 
-int32_t enter_instance(const moxie_instance *instance, int32_t tag, moxie_error *error)
+int32_t enter_instance(const moxie_instance *handle, int32_t tag, moxie_instance **out,
+                       moxie_error *error)
 {
     int32_t st = MOXIE_OK;
 
-    TRY(check_pointer(instance, "instance", error));
-    if (!instance_is_live(instance)) TRY(fail_dead("instance", error));
-    TRY(enter_as(instance, tag, error));
+    *out = NULL;
+    TRY(check_pointer(handle, "instance", error));
+    *out = instance_of(handle);
+    if (*out == NULL) TRY(fail_dead("instance", error));
+    TRY(enter_as(*out, tag, error));
 out:
     return st;
 }
@@ -79,7 +82,7 @@ int32_t enter_runner(const moxie_runner *runner, int32_t tag, moxie_error *error
     int32_t st = MOXIE_OK;
 
     TRY(check_pointer(runner, "runner", error));
-    if (!runner_is_live(runner) || !instance_is_live(runner_instance(runner)))
+    if (!runner_is_live(runner) || !instance_is_own(runner_instance(runner)))
         TRY(fail_dead("runner", error));
     TRY(enter_as(runner_instance(runner), tag, error));
 out:
@@ -91,7 +94,7 @@ int32_t enter_dispatcher(const moxie_dispatcher *dispatcher, int32_t tag, moxie_
     int32_t st = MOXIE_OK;
 
     TRY(check_pointer(dispatcher, "dispatcher", error));
-    if (!dispatcher_is_live(dispatcher) || !instance_is_live(dispatcher_instance(dispatcher)))
+    if (!dispatcher_is_live(dispatcher) || !instance_is_own(dispatcher_instance(dispatcher)))
         TRY(fail_dead("dispatcher", error));
     TRY(enter_as(dispatcher_instance(dispatcher), tag, error));
 out:
@@ -205,24 +208,26 @@ static int32_t slot_open(const moxie_host *host, moxie_instance **out, moxie_err
         .dispatchers_count = dispatcher_infos_count,
     };
     moxie_host decoded;
+    moxie_instance *instance;
     int32_t st = MOXIE_OK;
 
     error = error_enter(error);
     TRY(check_pointer(out, "out", error));
     *out = NULL;
     TRY(decode_host(&decoded, host, error));
-    TRY(instance_open(&decoded, &registry, out, error));
+    TRY(instance_open(&decoded, &registry, &instance, error));
+    *out = instance_handle(instance);
 out:
     return st;
 }
 
-static int32_t slot_config(const moxie_instance *instance, uint64_t index,
-                           moxie_config_entry *entry)
+static int32_t slot_config(const moxie_instance *handle, uint64_t index, moxie_config_entry *entry)
 {
     moxie_config_entry decoded;
+    moxie_instance *instance;
     int32_t st = MOXIE_OK;
 
-    TRY(enter_instance(instance, ENTER_ANY, NULL));
+    TRY(enter_instance(handle, ENTER_ANY, &instance, NULL));
     TRY(decode_struct(&decoded, entry, &shape_config_entry, "entry", 0, NULL));
     TRY(instance_config(instance, index, &decoded));
     encode_struct(entry, &decoded, &shape_config_entry);
@@ -230,29 +235,30 @@ out:
     return st;
 }
 
-static int32_t slot_validate(const moxie_instance *instance, const moxie_report **report,
+static int32_t slot_validate(const moxie_instance *handle, const moxie_report **report,
                              moxie_error *error)
 {
+    moxie_instance *instance;
     int32_t st = MOXIE_OK;
 
     error = error_enter(error);
     TRY(check_pointer(report, "report", error));
     *report = NULL;
-    TRY(enter_instance(instance, ENTER_ANY, error));
+    TRY(enter_instance(handle, ENTER_ANY, &instance, error));
     TRY(instance_validate(instance, report));
 out:
     return st;
 }
 
-static int32_t slot_plan(const moxie_instance *instance, const moxie_plan **plan,
-                         moxie_error *error)
+static int32_t slot_plan(const moxie_instance *handle, const moxie_plan **plan, moxie_error *error)
 {
+    moxie_instance *instance;
     int32_t st = MOXIE_OK;
 
     error = error_enter(error);
     TRY(check_pointer(plan, "plan", error));
     *plan = NULL;
-    TRY(enter_instance(instance, ENTER_ANY, error));
+    TRY(enter_instance(handle, ENTER_ANY, &instance, error));
     TRY(instance_plan(instance, plan, error));
 out:
     return st;
@@ -276,14 +282,15 @@ out:
     return st;
 }
 
-static int32_t slot_captured(const moxie_instance *instance, moxie_captured *captured,
+static int32_t slot_captured(const moxie_instance *handle, moxie_captured *captured,
                              moxie_error *error)
 {
     moxie_captured decoded;
+    moxie_instance *instance;
     int32_t st = MOXIE_OK;
 
     error = error_enter(error);
-    TRY(enter_instance(instance, MOXIE_THREAD_INSTANCE_SERIAL, error));
+    TRY(enter_instance(handle, MOXIE_THREAD_INSTANCE_SERIAL, &instance, error));
     TRY(decode_struct(&decoded, captured, &shape_captured, "captured", 0, error));
     TRY(instance_captured(instance, &decoded, error));
     encode_struct(captured, &decoded, &shape_captured);
@@ -291,13 +298,14 @@ out:
     return st;
 }
 
-static int32_t slot_stats(const moxie_instance *instance, moxie_stats *stats, moxie_error *error)
+static int32_t slot_stats(const moxie_instance *handle, moxie_stats *stats, moxie_error *error)
 {
     moxie_stats decoded;
+    moxie_instance *instance;
     int32_t st = MOXIE_OK;
 
     error = error_enter(error);
-    TRY(enter_instance(instance, MOXIE_THREAD_INSTANCE_SERIAL, error));
+    TRY(enter_instance(handle, MOXIE_THREAD_INSTANCE_SERIAL, &instance, error));
     TRY(decode_struct(&decoded, stats, &shape_stats, "stats", 0, error));
     instance_stats(instance, &decoded);
     encode_struct(stats, &decoded, &shape_stats);
@@ -306,12 +314,13 @@ out:
 }
 
 // No device of this build can unmap memory and keep its addresses.
-static int32_t slot_suspend(moxie_instance *instance, moxie_error *error)
+static int32_t slot_suspend(moxie_instance *handle, moxie_error *error)
 {
+    moxie_instance *instance;
     int32_t st = MOXIE_OK;
 
     error = error_enter(error);
-    TRY(enter_instance(instance, MOXIE_THREAD_INIT, error));
+    TRY(enter_instance(handle, MOXIE_THREAD_INIT, &instance, error));
     st = fail_with(error, MOXIE_E_UNSUPPORTED,
                    "no device of this build can give memory back and keep its addresses; close "
                    "the instance instead");
@@ -319,13 +328,14 @@ out:
     return st;
 }
 
-static int32_t slot_close(moxie_instance *instance, moxie_error *error)
+static int32_t slot_close(moxie_instance *handle, moxie_error *error)
 {
+    moxie_instance *instance;
     int32_t st = MOXIE_OK;
 
     error = error_enter(error);
-    if (instance == NULL) return MOXIE_OK;
-    TRY(enter_instance(instance, MOXIE_THREAD_INIT, error));
+    if (handle == NULL) return MOXIE_OK;
+    TRY(enter_instance(handle, MOXIE_THREAD_INIT, &instance, error));
     TRY(instance_close(instance, error));
 out:
     return st;

@@ -11,8 +11,9 @@
 #define ENTER_STEP (MOXIE_THREAD_INSTANCE_SERIAL | 1 << 8)
 
 // MOXIE_OK when the handle is there and alive and the calling thread may enter a slot tagged `tag`
-// (MOXIE_THREAD_* or ENTER_*). `error` has passed error_enter.
-int32_t enter_instance(const moxie_instance *instance, int32_t tag, moxie_error *error);
+// (MOXIE_THREAD_* or ENTER_*). `error` has passed error_enter. A host's instance is a handle of it.
+int32_t enter_instance(const moxie_instance *handle, int32_t tag, moxie_instance **out,
+                       moxie_error *error);
 int32_t enter_runner(const moxie_runner *runner, int32_t tag, moxie_error *error);
 int32_t enter_dispatcher(const moxie_dispatcher *dispatcher, int32_t tag, moxie_error *error);
 

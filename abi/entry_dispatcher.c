@@ -6,15 +6,16 @@
 #include "plugin/backends.h"
 #include "plugin/dispatcher.h"
 
-static int32_t create_kind(moxie_instance *instance, enum dispatcher_kind kind,
+static int32_t create_kind(moxie_instance *handle, enum dispatcher_kind kind,
                            moxie_dispatcher **out, moxie_error *error)
 {
+    moxie_instance *instance;
     int32_t st = MOXIE_OK;
 
     error = error_enter(error);
     TRY(check_pointer(out, "out", error));
     *out = NULL;
-    TRY(enter_instance(instance, MOXIE_THREAD_INIT, error));
+    TRY(enter_instance(handle, MOXIE_THREAD_INIT, &instance, error));
     TRY(instance_begin_create(instance, error));
     st = dispatcher_create(instance, kind, out, error);
     instance_end_create(instance);

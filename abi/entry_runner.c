@@ -6,16 +6,17 @@
 #include "plugin/backends.h"
 #include "plugin/runner.h"
 
-static int32_t slot_create(moxie_instance *instance, int32_t layer, const moxie_weights *weights,
+static int32_t slot_create(moxie_instance *handle, int32_t layer, const moxie_weights *weights,
                            moxie_runner **out, moxie_error *error)
 {
     struct decoded_weights decoded;
+    moxie_instance *instance;
     int32_t st = MOXIE_OK;
 
     error = error_enter(error);
     TRY(check_pointer(out, "out", error));
     *out = NULL;
-    TRY(enter_instance(instance, MOXIE_THREAD_INIT, error));
+    TRY(enter_instance(handle, MOXIE_THREAD_INIT, &instance, error));
     TRY(decode_weights(&decoded, weights, error));
     TRY(instance_begin_create(instance, error));
     st = runner_create(instance, layer, &decoded.weights, out, error);

@@ -1,10 +1,12 @@
-// The door before the plugin: handles of another library of the same process are refused.
+// The door before the plugin: handles of another library of the same process, and of an instance
+// that is closed, are refused.
 
 #include "abi/loader.h"
 #include "host_tests/layer.h"
 #include "host_tests/said.h"
 #include "host_tests/suite.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 // An instance of the program's own library, and what lives on it.
@@ -84,8 +86,38 @@ START_TEST(handles_of_another_library_are_refused)
 }
 END_TEST
 
+// Its own pages have gone back to the system with what was freed around it.
+START_TEST(a_closed_instance_is_refused)
+{
+    enum { BLOCKS = 20 };
+    void *blocks[BLOCKS];
+    struct stage stage;
+    struct said *said = &stage.said;
+    moxie_instance *closed;
+    const moxie_plan *plan;
+
+    stage_open(&stage);
+    for (int i = 0; i < BLOCKS; i++) {
+        blocks[i] = malloc(100 << 10);
+        ck_assert_ptr_nonnull(blocks[i]);
+    }
+    ACCEPTED(said, stage.api->open(&stage.mock.host, &closed, &said->error));
+    for (int i = 0; i < BLOCKS; i++)
+        free(blocks[i]);
+    ACCEPTED(said, stage.api->close(closed, &said->error));
+    SAID(said, MOXIE_E_INVALID, stage.api->close(closed, &said->error), "closed or destroyed");
+    SAID(said, MOXIE_E_INVALID, stage.api->plan(closed, &plan, &said->error), "closed or");
+    stage_close(&stage);
+}
+END_TEST
+
 static void add(TCase *tests)
 {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    (void)a_closed_instance_is_refused; // reading what was freed ends the program there
+#else
+    tcase_add_test(tests, a_closed_instance_is_refused);
+#endif
     tcase_add_test(tests, handles_of_another_library_are_refused);
 }
 

@@ -29,7 +29,7 @@ static moxie_instance *open_instance(struct mock_host *mock)
 
     ck_assert_msg(instance_open(&mock->host, &registry, &instance, &mock->error) == MOXIE_OK, "%s",
                   mock->text);
-    ck_assert(instance_is_live(instance));
+    ck_assert_ptr_eq(instance_of(instance_handle(instance)), instance);
     return instance;
 }
 
@@ -56,7 +56,7 @@ START_TEST(opening_registers_and_takes_no_memory)
     ck_assert_uint_eq(mock.allocate_calls, 0);
     ck_assert(
         mock_logged(&mock, "INFO config: runner moxie_cpu, dispatcher local, forward_tokens"));
-    ck_assert(!instance_is_live(NULL));
+    ck_assert_ptr_null(instance_of(NULL));
     close_instance(&mock, instance);
 }
 END_TEST
@@ -463,7 +463,7 @@ START_TEST(closing_waits_for_users)
     ck_assert_int_eq(create(&s), MOXIE_OK);
     ck_assert_int_eq(instance_close(s.instance, &s.mock.error), MOXIE_E_INVALID);
     ck_assert_ptr_nonnull(strstr(s.mock.text, "2 runners and dispatchers"));
-    ck_assert(instance_is_live(s.instance));
+    ck_assert_ptr_eq(instance_of(instance_handle(s.instance)), s.instance);
     run_layer(&s); // refused means unharmed
     runner_destroy(s.runner);
     ck_assert_int_eq(instance_close(s.instance, &s.mock.error), MOXIE_E_INVALID);

@@ -193,6 +193,7 @@ static void free_instance(moxie_instance *instance)
 {
     report_fini(&instance->report);
     (void)pthread_mutex_destroy(&instance->creating);
+    free(instance->handle);
     free(instance);
 }
 
@@ -206,12 +207,15 @@ int32_t instance_open(const moxie_host *host, const struct registry *registry, m
     TRY(check_thread(host, MOXIE_THREAD_INIT, error));
     instance = calloc(1, sizeof *instance);
     if (instance == NULL) TRY(fail_with(error, MOXIE_E_MEMORY, "open: no memory for the instance"));
+    init_creating(&instance->creating);
+    instance->handle = calloc(1, sizeof *instance->handle);
+    if (instance->handle == NULL)
+        TRY(fail_with(error, MOXIE_E_MEMORY, "open: no memory for the handle"));
     instance->host = *host;
     (void)snprintf(instance->host_name, sizeof instance->host_name, "%.*s", CONFIG_TEXT_BYTES - 1,
                    host->name != NULL ? host->name : "unnamed host");
     instance->host.name = instance->host_name;
     instance->stats.struct_size = sizeof instance->stats;
-    init_creating(&instance->creating);
     judge(instance);
     instance->device = device_find(config_str(&instance->config, KEY_DEVICE));
     instance->memory = (struct memory){
@@ -222,6 +226,7 @@ int32_t instance_open(const moxie_host *host, const struct registry *registry, m
     TRY(register_backends(instance, registry, error));
     log_verdict(instance);
     instance->magic = own_magic();
+    *instance->handle = (struct instance_handle){.magic = own_magic(), .instance = instance};
     *out = instance;
     instance = NULL;
 out:
@@ -264,7 +269,7 @@ int32_t instance_close(moxie_instance *instance, moxie_error *error)
                        "them first",
                        instance->users);
     else
-        instance->magic = 0;
+        instance->handle->magic = 0;
     instance_end_create(instance);
     if (st != MOXIE_OK) goto out;
     threads_destroy(instance->threads);
@@ -273,9 +278,21 @@ out:
     return st;
 }
 
-int instance_is_live(const moxie_instance *instance)
+moxie_instance *instance_handle(const moxie_instance *instance)
 {
-    return instance != NULL && instance->magic == own_magic();
+    return (moxie_instance *)(void *)instance->handle;
+}
+
+moxie_instance *instance_of(const moxie_instance *handle)
+{
+    const struct instance_handle *own = (const struct instance_handle *)(const void *)handle;
+
+    return own != NULL && own->magic == own_magic() ? own->instance : NULL;
+}
+
+int instance_is_own(const moxie_instance *instance)
+{
+    return instance->magic == own_magic();
 }
 
 int32_t instance_check_thread(const moxie_instance *instance, int32_t tag, moxie_error *error)

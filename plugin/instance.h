@@ -27,8 +27,16 @@ struct report_link {
     struct report_link *next;
 };
 
+// What a host has of an instance: its pointer is to this. A block so small that malloc leaves it
+// mapped when it is freed, where an instance's own pages may go, so that a dead handle is refused.
+struct instance_handle {
+    uint64_t magic;
+    moxie_instance *instance;
+};
+
 struct moxie_instance {
     uint64_t magic;
+    struct instance_handle *handle;
     moxie_host host; // a copy; `name` points at host_name
     char host_name[CONFIG_TEXT_BYTES];
     struct config config;
@@ -69,8 +77,12 @@ static inline moxie_device instance_place(const moxie_instance *instance)
     return (moxie_device){instance->device->tensor_device, instance->ordinal};
 }
 
-// 1 for a handle that open() of this library made and close() has not taken.
-int instance_is_live(const moxie_instance *instance);
+// What the door hands out, and the instance of what it gets back: NULL unless open() of this
+// library made it and close() has not taken it.
+moxie_instance *instance_handle(const moxie_instance *instance);
+moxie_instance *instance_of(const moxie_instance *handle);
+// 1 unless another library made it, for the instance of a living runner or dispatcher.
+int instance_is_own(const moxie_instance *instance);
 // Asks the host's thread_check, if any; MOXIE_E_INVALID and a HOST_MISBEHAVING log line on a wrong
 // thread.
 int32_t instance_check_thread(const moxie_instance *instance, int32_t tag, moxie_error *error);

@@ -68,9 +68,21 @@ int32_t instance_close(moxie_instance *instance, moxie_error *error)
     return enter("instance_close", error);
 }
 
-int instance_is_live(const moxie_instance *instance)
+// Handles are the instances themselves.
+moxie_instance *instance_handle(const moxie_instance *instance)
 {
-    return !fake.dead && (instance == &instances[0] || instance == &instances[1]);
+    return fake_instances[instance == &instances[1]];
+}
+
+moxie_instance *instance_of(const moxie_instance *handle)
+{
+    if (fake.dead || (handle != &instances[0] && handle != &instances[1])) return NULL;
+    return fake_instances[handle == &instances[1]];
+}
+
+int instance_is_own(const moxie_instance *instance)
+{
+    return instance == &instances[0] || instance == &instances[1];
 }
 
 int32_t instance_check_thread(const moxie_instance *instance, int32_t tag, moxie_error *error)
