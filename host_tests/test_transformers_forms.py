@@ -21,6 +21,24 @@ from torch.autograd import forward_ad
 from moxie import MoxieError, abi, gates, modules
 
 
+class Spread:
+    """A weight of which this process has a part, as DTensor is one."""
+
+    def __init__(self, part):
+        self.part = part
+
+    def to_local(self):
+        return self.part
+
+
+def spread(module, part=slice(None)):
+    """Leaves in a module what several processes that share it do, here this part of the experts."""
+    for name, parameter in list(module.named_parameters()):
+        delattr(module, name)
+        setattr(module, name, Spread(parameter.detach()[part]))
+    return module
+
+
 class Forms(Case):
     def compare(self, module, given, zeroed=None, bound=4e-3):
         """moxie against batched_mm in f32 of the same numbers."""
@@ -105,21 +123,17 @@ class Forms(Case):
             self.refused(module, given, abi.E_UNSUPPORTED, "orientation is 1 for w1 and 0 for w2")
 
     def test_weights_spread_over_processes(self):
-        """What transformers' parallel loading leaves in a module: this process' part is inside."""
-        class Spread:
-            def __init__(self, part):
-                self.part = part
-
-            def to_local(self):
-                return self.part
-
+        """What transformers' parallel loading leaves in a module: this process' part is inside, and
+        the module has as many experts."""
         module = toy(Options(turned=True), has_bias=True)
         wanted = module(*toy_input())
-        for name, parameter in list(module.named_parameters()):
-            delattr(module, name)
-            setattr(module, name, Spread(parameter.detach()))
-        adapter.release(module)
+        adapter.release(spread(module))
         self.assertTrue(torch.equal(module(*toy_input()), wanted))
+        whole, (x, ids, weights) = toy(Options()), toy_input()
+        module = spread(toy(Options()), slice(0, 3))
+        module.num_experts = 3
+        self.assertTrue(torch.equal(module(x, ids, weights),
+                                    whole(x, ids.masked_fill(ids >= 3, 6), weights)))
 
     def test_ids_and_weights_of_any_type(self):
         module, (x, ids, weights) = toy(Options()), toy_input()
@@ -256,6 +270,15 @@ class Refusals(Case):
         module = toy(Options())
         module.config.zero_expert_num = 4
         self.refused(module, toy_input(), abi.E_UNSUPPORTED, "4 experts more.*bfloat16")
+
+    def test_experts_of_which_others_are_elsewhere(self):
+        """As FSDP leaves them between forwards."""
+        module = toy(Options(), has_bias=True)
+        module(*toy_input())
+        spread(module, slice(3, 6))
+        pattern = "Toy.*: the weights of 3 of its 6 experts .* FSDP .*call the whole model"
+        self.refused(module, toy_input(), abi.E_UNSUPPORTED, pattern)
+        self.refused(lambda: adapter.prepare(module, top_k=3), (), abi.E_UNSUPPORTED, pattern)
 
     def test_fake_tensors(self):
         module = toy(Options())

@@ -205,10 +205,13 @@ def is_packed(module):
     return "gate_up_proj_blocks" in module._parameters
 
 
+def _names_of(module):
+    return "gate_up_proj" if module.has_gate else "up_proj", "down_proj"
+
+
 def parts_of(module):
     """The Parts of an experts module, this process' share of each."""
-    names = "gate_up_proj" if module.has_gate else "up_proj", "down_proj"
-    packed = is_packed(module)
+    names, packed = _names_of(module), is_packed(module)
     w1, w2 = (_local(getattr(module, name + "_blocks" * packed)) for name in names)
     biases = scales = None, None
     if module.has_bias:
@@ -242,6 +245,19 @@ def named(module, path=""):
     return f"{path} ({type(module).__name__})" if path else type(module).__name__
 
 
+def _check_whole(name, module, parts):
+    """Refuses the part that FSDP leaves here between forwards: it would count as all experts. Where
+    transformers spreads experts, the module counts those that are here."""
+    here = parts.w1.shape[0]
+    wanted = getattr(module, "num_experts", here)
+    if here != wanted and any(type(getattr(module, each + "_blocks" * is_packed(module))) not in
+                              PLAIN for each in _names_of(module)):
+        raise refusal(abi.E_UNSUPPORTED, f"{name}: the weights of {here} of its {wanted} experts are "
+                      "in this process, as FSDP leaves them outside a forward; Moxie takes those of "
+                      "all: call the whole model, which brings them, instead of this module or "
+                      "prepare(), or use transformers' expert parallelism")
+
+
 def check_module(module, parts, path=""):
     """Refuses, by a MoxieError, what a description of the weights cannot say. path: as of named."""
     name = named(module, path)
@@ -266,6 +282,7 @@ def check_module(module, parts, path=""):
                           f"{type(each).__name__} of {each.dtype}; Moxie takes plain tensors of "
                           "float32, bfloat16, float16 or float8_e4m3fn here: load the model with "
                           "one of the first three as dtype, or dequantised")
+    _check_whole(name, module, parts)
     if is_packed(module):
         _check_mxfp4(name, parts)
     elif E4M3 in (parts.w1.dtype, parts.w2.dtype):
