@@ -8,7 +8,6 @@ import math
 import os
 import pathlib
 import random
-import signal
 import sys
 import threading
 import unittest
@@ -276,39 +275,6 @@ class Forward(unittest.TestCase):
         closing.join(10)
         with self.assertRaisesRegex(MoxieError, "these experts are closed"):
             experts.check()
-
-    def test_what_was_created_behind_a_signal_is_destroyed(self):
-        """Ctrl-C is raised behind the call, which may have succeeded."""
-        class Interrupting(Allocator):
-            def allocate(self, *wanted):
-                if self.interrupts:
-                    signal.raise_signal(signal.SIGUSR1)
-                return super().allocate(*wanted)
-
-        def handle(*_):
-            raise KeyboardInterrupt
-
-        before = signal.signal(signal.SIGUSR1, handle)
-        self.addCleanup(signal.signal, signal.SIGUSR1, before)
-        allocator, model, given = Interrupting(), Model(), Input(2)
-        with mock.patch.object(sys, "unraisablehook") as printed:
-            allocator.interrupts = True
-            with self.assertRaises(KeyboardInterrupt):
-                Experts(self.library, CONFIG, allocator=allocator)
-            self.assertEqual(allocator.held, {})
-            allocator.interrupts = False
-            experts = Experts(self.library, CONFIG, allocator=allocator)
-            allocator.interrupts = True
-            with self.assertRaises(KeyboardInterrupt):
-                experts.add_layer(*model.matrices())
-            allocator.interrupts = False
-            layer = experts.add_layer(*model.matrices())
-            layer.forward(given.tokens, *given.rows())
-            self.compare(model, given)
-            del layer, experts
-            gc.collect()
-        printed.assert_not_called()
-        self.assertEqual(allocator.held, {})
 
     def test_num_layers_left_out(self):
         """The library has one, and the error says so."""

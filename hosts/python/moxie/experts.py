@@ -174,9 +174,10 @@ class Experts:
             self.instance.check(self.moves.create, self.instance.handle,
                                 ctypes.byref(self.dispatcher))
         except BaseException:
-            if self.dispatcher:  # a signal's, behind a create that succeeded
-                self.moves.destroy(self.dispatcher)
-            self.instance.close()
+            with signals_wait():
+                if self.dispatcher:  # a signal's, behind a create that succeeded
+                    self.moves.destroy(self.dispatcher)
+                self.instance.close()
             raise
         self.finalizer = weakref.finalize(self, _close, self.instance, self.moves, self.runs,
                                           self.dispatcher, self.made)
@@ -185,7 +186,7 @@ class Experts:
     def close(self):
         """Gives back all that this has, once: the layers compute no more, and their weights may go.
         Waits for forwards of other threads; on a device, what they enqueued has to be done."""
-        with self.lock, self.polling:
+        with self.lock, self.polling, signals_wait():  # a finalizer that ends early is gone, too
             self.finalizer()
 
     def __enter__(self):
@@ -266,7 +267,8 @@ class Experts:
                                     ctypes.byref(weights), ctypes.byref(handle))
             except BaseException:
                 if handle:
-                    self.runs.destroy(handle)
+                    with signals_wait():
+                        self.runs.destroy(handle)
                 raise
             self.made[index] = handle
             if self.free:
@@ -315,12 +317,15 @@ class Experts:
                 self.lock.release()
 
     def _drain(self):
-        while self.dead:
-            index = self.dead.popleft()
-            handle = self.made.pop(index, None)
-            if handle is not None:  # else they were closed
-                self.runs.destroy(handle)
-            self.free.append(index)
+        if not self.dead:
+            return
+        with signals_wait():
+            while self.dead:
+                index = self.dead.popleft()
+                handle = self.made.pop(index, None)
+                if handle is not None:  # else they were closed
+                    self.runs.destroy(handle)
+                self.free.append(index)
 
     def _begin(self, tokens, rank_tokens):
         """A step goes on for as many layers as there are: only another size needs another."""
@@ -417,8 +422,9 @@ def _not_here(library, kind, name, device):
 def _close(instance, moves, runs, dispatcher, made):
     """Where nobody called close(), only layers that were given up are left: each other one holds
     its Experts."""
-    while made:
-        runs.destroy(made.popitem()[1])
-    moves.destroy(dispatcher)
-    dispatcher.value = None
-    instance.close()
+    with signals_wait():  # a destroy calls the allocator back
+        while made:
+            runs.destroy(made.popitem()[1])
+        moves.destroy(dispatcher)
+        dispatcher.value = None
+        instance.close()

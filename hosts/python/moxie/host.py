@@ -12,7 +12,7 @@ import os
 from moxie.abi import (
     ABI_VERSION, CONFIG_ABSENT, CONFIG_FOUND, CONFIG_WRONG_TYPE, E_CONFIG, E_INTERNAL, E_INVALID,
     E_UNAVAILABLE, E_UNSUPPORTED, E_VERSION, OK, VERSION, ConfigEntry, Host, MoxieError, Probe,
-    Request, check, entries, layout_mismatches, table_fault, type_of)
+    Request, ask, check, entries, layout_mismatches, signals_wait, table_fault, type_of)
 
 # Of MOXIE_LOG_*, in their order; what is an error there is raised, too.
 LOG_LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.INFO, logging.ERROR,
@@ -318,13 +318,10 @@ class Instance:
 
     def close(self):
         """Refused while a runner or dispatcher lives."""
-        handle, self.handle = self.handle, ctypes.c_void_p()
-        try:
-            if handle:
-                check(self.api.close, handle)
-        except MoxieError:
-            self.handle = handle
-            raise
+        with signals_wait():  # so that a handle is there as long as the instance
+            if self.handle:
+                ask(self.api.close, self.handle)
+                self.handle = ctypes.c_void_p()
 
     def __enter__(self):
         return self
