@@ -17,6 +17,8 @@ from transformers_case import (
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
+from torch.masked import masked_tensor
+from torch.testing._internal.two_tensor import TwoTensor
 
 from moxie import MoxieError, abi, gates, modules
 
@@ -147,6 +149,13 @@ class Forms(Case):
         self.compare(module, (x[:1].expand(20, 40), ids, weights))
         turned = [each.T.contiguous().T for each in (x, ids, weights)]
         self.assertTrue(torch.equal(module(*turned), module(x, ids, weights)))
+
+    def test_numbers_that_torch_has_yet_to_negate(self):
+        """As those of torch's conjugates are."""
+        module, (x, ids, weights) = toy(Options()), toy_input()
+        lazy = [torch._neg_view(-each) for each in (x, ids, weights)]
+        self.assertTrue(all(each.is_neg() for each in lazy))
+        self.assertTrue(torch.equal(module(*lazy), module(x, ids, weights)))
 
     def test_no_tokens(self):
         self.assertEqual(toy(Options())(*toy_input(tokens=0)).shape, (0, 40))
@@ -302,6 +311,28 @@ class Refusals(Case):
         self.refused(toy(Options()), (x, ids.to(torch.int16), weights), abi.E_UNSUPPORTED,
                      "top_k_index is torch.int16")
         self.refused(toy(Options()), (x[None], ids, weights), abi.E_UNSUPPORTED, r"\[1, 11, 40\]")
+
+    def test_tensors_without_an_address(self):
+        module, given = toy(Options()), toy_input()
+        kinds = {r"TwoTensor \(torch.strided\)": lambda each: TwoTensor(each, each),
+                 r"Tensor \(torch.sparse_coo\)": torch.Tensor.to_sparse}
+        for place, what in enumerate(("hidden_states", "top_k_index", "top_k_weights")):
+            for kind, make in kinds.items():
+                with self.subTest(what, kind=kind):
+                    changed = [make(each) if at == place else each for at, each in enumerate(given)]
+                    self.refused(module, changed, abi.E_UNSUPPORTED, f"Toy: {what} is a {kind}; .*"
+                                 r"at an address, .*: give .*to_local\(\) or .*'eager'")
+        masked = masked_tensor(given[2], given[2] > 0.5)
+        self.refused(module, (*given[:2], masked), abi.E_UNSUPPORTED, "weights is a MaskedTensor ")
+        if ON_CPU:
+            self.refused(module, (given[0].to_mkldnn(), *given[1:]), abi.E_UNSUPPORTED,
+                         r"Tensor \(torch._mkldnn\); ")
+
+    def test_weights_that_torch_has_yet_to_negate(self):
+        for name in ("down_proj", "down_proj_bias"):
+            module = toy(Options(), has_bias=True)
+            getattr(module, name).data = torch._neg_view(getattr(module, name).data)
+            self.refused(module, toy_input(), abi.E_UNSUPPORTED, r"Toy: .*is_neg.*resolve_neg\(\)")
 
     def test_shapes(self):
         module, (x, ids, weights) = toy(Options()), toy_input()

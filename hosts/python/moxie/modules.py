@@ -108,7 +108,9 @@ class Allocator:
 
 
 def _compact(each):
-    """Itself, but for columns apart from each other, which no model has been seen to give."""
+    """Itself, but for columns apart from each other, and numbers that torch has yet to negate, which
+    no model has been seen to give."""
+    each = each.resolve_neg()
     return each if each.stride(1) == 1 else each.contiguous()
 
 
@@ -283,6 +285,10 @@ def check_module(module, parts, path=""):
                           "float32, bfloat16, float16 or float8_e4m3fn here: load the model with "
                           "one of the first three as dtype, or dequantised")
     _check_whole(name, module, parts)
+    if any(each.is_neg() for each in tensors_of(parts)):
+        raise refusal(abi.E_UNSUPPORTED, f"{name}: weights are views whose numbers torch negates as "
+                      "it reads them (is_neg()); Moxie reads what is in memory: put what their "
+                      "resolve_neg() returns in their place")
     if is_packed(module):
         _check_mxfp4(name, parts)
     elif E4M3 in (parts.w1.dtype, parts.w2.dtype):

@@ -367,8 +367,14 @@ def _check_input(module, x, ids, weights, w1):
         raise refusal(abi.E_INVALID, f"{name}: the experts are on {w1.device}, hidden_states on "
                       f"{x.device}, top_k_index on {ids.device} and top_k_weights on "
                       f"{weights.device}; all must be on one device")
+    kind_of(w1.device, name)
     for what, each, dtypes in (("hidden_states", x, FLOATS), ("top_k_index", ids, INTEGERS),
                                ("top_k_weights", weights, FLOATS)):
+        if each.layout is not torch.strided or not each.data_ptr() and each.numel():
+            raise refusal(abi.E_UNSUPPORTED, f"{name}: {what} is a {type(each).__name__} "
+                          f"({each.layout}); Moxie takes tensors whose numbers are at an address, "
+                          "row by row: give what its to_local() or to_dense() returns, or use "
+                          "model.set_experts_implementation('eager')")
         if each.dtype not in dtypes or each.dim() != 2:
             raise refusal(abi.E_UNSUPPORTED, f"{name}: {what} is {each.dtype} of shape "
                           f"{list(each.shape)}; Moxie takes two dimensions of float32, bfloat16 or "
