@@ -60,7 +60,8 @@ def parse(arguments):
                         help="decode by replaying a captured CUDA graph")
     parser.add_argument("--tolerance", type=at_least(0, float), default=5e-2,
                         help="most relative difference of the logits; default: %(default)s")
-    parser.add_argument("--threads", type=at_least(1), help="of torch and Moxie, on the CPU")
+    parser.add_argument("--threads", type=at_least(1, most=1024),
+                        help="of torch and Moxie, on the CPU")
     parser.add_argument("--forward-tokens-max", type=at_least(1),
                         help="Moxie's bound of one call")
     parser.add_argument("--plugin", type=named_path,

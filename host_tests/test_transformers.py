@@ -209,6 +209,7 @@ class Benchmark(Case):
                                  (["--steps", "0"], "0 is not 1 or more"),
                                  (["--rounds", "0"], "0 is not 1 or more"),
                                  (["--threads", "-1"], "-1 is not 1 or more"),
+                                 (["--threads", "1025"], "1025 is more than 1024"),
                                  (["--forward-tokens-max", "0"], "0 is not 1 or more"),
                                  (["--tolerance", "nan"], "nan is not 0 or more"),
                                  (["--device", "cpu", "--graph"], "--graph needs --device cuda"),
