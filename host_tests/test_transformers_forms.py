@@ -478,6 +478,24 @@ class Refusals(Case):
             self.refused(toy(Options()), toy_input(), abi.E_UNSUPPORTED,
                          "an activation that Moxie does not have .it raised ValueError: odd")
 
+    def test_more_tokens_than_there_is_memory_for(self):
+        """Whichever buffer finds none: those of all layers, or what a layer is the first to need."""
+        adapter.configure(forward_tokens_max=1000)
+        allocate, full = modules.Allocator.allocate, torch.OutOfMemoryError("full")
+        for room in (0, 1):
+            def allocate_first(self, *wanted):
+                if len(self.held) == room:
+                    raise full
+                return allocate(self, *wanted)
+
+            with mock.patch.object(modules.Allocator, "allocate", allocate_first), \
+                    self.assertRaisesRegex(MoxieError, r"bytes.*: set forward_tokens_max lower \(now "
+                                           r"1000\) by moxie.transformers.configure") as caught:
+                toy(Options())(*toy_input())
+            error = caught.exception
+            self.assertEqual((error.code, error.keys), (abi.E_MEMORY, ("forward_tokens_max",)))
+            self.assertIs(error.__cause__.__cause__, full)
+
     def test_what_was_set_is_taken_back(self):
         module, given = toy(Options()), toy_input()
         with mock.patch.dict(adapter._settings):

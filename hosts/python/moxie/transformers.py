@@ -9,6 +9,7 @@ The weights stay where the model has them, in whatever orientation and order. La
 are of one size share one instance, and with it the memory between the two products.
 """
 
+import contextlib
 import os
 import sys
 import threading
@@ -146,6 +147,19 @@ def _make_shared(config, device):
                              error.keys) from error
 
 
+@contextlib.contextmanager
+def _memory_named(tokens):
+    """Out of memory within it names the key that makes buffers smaller, which is `tokens` now."""
+    try:
+        yield
+    except abi.MoxieError as error:
+        if error.code != abi.E_MEMORY:
+            raise
+        raise abi.MoxieError(error.code, error.rank, f"{error.text}: set forward_tokens_max lower "
+                             f"(now {tokens}) by moxie.transformers.configure",
+                             ("forward_tokens_max",)) from error
+
+
 class Prepared(NamedTuple):
     """A module's layer, and what of the module and its input it was made for."""
 
@@ -214,10 +228,11 @@ def _prepare(module, parts, model, path, number, device, top_k):
     config = {**keys_of(device, weight_format, number), "num_layers": layers_of(module.config),
               **_settings, **sizes_of(module, parts), **activation, "top_k": top_k}
     config.pop("plugin")
-    shared = _share(module, model, config, device)
     shaped = [shaped_scales(each, weight_format) for each in scales]
-    layer = shared.add_layer(parts[:2], weight_format, (order, abi.ORDER_PLAIN), parts.biases,
-                             shaped, module.is_transposed)
+    with _memory_named(config["forward_tokens_max"]):
+        shared = _share(module, model, config, device)
+        layer = shared.add_layer(parts[:2], weight_format, (order, abi.ORDER_PLAIN), parts.biases,
+                                 shaped, module.is_transposed)
     prepared = Prepared(_seen(parts, number, device, top_k), shared, layer, scales,
                         tuple(each.detach() for each in parts.scales if each is not None))
     shared.follow_here(device)  # copies of scales were asked for there
