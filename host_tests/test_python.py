@@ -206,7 +206,7 @@ class Host(unittest.TestCase):
             self.assertTrue(name and device and reason)
 
     def test_refused_configuration(self):
-        with self.library.open({**CONFIG, "hidden_size": "two", "top_k": 2**64 + 1}) as instance:
+        with self.library.open({**CONFIG, "hidden_size": "two", "top_k": 2.5}) as instance:
             keys = [key for _, key, _ in instance.reasons()]
             self.assertIn("hidden_size", keys)
             self.assertIn("top_k", keys)
@@ -231,6 +231,16 @@ class Host(unittest.TestCase):
             with self.assertRaisesRegex(abi.MoxieError, f"{key}: .*udcff.* is no UTF-8") as caught:
                 self.library.open({**CONFIG, key: "x\udcff"})
             self.assertEqual(caught.exception.code, abi.E_INVALID)
+
+    def test_numbers_of_more_than_64_bits(self):
+        for number in (2**63, -(2**63) - 1, 2**64 + 1):
+            with self.assertRaisesRegex(abi.MoxieError, f"^top_k: {number} has more than 64 bits: "
+                                        "set it to") as caught:
+                self.library.open({**CONFIG, "top_k": number})
+            self.assertEqual((caught.exception.code, caught.exception.keys),
+                             (abi.E_INVALID, ("top_k",)))
+        with self.library.open({**CONFIG, "top_k": 2**63 - 1}) as instance:
+            self.assertIn("top_k", [key for _, key, _ in instance.reasons()])
 
     def test_a_signal_waits_for_the_call(self):
         """In a callback its exception would be nobody's, and the answer to the library any."""

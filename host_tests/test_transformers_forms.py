@@ -513,6 +513,14 @@ class Refusals(Case):
             adapter.configure(plugin="")
         self.assertEqual(caught.exception.code, abi.E_CONFIG)
 
+    def test_what_is_no_path_of_a_library(self):
+        before = dict(adapter._settings)
+        for value, kind in ((3, "int"), (b"libmoxie.so", "bytes"), (adapter, "module")):
+            with self.assertRaisesRegex(MoxieError, f"plugin is .*, a {kind}: give the path") as caught:
+                adapter.configure(plugin=value)
+            self.assertEqual(caught.exception.code, abi.E_CONFIG)
+        self.assertEqual(adapter._settings, before)
+
     def test_path_of_the_library(self):
         adapter.configure(plugin=pathlib.Path("/nowhere/libmoxie.so"))
         self.refused(toy(Options()), toy_input(), abi.E_UNAVAILABLE, "/nowhere/libmoxie.so cannot")

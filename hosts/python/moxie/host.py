@@ -172,6 +172,9 @@ class Instance:
             if isinstance(value, str) and not _is_text(value):
                 raise MoxieError(E_INVALID, -1, f"{key}: {value!r} is no UTF-8: take the lone "
                                  "surrogates out of it")
+            if isinstance(value, int) and not -(2**63) <= value < 2**63:  # ctypes would cut it
+                raise MoxieError(E_INVALID, -1, f"{key}: {value} has more than 64 bits: set it to "
+                                 "one from -2**63 to 2**63 - 1", (key,))
         self.api, self.path = library.api, library.path
         self.config = config
         self.allocator, self.gather, self.raised = allocator, all_gather, None
@@ -204,8 +207,6 @@ class Instance:
                 return CONFIG_ABSENT
             if not isinstance(found, types):
                 return CONFIG_WRONG_TYPE
-            if isinstance(found, int) and not -(2**63) <= found < 2**63:
-                return CONFIG_WRONG_TYPE  # ctypes would cut it
             value[0] = found
             return CONFIG_FOUND
         return get

@@ -93,6 +93,10 @@ def configure(plugin=..., forward_tokens_max=..., **keys):
     given = dict(keys, plugin=plugin, forward_tokens_max=forward_tokens_max)
     given = {key: value for key, value in given.items() if value is not ...}
     if given.get("plugin") is not None:
+        if not isinstance(given["plugin"], (str, os.PathLike)):
+            raise refusal(abi.E_CONFIG, f"configure: plugin is {given['plugin']!r}, a "
+                          f"{type(given['plugin']).__name__}: give the path of a library, or None "
+                          "for MOXIE_PLUGIN's")
         given["plugin"] = os.fspath(given["plugin"])
         if not given["plugin"]:
             raise refusal(abi.E_CONFIG, "configure: plugin is an empty path: name a library, or "
