@@ -6,6 +6,7 @@ Wants what transformers_case.py wants.
 
 import copy
 import importlib
+import inspect
 import pathlib
 import unittest
 from unittest import mock
@@ -435,6 +436,17 @@ class Refusals(Case):
         with self.assertRaisesRegex(MoxieError, "an exported program would not hold") as caught:
             torch.export.export(toy(Options()), toy_input(), strict=False)
         self.assertEqual(caught.exception.code, abi.E_UNSUPPORTED)
+
+    @unittest.skipUnless("reason" in inspect.signature(torch.compiler.disable).parameters,
+                         "this torch has words of its own")
+    def test_whole_graphs(self):
+        """Of which torch says why, in the words given to it."""
+        module, given = toy(Options()), toy_input()
+        words = "Moxie's calls lie between graphs: leave fullgraph out; to export, .*'eager'"
+        for whole in (lambda: torch.compile(module, fullgraph=True, backend="eager")(*given),
+                      lambda: torch.export.export(module, given, strict=True)):
+            with self.assertRaisesRegex(Exception, words):
+                whole()
 
     def test_values_that_no_key_can_have(self):
         before = dict(adapter._settings)

@@ -10,6 +10,7 @@ are of one size share one instance, and with it the memory between the two produ
 """
 
 import contextlib
+import inspect
 import os
 import sys
 import threading
@@ -468,8 +469,11 @@ def _forward(module, x, ids, weights):
     return InferenceOnly.apply(lambda: y, x, weights, *tensors_of(parts)) if graded else y
 
 
-# A compiled model calls it as it is, between two graphs.
-_opaque_forward = torch.compiler.disable(_forward)
+# A compiled model calls it as it is, between two graphs. Older torch takes no reason.
+_REASON = {"reason": "Moxie's calls lie between graphs: leave fullgraph out; to export, "
+                     "model.set_experts_implementation('eager')"}
+_opaque_forward = torch.compiler.disable(_forward, **(
+    _REASON if "reason" in inspect.signature(torch.compiler.disable).parameters else {}))
 _is_exporting = getattr(torch.compiler, "is_exporting", bool)  # older ones cannot be asked
 
 
