@@ -19,7 +19,15 @@ install(FILES abi/loader.c abi/loader.h abi.h DESTINATION ${CMAKE_INSTALL_DATADI
 # For PYTHONPATH, or for pip from a copy of it, since pip writes into what it builds.
 install(DIRECTORY hosts/python/moxie DESTINATION ${CMAKE_INSTALL_DATADIR}/moxie/python FILES_MATCHING
     PATTERN *.py PATTERN __pycache__ EXCLUDE)
-install(FILES hosts/python/pyproject.toml hosts/python/README.md LICENSE DESTINATION ${CMAKE_INSTALL_DATADIR}/moxie/python)
+# What its README.md links to is installed with the other documents.
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS hosts/python/README.md)
+cmake_path(RELATIVE_PATH CMAKE_INSTALL_FULL_DOCDIR BASE_DIRECTORY ${CMAKE_INSTALL_FULL_DATADIR}/moxie/python
+    OUTPUT_VARIABLE moxie_python_to_doc)
+file(READ hosts/python/README.md moxie_python_readme)
+string(REPLACE "](../../" "](${moxie_python_to_doc}/" moxie_python_readme "${moxie_python_readme}")
+file(WRITE ${PROJECT_BINARY_DIR}/package/python/README.md "${moxie_python_readme}")
+install(FILES hosts/python/pyproject.toml ${PROJECT_BINARY_DIR}/package/python/README.md LICENSE
+    DESTINATION ${CMAKE_INSTALL_DATADIR}/moxie/python)
 install(FILES LICENSE README.md CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
 # Where the links of README.md point, and of these: gates/install.sh follows them.
 install(DIRECTORY docs DESTINATION ${CMAKE_INSTALL_DOCDIR} PATTERN CMakeLists.txt EXCLUDE)

@@ -84,8 +84,8 @@ if [ -x "$prefix/bin/moxie" ]; then
     quiet "$prefix/bin/moxie" conform --plugin "$work/engine/libmoxie_tutorial.so" --rule entry
 fi
 while IFS=: read -r file link; do
-    [[ $link == *:* || -e $(dirname "$file")/$link ]] || { echo "${file#"$doc/"}: links to $link, which is not installed"; exit 1; }
-done < <(grep -roE --include='*.md' '\]\([^)#]+' "$doc" | sed 's/:](/:/')
+    [[ $link == *:* || -e $(dirname "$file")/$link ]] || { echo "${file#"$prefix/"}: links to $link, which is not installed"; exit 1; }
+done < <(grep -roE --include='*.md' '\]\([^)#]+' "$doc" "$prefix/share/moxie" | sed 's/:](/:/')
 
 quiet cmake -S host_tests/package -B "$work/cmake" -G Ninja -DCMAKE_C_COMPILER="$cc" -DCMAKE_PREFIX_PATH="$prefix"
 quiet cmake --build "$work/cmake"
