@@ -196,6 +196,17 @@ class Layers(Case):
         adapter.prepare(first, top_k=3)
         self.each_has_one_of_its_own(first, second)
 
+    def test_a_profile_has_it_by_name(self):
+        """And nothing is recorded where nobody asks."""
+        module, given = toy(Options()), toy_input()
+        module(*given)
+        with torch.profiler.profile() as profile:
+            for _ in range(3):
+                module(*given)
+        self.assertEqual([each.count for each in profile.key_averages() if each.key == "moxie"], [3])
+        with mock.patch.object(modules.profiler, "record_function", side_effect=AssertionError):
+            module(*given)
+
     def test_everything_goes_with_the_model(self):
         gc.collect()
         before = len(adapter._shared)

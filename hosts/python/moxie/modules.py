@@ -9,6 +9,7 @@ import threading
 from typing import Any, Callable, NamedTuple
 
 import torch
+from torch.autograd import profiler
 
 from moxie import abi
 from moxie.experts import Experts, Rows, matrix, tensor
@@ -18,6 +19,8 @@ def refusal(code, text):
     """The MoxieError of a code (abi.E_*), to be raised."""
     return abi.MoxieError(code, -1, text)
 
+
+NOTHING = contextlib.nullcontext()
 
 # ---- What depends on the device ----------------------------------------------------------------
 
@@ -35,7 +38,7 @@ class Kind(NamedTuple):
 
 def _cuda_current(device):
     if torch.cuda.current_device() == device.index:
-        return contextlib.nullcontext()
+        return NOTHING
     return torch.cuda.device(device)
 
 
@@ -46,7 +49,7 @@ KINDS = {
         keys=lambda: {"cpu_threads": torch.get_num_threads()},
         stream=lambda device: None,
         capturing=lambda: False,
-        current=lambda device: contextlib.nullcontext()),
+        current=lambda device: NOTHING),
     "cuda": Kind(
         dlpack=abi.DEVICE_CUDA,
         key=lambda device: "sm_%d%d" % torch.cuda.get_device_capability(device),
@@ -143,10 +146,12 @@ class Shared:
 
     def forward(self, layer, x, ids, weights, y, expert_map=None, rank_tokens=None):
         """Layer.forward on tensors of two dimensions, whose shapes the caller has compared, on
-        torch's current stream."""
+        torch's current stream. A profile of torch's has it as `moxie`."""
         kind, given = kind_of(x.device), (*map(_compact, (x, ids, weights)), y)  # kept to the end
         rows = [Rows(each.data_ptr(), each.stride(0), NUMBERS[each.dtype]) for each in given]
-        with kind.current(x.device), self.lock:
+        profiled = getattr(profiler, "_is_profiler_enabled", False)  # of torch 2.1 and newer
+        shown = profiler.record_function("moxie") if profiled else NOTHING
+        with shown, kind.current(x.device), self.lock:
             stream = kind.stream(x.device)
             self.allocator.follow(stream, kind.capturing)
             layer.forward(len(x), *rows, stream.cuda_stream if stream is not None else None,
