@@ -566,12 +566,14 @@ class Programs(Program):
         one = cells.set_bytes(TINY, "bf16") / 1e9
         status, found = self.run_main("--drift", "9", "--routing", "uniform", "--systems", "moxie",
                                       "--memory-gb", str(2.5 * one))
-        self.assertEqual((status, found["cells"][0]["weight_sets"]), (0, 2))
+        self.assertEqual((status, found["cells"][0]["weight_sets"], found["complete"]), (0, 2, True))
         self.assertIn("2 weight sets", self.said)
         status, found = self.run_main("--drift", "9", "--memory-gb", str(0.5 * one))
-        self.assertEqual((status, found["cells"]), (1, []))
+        self.assertEqual((status, found["cells"], found["complete"]), (1, [], False))
         self.assertIn("tiny: one weight set takes 0.003 GB", found["skipped"][0])
-        self.assertIn("Skipped: tiny", (self.folder / "r.md").read_text())
+        table = (self.folder / "r.md").read_text()
+        self.assertIn("Skipped: tiny", table)
+        self.assertIn("**Incomplete**: no cell was measured.", table)
 
     def test_usage(self):
         for arguments in (["--replays", "3"], ["--shape", "q31b"], ["--tokens", "0"],

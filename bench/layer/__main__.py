@@ -169,7 +169,7 @@ def measure(options, device, found, usable, clocks):
         device.collect()
     say("anchors")
     found["anchors"]["after"] = anchors(device, options.format, options.steady)
-    found["complete"] = True
+    found["complete"] = bool(found["cells"])
 
 
 def main(arguments):

@@ -127,7 +127,8 @@ def _head(found):
              f"moxie {versions['moxie']} ({library or versions.get('commit')}), {found['date']}", "",
              f"    {found['command']}", ""] + cells.floors_of_another(machine.get("gpu"))
     if not found["complete"]:
-        lines += ["**Incomplete**: the run ended before its last cell.", ""]
+        what = "the run ended before its last cell" if found["cells"] else "no cell was measured"
+        lines += [f"**Incomplete**: {what}.", ""]
     if found["rejected"]:
         lines += [f"**Rejected**: {found['rejected']}.", ""]
     if found["wrong"]:
