@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <limits.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -18,6 +17,7 @@
 
 #define NAME_BYTES    48                // "/moxie-", 32 hexadecimal digits, NUL
 #define RESERVE_BYTES ((off_t)64 << 20) // allocated in one system call
+#define GROUP_BYTES   1024              // of a group's path; of a longer one its parents are seen
 
 // Lower alone would be refused: the product of both has to hold a rank's tokens.
 #define FEWER_BYTES "set max_dispatch_tokens_per_rank lower and dispatch_rounds_max higher"
@@ -60,10 +60,10 @@ struct group_files {
 };
 
 // This process's group, as a path below the mount; "" for the root, or where nothing says it.
-static void group_of(const struct group_files *files, char path[PATH_MAX])
+static void group_of(const struct group_files *files, char path[GROUP_BYTES])
 {
     FILE *file = fopen("/proc/self/cgroup", "re");
-    char line[PATH_MAX];
+    char line[GROUP_BYTES];
 
     path[0] = '\0';
     while (file != NULL && path[0] == '\0' && fgets(line, sizeof line, file) != NULL) {
@@ -75,7 +75,7 @@ static void group_of(const struct group_files *files, char path[PATH_MAX])
         own[strcspn(own, "\n")] = '\0';
         if (files->controller[0] == '\0' ? controllers[1] == '\0'
                                          : strstr(controllers, files->controller) != NULL)
-            (void)snprintf(path, PATH_MAX, "%s", strcmp(own, "/") == 0 ? "" : own);
+            (void)snprintf(path, GROUP_BYTES, "%s", strcmp(own, "/") == 0 ? "" : own);
     }
     if (file != NULL) (void)fclose(file);
 }
@@ -83,7 +83,7 @@ static void group_of(const struct group_files *files, char path[PATH_MAX])
 static int read_group(const struct group_files *files, const char *group, const char *name,
                       const char *key, uint64_t *number)
 {
-    char path[2 * PATH_MAX];
+    char path[2 * GROUP_BYTES];
 
     (void)snprintf(path, sizeof path, "%s%s/%s", files->mount, group, name);
     return read_number(path, key, number);
@@ -122,7 +122,7 @@ static uint64_t group_available(void)
          {"total_inactive_file ", "total_active_file "}},
     };
     uint64_t available = UINT64_MAX;
-    char group[PATH_MAX], *last;
+    char group[GROUP_BYTES], *last;
 
     for (size_t i = 0; i < sizeof versions / sizeof versions[0]; i++) {
         group_of(&versions[i], group);
