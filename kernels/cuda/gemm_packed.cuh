@@ -4,7 +4,7 @@
 // A stage has 128 bytes of each weight row, 256 inputs, swizzled. Of a row's 32 inputs lane c of the four that share the row has four bytes,
 // 8 c to 8 c + 7, which are what wgmma and mma want of it because the other operand is woven (gemm_weave.cuh). Scales lie behind a stage's
 // tokens as bf16 numbers, made by the warp that multiplies the row; where tiles are wide, in slots behind all stages, 64 bytes a row, those of
-// one to four steps, made by the loading threads: bf16 numbers, too, or of int4 fp32 ones, which sums are multiplied by.
+// one to four steps, made by the loading threads: bf16 numbers, too, or of int4 and few tokens fp32 ones, which sums are multiplied by.
 
 #ifndef MOXIE_KERNELS_CUDA_GEMM_PACKED_CUH
 #define MOXIE_KERNELS_CUDA_GEMM_PACKED_CUH

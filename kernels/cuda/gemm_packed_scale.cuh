@@ -64,7 +64,7 @@ __device__ __forceinline__ void prepare_scales(const packed_scales &by, const pr
     prepare_row<P::type, 1>(by.scale_format, stage_scales<P>(smem, ring) + own.row, (own.low + step * by.step_bytes) & 15);
 }
 
-// ---- Wide tiles: of a slot, by the loading threads, which have few tokens to copy
+// ---- Wide tiles: of a slot, by the loading threads, which have fewer tokens to copy for each weight
 
 // Where in a slot 16 bytes of a row are: those of eight rows in banks of their own.
 __device__ __forceinline__ int32_t slot_at(int32_t row, int32_t piece)

@@ -24,7 +24,7 @@ namespace {
 
 constexpr int kRows = 128;      // weight rows of a tile
 constexpr int kBlockRows = 64;  // of one wgmma
-constexpr int kWideRows = 256;  // of a tile of 4-bit weights and few tokens
+constexpr int kWideRows = 256;  // of a wide tile: 4-bit weights, and few tokens or some
 constexpr int kFewPairs = 16;   // up to which they are few, on average for an expert
 constexpr int kBlockBytes = kBlockRows * 128; // of a stage
 constexpr int kColumns = 256;   // tokens of the largest tile
@@ -34,10 +34,10 @@ constexpr int kMiddleIn = 160;  // and of weights [E, K, N]
 constexpr int kPacked = 128;    // of the largest one beside packed weights
 constexpr int kPackedMiddle = 80; // of the largest of which three stages fit, not two: worth a second tile for experts of up to
 constexpr int kPackedTwice = 96;  // so many
-constexpr int kFewPacked = 32;  // of the largest one that is multiplied without wgmma, and of few tokens
-constexpr int kFewWide = 16;    // of the largest wide one without, because more warps decode while one waits for wgmma
+constexpr int kFewPacked = 32;  // of the largest one that is multiplied without wgmma, and of the largest of few tokens
+constexpr int kFewWide = 16;    // of the largest wide one without, since there more warps decode while one waits for wgmma
 constexpr int kSomePacked = 80; // of the largest wide one, since registers hold no more sums
-constexpr int kRowsByWarps = 16; // and whose rows a warp each copies
+constexpr int kRowsByWarps = 16; // of the largest packed one whose rows a warp each copies
 constexpr int kScalesRaw = 32;   // bytes of scales that wide tiles bring at once for a weight row, those of one to four steps
 constexpr int kScalesRow = 64;   // and that they take, as what codes are multiplied by
 constexpr int kScaleSlots = 2;   // for so many of all rows
