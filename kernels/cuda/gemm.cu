@@ -184,7 +184,7 @@ __device__ __forceinline__ void multiply_packed(const gemm_args &args, gemm_smem
     }
 }
 
-// In wide tiles, 32 inputs at a time: a warp waits for what wgmma makes of them, and the others decode meanwhile.
+// In wide tiles.
 template <int N, class P>
 __device__ __forceinline__ void multiply_packed_wide(const gemm_args &args, gemm_smem<P> &smem, const tile &t, int32_t warpgroup, stage_ring &ring,
                                                      sums<N, P> &to)
@@ -192,35 +192,21 @@ __device__ __forceinline__ void multiply_packed_wide(const gemm_args &args, gemm
     constexpr int next_part = N * kRowBytes >> 4;
     const packed_rows rows = find_packed_rows<P>(args, t, warpgroup);
     const packed_codes codes = codes_of();
-    const int32_t steps = steps_of<P>(args);
 
-    for (int32_t step = 0; step < steps; step++, ring.advance()) {
-        const uint32_t tokens = wgmma_descriptor(ring.tokens(smem));
+    each_wide_block<P>(args, smem, rows, ring, [&](uint32_t tokens, const packed_part<P> &read, int32_t part, int32_t block) {
+        const uint32_t inputs = tokens + part * next_part + block * 2 * wgmma_next_inputs<false>;
+        uint32_t weights[2][4];
 
-        begin_packed_step<P, true>(args, smem, rows, ring, step);
-#pragma unroll
-        for (int32_t part = 0; part < P::parts; part++) {
-            packed_part<P> read;
-
-            read_part<P>(smem, rows, ring, step, part, read);
-#pragma unroll
-            for (int32_t block = 0; block < 2; block++) {
-                const uint32_t inputs = tokens + part * next_part + block * 2 * wgmma_next_inputs<false>;
-                uint32_t weights[2][4];
-
-                decode_block<P>(codes, read, block, weights);
-                wgmma_fence_registers(weights);
-                wgmma_packed<N>::run(to.c[0], weights[0], inputs);
-                wgmma_packed<N>::run(to.c[0], weights[1], inputs + wgmma_next_inputs<false>);
-                wgmma_commit();
-                wgmma_wait<0>();
-            }
-        }
-        end_wide_step<P>(args, smem, ring, step, steps);
-    }
+        decode_block<P>(codes, read, block, weights);
+        wgmma_fence_registers(weights);
+        wgmma_packed<N>::run(to.c[0], weights[0], inputs);
+        wgmma_packed<N>::run(to.c[0], weights[1], inputs + wgmma_next_inputs<false>);
+        wgmma_commit();
+        wgmma_wait<0>();
+    });
 }
 
-// The same for few tokens by mma, which costs less than wgmma for 64 rows whose numbers are in registers. Both give the same bits.
+// For few tokens by mma, which costs less than wgmma for 64 rows whose numbers are in registers. Both give the same bits.
 template <int N, class P>
 __device__ __forceinline__ void multiply_packed_few(const gemm_args &args, gemm_smem<P> &smem, const tile &t, int32_t warpgroup, stage_ring &ring,
                                                     sums<N, P> &to)

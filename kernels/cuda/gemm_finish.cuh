@@ -79,7 +79,7 @@ __device__ __forceinline__ void find_results(const gemm_args &args, gemm_smem<P>
 {
     if constexpr (!P::is_gate_up) {
         if (args.result_row == nullptr) return;
-        for (int32_t i = thread_of<P>() % 32; i < (N + 15) / 16 * 4; i += 32) {
+        for (int32_t i = smem.thread() % 32; i < (N + 15) / 16 * 4; i += 32) {
             int32_t token = i / 4 * 16 + threadIdx.x / 32 % 4 * 4 + i % 4;
 
             find_result(args, t, first_token + token, smem.result(warpgroup, i));
@@ -258,7 +258,7 @@ __device__ __forceinline__ void finish_neighbours(const gemm_args &args, const t
 template <int N, bool is_result, class P>
 __device__ __forceinline__ void finish_plain(const gemm_args &args, const tile &t, const turning<P> &to, const float (&c)[N / 2])
 {
-    const int32_t lane = thread_of<P>() % 32, output = thread_of<P>() / 32 % 4 * 16;
+    const int32_t lane = gemm_smem<P>::thread() % 32, output = gemm_smem<P>::thread() / 32 % 4 * 16;
     float bias[2];
 
 #pragma unroll

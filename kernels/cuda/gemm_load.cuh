@@ -100,7 +100,7 @@ __device__ __forceinline__ void gather_by_warps(const Rows &row_at, unsigned cha
 template <class P, class Rows>
 __device__ __forceinline__ void gather_by_lanes(const Rows &row_at, unsigned char *tokens, int32_t left, int32_t at, int32_t columns)
 {
-    const int32_t first = thread_of<P>() % 128 / 8, chunk = thread_of<P>() % 8;
+    const int32_t first = gemm_smem<P>::thread() % 128 / 8, chunk = gemm_smem<P>::thread() % 8;
     const uint32_t to = smem_address(tokens) + (chunk ^ (first & 7)) * 16;
 
 #pragma unroll 2

@@ -85,6 +85,30 @@ template <class P> __device__ __forceinline__ void end_wide_step(const gemm_args
     ring.scales.advance();
 }
 
+// A wide tile by wgmma, 32 inputs of the warp's rows at a time, which are half `block` of a part: multiply(tokens, read, part, block), where
+// `tokens` describes the step's, waits for what wgmma makes of them, and the other warps decode meanwhile.
+template <class P, class Multiply>
+__device__ __forceinline__ void each_wide_block(const gemm_args &args, gemm_smem<P> &smem, const packed_rows &rows, stage_ring &ring, const Multiply &multiply)
+{
+    const int32_t steps = steps_of<P>(args);
+
+    for (int32_t step = 0; step < steps; step++, ring.advance()) {
+        const uint32_t tokens = wgmma_descriptor(ring.tokens(smem));
+
+        begin_packed_step<P, true>(args, smem, rows, ring, step);
+#pragma unroll
+        for (int32_t part = 0; part < P::parts; part++) {
+            packed_part<P> read;
+
+            read_part<P>(smem, rows, ring, step, part, read);
+#pragma unroll
+            for (int32_t block = 0; block < 2; block++)
+                multiply(tokens, read, part, block);
+        }
+        end_wide_step<P>(args, smem, ring, step, steps);
+    }
+}
+
 // What sums of 32 inputs, half `block` of a part's, are multiplied by, of weight rows r and r + 8.
 template <class P> __device__ __forceinline__ float2 scales_of_rows(const packed_part<P> &from, int32_t block)
 {

@@ -38,7 +38,6 @@ template <int N, class P> __device__ __forceinline__ void scale_tokens(float own
         }
 }
 
-// A warp decodes 32 inputs of its 16 weight rows at a time, and waits for what wgmma makes of them: the others decode meanwhile.
 template <int N, class P>
 __device__ __forceinline__ void multiply_pieces(const gemm_args &args, gemm_smem<P> &smem, const tile &t, int32_t warpgroup, stage_ring &ring,
                                                 float (&sums)[N / 2])
@@ -47,35 +46,21 @@ __device__ __forceinline__ void multiply_pieces(const gemm_args &args, gemm_smem
     constexpr bool is_e5m2 = P::type == OPERAND_MXFP4;
     const packed_rows rows = find_packed_rows<P>(args, t, warpgroup);
     const float token_scale = find_token_scale<P>(args, t);
-    const int32_t steps = steps_of<P>(args);
     float part_sums[N / 2] = {};
 
-    for (int32_t step = 0; step < steps; step++, ring.advance()) {
-        const uint32_t tokens = wgmma_descriptor(ring.tokens(smem));
+    each_wide_block<P>(args, smem, rows, ring, [&](uint32_t tokens, const packed_part<P> &read, int32_t part, int32_t block) {
+        const uint32_t numbers = tokens + part / 2 * 2 * next_piece + (part % 2 * 2 + block) * wgmma_next_inputs<false>;
+        uint32_t weights[1][4];
 
-        begin_packed_step<P, true>(args, smem, rows, ring, step);
-#pragma unroll
-        for (int32_t part = 0; part < P::parts; part++) {
-            packed_part<P> read;
-
-            read_part<P>(smem, rows, ring, step, part, read);
-#pragma unroll
-            for (int32_t block = 0; block < 2; block++) {
-                const uint32_t numbers = tokens + part / 2 * 2 * next_piece + (part % 2 * 2 + block) * wgmma_next_inputs<false>;
-                uint32_t weights[1][4];
-
-                decode_in_pieces<is_e5m2>(read.codes[block * 2], weights[0][0], weights[0][2]);
-                decode_in_pieces<is_e5m2>(read.codes[block * 2 + 1], weights[0][1], weights[0][3]);
-                wgmma_fence_registers(weights);
-                wgmma_pieces<N, is_e5m2, 0>::run(part_sums, weights[0], numbers);
-                wgmma_pieces<N, is_e5m2, 1>::run(part_sums, weights[0], numbers + next_piece);
-                wgmma_commit();
-                wgmma_wait<0>();
-                add_scaled<N>(part_sums, scales_of_rows(read, block), sums);
-            }
-        }
-        end_wide_step<P>(args, smem, ring, step, steps);
-    }
+        decode_in_pieces<is_e5m2>(read.codes[block * 2], weights[0][0], weights[0][2]);
+        decode_in_pieces<is_e5m2>(read.codes[block * 2 + 1], weights[0][1], weights[0][3]);
+        wgmma_fence_registers(weights);
+        wgmma_pieces<N, is_e5m2, 0>::run(part_sums, weights[0], numbers);
+        wgmma_pieces<N, is_e5m2, 1>::run(part_sums, weights[0], numbers + next_piece);
+        wgmma_commit();
+        wgmma_wait<0>();
+        add_scaled<N>(part_sums, scales_of_rows(read, block), sums);
+    });
     scale_tokens<N, P>(token_scale, sums);
 }
 

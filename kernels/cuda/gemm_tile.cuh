@@ -164,10 +164,16 @@ template <bool is_scaled, bool is_wide = false> struct alignas(1024) block_smem 
     int32_t row_tiles, pairs_count;        // of gate_up, fp8: as gemm_args has them, or twice as many; all pairs
     int32_t other_is_there;                // 1: the other half of the tile that ends has been left
 
-    // Of the tokens that the calling warp stores, up to 64, few up to 20.
+    // threadIdx.x; beside wide tiles, which leave no register to what is made of it, read anew.
+    static __device__ __forceinline__ uint32_t thread()
+    {
+        return is_wide ? thread_read_anew() : threadIdx.x;
+    }
+
+    // Of the tokens that the calling warp stores, up to 64, of wide tiles up to 20.
     __device__ __forceinline__ result_place &result(int32_t warpgroup, int32_t index)
     {
-        const int32_t warp = (is_wide ? thread_read_anew() : threadIdx.x) / 32 % 4;
+        const int32_t warp = thread() / 32 % 4;
 
         if constexpr (is_scaled)
             return result_behind(turned + warpgroup * turned_pitch + warp * 16 * kTurnPitch, index);
@@ -178,12 +184,6 @@ template <bool is_scaled, bool is_wide = false> struct alignas(1024) block_smem 
 static_assert(sizeof(block_smem<true>) <= 232448 && sizeof(block_smem<false>) <= 232448 && sizeof(block_smem<false, true>) <= 232448);
 
 template <class P> using gemm_smem = block_smem<P::is_scaled, P::is_wide>;
-
-// threadIdx.x; beside wide tiles, which leave no register to what is made of it, read anew.
-template <class P> __device__ __forceinline__ uint32_t thread_of()
-{
-    return P::is_wide ? thread_read_anew() : threadIdx.x;
-}
 
 // Of a stage for tiles of up to so many tokens: weights, tokens, and scales of packed weights.
 template <class P> __host__ __device__ constexpr int32_t stage_bytes(int32_t columns)

@@ -35,10 +35,10 @@ constexpr int64_t kShareMin = kThreads; // of many blocks: a position a thread, 
 __device__ void route_by_expert(const args &a, int32_t *warps, int32_t *firsts)
 {
     const int32_t e = threadIdx.x, rows = rows_valid(a, 0);
-    int32_t *pairs = firsts + a.experts, first = 0, count = 0, total, largest, pair;
+    int32_t *pairs = firsts + a.experts, first = 0, count = 0, total, pair;
 
     if (a.by == ROUTE_BY_PREFIX) {
-        first = block_max(e < a.experts ? max(a.expert_counts[e], 0) : 0, warps, &largest); // where they fall back, a row would have two experts
+        first = block_max(e < a.experts ? max(a.expert_counts[e], 0) : 0, warps); // where they fall back, a row would have two experts
         count = e < a.experts ? max(min(a.expert_counts[e + 1], rows), 0) - first : 0;
     } else if (e < a.experts) {
         first = e * a.rows_per_expert;

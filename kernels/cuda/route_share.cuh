@@ -113,8 +113,8 @@ __device__ int32_t block_sum(int32_t value, int32_t *warps, int32_t *total)
     return sum - value + (warp == 0 ? 0 : warps[warp - 1]);
 }
 
-// The largest of the threads up to this one; `largest`, of all, is the same for all.
-__device__ int32_t block_max(int32_t value, int32_t *warps, int32_t *largest)
+// The largest of the threads up to this one.
+__device__ int32_t block_max(int32_t value, int32_t *warps)
 {
     int32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, most = max_until(value);
 
@@ -122,7 +122,6 @@ __device__ int32_t block_max(int32_t value, int32_t *warps, int32_t *largest)
     __syncthreads();
     if (warp == 0) warps[lane] = max_until(lane < static_cast<int32_t>(blockDim.x) / 32 ? warps[lane] : 0);
     __syncthreads();
-    *largest = warps[31];
     if (warp > 0) most = max(most, warps[warp - 1]);
     __syncthreads();
     return most;
