@@ -1,8 +1,8 @@
 // The parent's side of the bootstrap: starts the rank processes and serves them.
 
 #include "hosts/cli/bootstrap.h"
-#include "hosts/cli/interrupts.h"
 
+#include "hosts/cli/interrupts.h"
 #include "hosts/cli/wire.h"
 
 #include <errno.h>

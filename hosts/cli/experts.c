@@ -287,18 +287,18 @@ void experts_fini(struct experts *experts)
 }
 
 // Those of a layer that has more of them than is said would not be loaded.
-static int check_count(const struct expert_layout *layout, const struct checkpoint *checkpoint,
-                       struct fault *fault)
+static int check_count(const struct loader *loader)
 {
-    char name[2 * TENSOR_NAME_BYTES];
+    const struct expert_layout *layout = loader->layout;
+    const struct checkpoint *checkpoint = loader->checkpoint;
+    const struct projection next = {.expert = layout->w1.experts, .name = layout->gate};
+    const struct piece piece = projection_piece(loader, &next, ".weight", WORD_UNKNOWN);
 
-    (void)snprintf(name, sizeof name, "%s%lld.%s.weight", layout->prefix,
-                   (long long)layout->w1.experts, layout->gate);
-    if (!checkpoint_has(checkpoint, name)) return EXIT_OK;
-    return fault_set(fault, EXIT_TROUBLE,
+    if (!checkpoint_has(checkpoint, piece.name)) return EXIT_OK;
+    return fault_set(loader->fault, EXIT_TROUBLE,
                      "%s: tensor %s is there, and the model's description has %lld experts",
                      checkpoint->folder != NULL ? checkpoint->folder : checkpoint->files[0].path,
-                     name, (long long)layout->w1.experts);
+                     piece.name, (long long)layout->w1.experts);
 }
 
 int experts_check(const struct expert_layout *layout, struct checkpoint *checkpoint,
@@ -314,7 +314,7 @@ int experts_check(const struct expert_layout *layout, struct checkpoint *checkpo
     }
     TRY(take_expert(&loader, 0, NULL));
     TRY(take_expert(&loader, layout->w1.experts - 1, NULL));
-    TRY(check_count(layout, checkpoint, fault));
+    TRY(check_count(&loader));
 out:
     return st;
 }

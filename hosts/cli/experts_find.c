@@ -108,14 +108,27 @@ static int find_names(struct expert_layout *layout, const struct checkpoint *che
     return EXIT_OK;
 }
 
-static int has_suffix(const struct checkpoint *checkpoint, const struct expert_layout *layout,
-                      const char *suffix)
+// A tensor of the first expert, or of all: of the projection, gate, up or down.
+static void name_of(const struct expert_layout *layout, const char *projection, const char *suffix,
+                    char name[2 * TENSOR_NAME_BYTES])
+{
+    (void)snprintf(name, (size_t)2 * TENSOR_NAME_BYTES, "%s%s%s%s", layout->prefix,
+                   layout->fused ? "" : "0.", projection, suffix);
+}
+
+static int has_part(const struct checkpoint *checkpoint, const struct expert_layout *layout,
+                    const char *projection, const char *suffix)
 {
     char name[2 * TENSOR_NAME_BYTES];
 
-    (void)snprintf(name, sizeof name, "%s%s%s%s", layout->prefix, layout->fused ? "" : "0.",
-                   layout->gate, suffix);
+    name_of(layout, projection, suffix, name);
     return checkpoint_has(checkpoint, name);
+}
+
+static int has_suffix(const struct checkpoint *checkpoint, const struct expert_layout *layout,
+                      const char *suffix)
+{
+    return has_part(checkpoint, layout, layout->gate, suffix);
 }
 
 static int32_t plain_format(enum word word)
@@ -137,14 +150,11 @@ static const char *find_biased(const struct checkpoint *checkpoint,
                                const struct expert_layout *layout)
 {
     const char *const projections[] = {layout->gate, layout->up, layout->down};
-    char name[2 * TENSOR_NAME_BYTES];
 
-    for (size_t i = 0; i < LENGTH(projections); i++) {
-        if (projections[i] == NULL) continue;
-        (void)snprintf(name, sizeof name, "%s%s%s%s", layout->prefix, layout->fused ? "" : "0.",
-                       projections[i], layout->fused ? "_bias" : ".bias");
-        if (checkpoint_has(checkpoint, name)) return projections[i];
-    }
+    for (size_t i = 0; i < LENGTH(projections); i++)
+        if (projections[i] != NULL &&
+            has_part(checkpoint, layout, projections[i], layout->fused ? "_bias" : ".bias"))
+            return projections[i];
     return NULL;
 }
 
@@ -156,8 +166,7 @@ static int word_of(struct checkpoint *checkpoint, const struct expert_layout *la
     struct located located;
     int st = EXIT_OK;
 
-    (void)snprintf(name, sizeof name, "%s%s%s%s", layout->prefix, layout->fused ? "" : "0.",
-                   layout->gate, suffix);
+    name_of(layout, layout->gate, suffix, name);
     st = checkpoint_find(checkpoint, name, &located, fault);
     if (st == EXIT_OK) *word = located.tensor->word;
     return st;
