@@ -143,6 +143,12 @@ class Output(Case):
         self.assertIn("File too large", done.stderr)
         self.assertEqual(os.listdir(self.folder), [])
 
+    def has_begun_to_write(self):
+        try:
+            return any(entry.name.endswith(".part") and entry.stat().st_size > 1 << 16 for entry in os.scandir(self.folder))
+        except FileNotFoundError: # it has got its name meanwhile
+            return False
+
     def test_an_interrupted_result_is_not_there(self):
         """And what was measured is said. Of rows of no expert, so that nothing but writing takes time."""
         tensors, metadata = files.read(layer("mixtral_a.safetensors"))
@@ -156,7 +162,7 @@ class Output(Case):
             with open(self.path("report"), "wb") as report, subprocess.Popen(
                     [COMMAND, "run", "--layer-file", self.path("layer"), "-o", self.path("out")], stdout=report) as process:
                 while process.poll() is None:
-                    if any(entry.name.endswith(".part") and entry.stat().st_size > 1 << 16 for entry in os.scandir(self.folder)):
+                    if self.has_begun_to_write():
                         process.terminate()
                         break
                 code = process.wait()
