@@ -268,6 +268,35 @@ START_TEST(a_thread_that_is_cancelled_creates_to_the_end)
 }
 END_TEST
 
+static void *close_cancelled(void *ctx)
+{
+    struct visitor *visitor = ctx;
+
+    (void)pthread_cancel(pthread_self());
+    visitor->answer = visitor->api->close(visitor->instance, NULL);
+    pthread_testcancel();
+    return NULL;
+}
+
+// Which waits for the instance's threads.
+START_TEST(a_thread_that_is_cancelled_closes_to_the_end)
+{
+    struct visitor visitor;
+    pthread_t thread;
+    void *end;
+
+    visitor_open(&visitor, visit_cancelled);
+    visitor.runners->destroy(visitor.runner);
+    visitor.answer = -1;
+    ck_assert_int_eq(pthread_create(&thread, NULL, close_cancelled, &visitor), 0);
+    ck_assert_int_eq(pthread_join(thread, &end), 0);
+    ck_assert_ptr_eq(end, PTHREAD_CANCELED);
+    ck_assert_int_eq(visitor.answer, MOXIE_OK);
+    mock_host_fini(&visitor.mock);
+    layer_close(&visitor.layer);
+}
+END_TEST
+
 START_TEST(open_reads_nothing_on_a_wrong_thread)
 {
     const moxie_api *api;
@@ -293,6 +322,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, a_callback_that_comes_back_is_refused);
     tcase_add_test(tests, close_waits_for_what_is_being_created);
     tcase_add_test(tests, a_thread_that_is_cancelled_creates_to_the_end);
+    tcase_add_test(tests, a_thread_that_is_cancelled_closes_to_the_end);
     tcase_add_test(tests, open_reads_nothing_on_a_wrong_thread);
 }
 

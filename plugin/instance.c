@@ -268,12 +268,13 @@ int32_t instance_close(moxie_instance *instance, moxie_error *error)
                        "close: %d runners and dispatchers of this instance still live; destroy "
                        "them first",
                        instance->users);
-    else
+    if (st == MOXIE_OK) {
         instance->handle->magic = 0;
+        threads_destroy(instance->threads);
+    }
+    // Where a cancellation that came meanwhile may end the thread again: nothing of it waits below.
     instance_end_create(instance);
-    if (st != MOXIE_OK) goto out;
-    threads_destroy(instance->threads);
-    free_instance(instance);
+    if (st == MOXIE_OK) free_instance(instance);
 out:
     return st;
 }
