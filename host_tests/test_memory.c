@@ -284,6 +284,8 @@ START_TEST(without_an_allocator_the_device_gives)
     s.plan.buffers[0].bytes = (uint64_t)1 << 61;
     SAID(&s.said, MOXIE_E_MEMORY, take(&s, ALL), "buffer 0", "the device could not give",
          "2305843009213693952 bytes (out of memory)", "set device_memory_budget_bytes");
+    s.plan.buffers[0].kind = MOXIE_MEMORY_HOST;
+    SAID(&s.said, MOXIE_E_MEMORY, take(&s, ALL), "(out of memory); set cpu_threads lower");
     ck_assert_uint_eq(s.memory.bytes_held, 0);
     mock_host_fini(&s.mock);
 }

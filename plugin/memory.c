@@ -51,7 +51,17 @@ static int32_t check_made(const struct memory *memory, enum buffer_id id,
                      "%s: %s (%d)", buffer->name, memory->device->error_text(answer), answer);
 }
 
-// An allocator of the host's has reasons of its own; the device's memory is what the budget is for.
+// What helps when there is no memory of this kind: the budget counts the device's alone, and the
+// host's is what threads compute in.
+static const char *remedy_for(int32_t kind)
+{
+    if (kind == MOXIE_MEMORY_DEVICE)
+        return "set device_memory_budget_bytes to what is free, and the refusal says which key to "
+               "set to what";
+    return kind == MOXIE_MEMORY_HOST ? "set cpu_threads lower" : "free page-locked memory";
+}
+
+// An allocator of the host's has reasons of its own.
 static int32_t not_given(const struct memory *memory, const moxie_buffer *buffer, int32_t answer,
                          moxie_error *error)
 {
@@ -60,10 +70,8 @@ static int32_t not_given(const struct memory *memory, const moxie_buffer *buffer
                          "%s: the host's allocator could not give %" PRIu64 " bytes (answer %d%s)",
                          buffer->name, buffer->bytes, answer, answer == 0 ? ", and no memory" : "");
     return fail_with(error, MOXIE_E_MEMORY,
-                     "%s: the device could not give %" PRIu64 " bytes (%s); set "
-                     "device_memory_budget_bytes to what is free, and the refusal says which key "
-                     "to set to what",
-                     buffer->name, buffer->bytes, memory->device->error_text(answer));
+                     "%s: the device could not give %" PRIu64 " bytes (%s); %s", buffer->name,
+                     buffer->bytes, memory->device->error_text(answer), remedy_for(buffer->kind));
 }
 
 int32_t memory_make(struct memory *memory, enum buffer_id id, void **base, moxie_error *error)
