@@ -514,8 +514,9 @@ class Ranks(Case):
         self.assertFalse([pid for pid in pids if os.path.exists("/proc/%d" % pid)])
 
     def test_a_rank_that_dies_ends_the_run(self):
-        for index in (0, 2):
-            process, pids = self.start()
+        """Also where the shell ignores the death of children, which a program inherits."""
+        for index, before in ((0, None), (2, lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN))):
+            process, pids = self.start(preexec_fn=before)
             os.kill(pids[index], signal.SIGKILL)
             _, trouble = process.communicate(timeout=TIMEOUT_S)
             self.assertEqual(process.returncode, 1)

@@ -112,6 +112,7 @@ int main(int argc, char **argv)
         return code;
     }
     (void)signal(SIGXFSZ, SIG_IGN); // a file that may not grow fails as one that is full
+    (void)signal(SIGCHLD, SIG_DFL); // or how a rank died is lost, and its number may be another's
     (void)atexit(check_output);
     argp_program_version_hook = print_version;
     argp_err_exit_status = EXIT_TROUBLE;
