@@ -453,6 +453,13 @@ START_TEST(auto_is_replaced)
     validate_explain(&verdict.config, KEY_RUNNER, text, sizeof text);
     ck_assert_str_eq(text, "");
     verdict_free(&verdict);
+    mock_set_str(&mock, "device", "sm_90");
+    mock_set_str(&mock, "weight_format", "fp8_block128");
+    verdict_make(&verdict, &mock);
+    validate_explain(&verdict.config, KEY_ACTIVATION_FORMAT, text, sizeof text);
+    ck_assert_str_eq(text,
+                     "activation_format = fp8: device is sm_90, and weight_format fp8_block128");
+    verdict_free(&verdict);
     mock_host_fini(&mock);
 }
 END_TEST

@@ -75,6 +75,9 @@ void validate_explain(const struct config *config, enum config_key key, char *bu
     if (key == KEY_DISPATCHER)
         (void)snprintf(buffer, capacity, "%s = %s: ep_size is %" PRId64, name, value,
                        config_i64(config, KEY_EP_SIZE));
+    else if (key == KEY_ACTIVATION_FORMAT && config_word(config, KEY_DEVICE) != DEVICE_WORD_CPU)
+        (void)snprintf(buffer, capacity, "%s = %s: device is %s, and weight_format %s", name, value,
+                       config_str(config, KEY_DEVICE), config_str(config, KEY_WEIGHT_FORMAT));
     else
         (void)snprintf(buffer, capacity, "%s = %s: device is %s", name, value,
                        config_str(config, KEY_DEVICE));
