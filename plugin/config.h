@@ -74,7 +74,7 @@ enum disaggregation_word { DISAGGREGATION_NONE, DISAGGREGATION_PREFILL, DISAGGRE
 #define CONFIG_TEXT_BYTES 64
 
 struct config_value {
-    int64_t i64;                  // CONFIG_I64; a word's number, -1 for an unknown word
+    int64_t i64;                  // CONFIG_I64; a word's number
     double f64;                   // CONFIG_F64
     char text[CONFIG_TEXT_BYTES]; // CONFIG_STR; `runner` and `dispatcher` keep any word
     int32_t found;                // 1: the host set it, 0: the default

@@ -81,7 +81,7 @@ static int32_t open_device(struct exchange_group *group, struct exchange *slots,
     int32_t st = MOXIE_OK;
 
     TRY(instance_launched(group->instance, group->instance->device->stream_open(&group->stream),
-                          "regroup", error));
+                          "stream", error));
     TRY(memory_make(&group->instance->memory, BUFFER_REPORT, &report, error));
     group->report = report;
     memset(report, 0, (size_t)group->instance->plan.slot_bytes[BUFFER_REPORT]);

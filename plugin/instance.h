@@ -91,10 +91,10 @@ int32_t instance_check_thread(const moxie_instance *instance, int32_t tag, moxie
 // and memory are not the calling thread's.
 int32_t instance_check_current(const moxie_instance *instance, moxie_error *error);
 
-// Around what creates or destroys runners and dispatchers: from several threads it takes turns, and
-// a thread that is cancelled meanwhile ends behind it. MOXIE_E_INVALID and a HOST_MISBEHAVING log
-// line from within a callback of one under way, which would wait for itself; nothing has begun
-// then.
+// Around what creates or destroys runners and dispatchers, and close: from several threads it takes
+// turns, and a thread that is cancelled meanwhile ends behind it. MOXIE_E_INVALID and a
+// HOST_MISBEHAVING log line from within a callback of one under way, which would wait for itself;
+// nothing has begun then.
 int32_t instance_begin_create(moxie_instance *instance, moxie_error *error);
 void instance_end_create(moxie_instance *instance);
 

@@ -1,10 +1,11 @@
-// Symmetric windows, signals, and waits with a deadline between the EP ranks. One table; shared
-// memory and threads of one process are one implementation (transport_shm.c), device memory another
-// (transport_nvlink.c), a single rank a third (transport_self.c).
+// Symmetric windows, signals, and waits with a deadline between the EP ranks. One table, of which
+// shared memory and threads of one process are one implementation (transport_shm.c), device memory
+// of one host another (transport_nvlink.c), hosts apart a third (transport_nccl.c), and a single
+// rank the last (transport_self.c).
 //
-// A window is one piece of memory per rank that every peer maps. Its first bytes are control words
-// (kernels/flags.h); the line before them holds, in host memory, the bell that wakes its owner. No
-// lock lies in a window: a rank may die between any two stores.
+// A window is one piece of memory per rank that every peer maps, but over NCCL. Its first bytes are
+// control words (kernels/flags.h); the line before them holds, in host memory, the bell that wakes
+// its owner. No lock lies in a window: a rank may die between any two stores.
 
 #ifndef MOXIE_PLUGIN_TRANSPORT_H
 #define MOXIE_PLUGIN_TRANSPORT_H

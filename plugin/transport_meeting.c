@@ -37,8 +37,7 @@ static int32_t judge(struct meeting *meeting, enum meeting_stage stage, int32_t 
     if (message->stage != STAGE_MAGIC + (uint32_t)stage || message->window != meeting->mine.window)
         return fail_rank(error, MOXIE_E_COLLECTIVE_MISMATCH, r,
                          "rank %d is at another point of its bootstrap, or of another build; every "
-                         "rank must make the "
-                         "same calls in the same order",
+                         "rank must make the same calls in the same order",
                          r);
     if (message->rank != r)
         return fail_rank(error, MOXIE_E_COLLECTIVE_MISMATCH, r,
@@ -59,7 +58,7 @@ int32_t meeting_meet(struct meeting *meeting, enum meeting_stage stage, int32_t 
 {
     const struct bootstrap *bootstrap = meeting->bootstrap;
     struct meeting_message *mine = &meeting->mine;
-    int32_t os_error = 0;
+    int32_t answer = 0;
     int32_t st = MOXIE_OK;
 
     mine->stage = STAGE_MAGIC + (uint32_t)stage;
@@ -69,15 +68,14 @@ int32_t meeting_meet(struct meeting *meeting, enum meeting_stage stage, int32_t 
     if (bootstrap->ranks == 1)
         meeting->all[0] = *mine;
     else
-        os_error = bootstrap->all_gather(bootstrap->ctx, mine, meeting->all, sizeof *mine);
-    if (os_error != 0 && step != MOXIE_OK)
+        answer = bootstrap->all_gather(bootstrap->ctx, mine, meeting->all, sizeof *mine);
+    if (answer != 0 && step != MOXIE_OK)
         TRY(fail_rank(error, step, mine->blame, "rank %d: %s", mine->rank, mine->text));
-    if (os_error != 0)
+    if (answer != 0)
         TRY(fail_with(error, MOXIE_E_PEER,
                       "the host's all_gather failed (%d) between %d ranks: one has died, or left "
-                      "after an error of "
-                      "its own",
-                      os_error, bootstrap->ranks));
+                      "after an error of its own",
+                      answer, bootstrap->ranks));
     for (int32_t r = 0; r < bootstrap->ranks; r++)
         TRY(judge(meeting, stage, r, error));
 out:

@@ -144,8 +144,7 @@ static int32_t map_mate(const struct meeting *meeting, int32_t r, struct shm_win
     if (tenancy == NULL || memcmp(tenancy->token, meeting->tokens[r], MEETING_TOKEN_BYTES) != 0)
         TRY(fail_rank(
             error, MOXIE_E_COLLECTIVE_MISMATCH, r,
-            "rank %d says it is a thread of this process, but its window is not here (any "
-            "more)",
+            "rank %d says it is a thread of this process, but its window is not here (any more)",
             r));
     TRY(tenancy_hold(tenancy, r, error));
     own->tenancy[r] = tenancy->self;
