@@ -79,23 +79,12 @@ static moxie_rows by_expert(moxie_slab *slab)
                         .slabs = slab};
 }
 
-// Row 0 of the results would say how many there are. A host's slabs may be longer than ours.
+// Row 0 of the results would say how many there are.
 START_TEST(counts_lie_over_no_results)
 {
-    struct {
-        moxie_slab slab;
-        uint64_t later;
-    } longer[2];
     struct sources s;
 
     sources_open(&s);
-    memset(longer, 0xff, sizeof longer);
-    for (int32_t i = 0; i < 2; i++)
-        longer[i].slab = s.out_slabs[i];
-    if (_i == 1) {
-        s.out.slabs = &longer[0].slab;
-        s.out.slab_stride = sizeof longer[0];
-    }
     for (int32_t i = 1; i >= 0; i--) {
         memcpy(s.out_slabs[i].rows.data, s.counts, sizeof s.counts);
         s.in.counts.data = s.out_slabs[i].rows.data;
@@ -349,7 +338,7 @@ END_TEST
 
 static void add(TCase *tests)
 {
-    tcase_add_loop_test(tests, counts_lie_over_no_results, 0, 2);
+    tcase_add_test(tests, counts_lie_over_no_results);
     tcase_add_test(tests, nor_over_what_fold_writes);
     tcase_add_test(tests, what_expand_writes_lies_apart);
     tcase_add_test(tests, expand_writes_over_no_scales);

@@ -16,13 +16,6 @@ struct rows_reader {
     int32_t by_expert;
 };
 
-const moxie_slab *rows_slab(const moxie_rows *rows, uint32_t index)
-{
-    const unsigned char *first = (const unsigned char *)rows->slabs;
-
-    return (const moxie_slab *)(const void *)(first + (size_t)index * rows->slab_stride);
-}
-
 static int32_t check_header(const moxie_rows *rows, const char *name, moxie_error *error)
 {
     int many = rows->layout == MOXIE_LAYOUT_RANK_MAJOR;
@@ -30,12 +23,9 @@ static int32_t check_header(const moxie_rows *rows, const char *name, moxie_erro
     if (rows->layout < MOXIE_LAYOUT_STANDARD || rows->layout > MOXIE_LAYOUT_EXPERT_MASKED)
         return fail_with(error, MOXIE_E_UNSUPPORTED, "%s.layout: %d; want a MOXIE_LAYOUT_*", name,
                          rows->layout);
-    if (rows->slabs == NULL || rows->slab_stride < sizeof(moxie_slab) || rows->slabs_count == 0 ||
-        rows->slabs_count > (many ? (uint32_t)MOXIE_RANKS_MAX : 1u))
-        return fail_with(error, MOXIE_E_INVALID,
-                         "%s: %u slabs of stride %u; want %s slabs of stride %zu or more", name,
-                         rows->slabs_count, rows->slab_stride, many ? "1..64" : "1",
-                         sizeof(moxie_slab));
+    if (rows->slabs_count == 0 || rows->slabs_count > (many ? (uint32_t)MOXIE_RANKS_MAX : 1u))
+        return fail_with(error, MOXIE_E_INVALID, "%s: %u slabs; want %s", name, rows->slabs_count,
+                         many ? "1..64" : "1");
     return MOXIE_OK;
 }
 
@@ -361,7 +351,7 @@ int32_t rows_read(const moxie_rows *rows, const struct limits *limits, moxie_dev
     view->slabs_count = (int32_t)rows->slabs_count;
     view->top_k = r.by_expert ? 1 : limits->top_k;
     for (int32_t i = 0; i < view->slabs_count; i++) {
-        TRY(read_slab(&r, rows_slab(rows, (uint32_t)i), &view->slabs[i], error));
+        TRY(read_slab(&r, &rows->slabs[i], &view->slabs[i], error));
         if (view->slabs[i].cap > view->rows_cap) view->rows_cap = view->slabs[i].cap;
     }
     view->pairs_max = (int64_t)view->slabs_count * view->rows_cap * view->top_k;
@@ -372,7 +362,7 @@ int32_t rows_read(const moxie_rows *rows, const struct limits *limits, moxie_dev
             "%d slabs of %d rows hold %" PRId64 " expert places; the plan holds %" PRId64 " (%s)",
             view->slabs_count, view->rows_cap, view->pairs_max, limits->pairs_max, explained));
     if (rows->layout == MOXIE_LAYOUT_EXPERT_MASKED)
-        view->rows_per_expert = (int32_t)rows_slab(rows, 0)->rows.shape[1];
+        view->rows_per_expert = (int32_t)rows->slabs[0].rows.shape[1];
     TRY(read_counts(&r, view, error));
     TRY(read_map(&r, view, error));
 out:
@@ -458,7 +448,7 @@ int32_t rows_out(const moxie_rows *out, const struct rows_view *in, const struct
             want.shape[1] = in->rows_per_expert;
         else
             want.shape[0] = in->slabs[i].cap;
-        TRY(read_out_slab(&rows_slab(out, (uint32_t)i)->rows, &want, &view->slabs[i], error));
+        TRY(read_out_slab(&out->slabs[i].rows, &want, &view->slabs[i], error));
         view->slabs[i].cap = in->slabs[i].cap;
         view->slabs[i].count = count_of_results(in, i);
     }
@@ -501,7 +491,7 @@ int32_t rows_out_alone(const moxie_rows *out, const struct limits *limits, moxie
     TRY(read_out_counts(out, device, &counts, error));
     view->slabs_count = (int32_t)out->slabs_count;
     for (int32_t i = 0; i < view->slabs_count; i++) {
-        const moxie_tensor *rows = &rows_slab(out, (uint32_t)i)->rows;
+        const moxie_tensor *rows = &out->slabs[i].rows;
         struct out_slab *to = &view->slabs[i];
         int64_t rows_count;
 

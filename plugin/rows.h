@@ -30,9 +30,6 @@ struct out_view {
     struct out_slab slabs[MOXIE_RANKS_MAX];
 };
 
-// Slab `index` of rows whose header has been checked: a host's slabs may be longer than ours.
-const moxie_slab *rows_slab(const moxie_rows *rows, uint32_t index);
-
 // Checks every tensor, and that the rows fit the plan (MOXIE_E_CAPACITY with both numbers and
 // `explained`).
 int32_t rows_read(const moxie_rows *rows, const struct limits *limits, moxie_device device,

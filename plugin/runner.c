@@ -125,7 +125,7 @@ static int lie_over(const moxie_tensor *results, const struct rows_view *view, c
                 (tensor_overlap(&in->counts, results) || tensor_overlap(&in->expert_map, results));
 
     for (uint32_t i = 0; i < in->slabs_count && !found; i++) {
-        const moxie_slab *slab = rows_slab(in, i);
+        const moxie_slab *slab = &in->slabs[i];
 
         found = tensor_overlap(&slab->rows, results) || tensor_overlap(&slab->scales, results) ||
                 (by_ids &&
@@ -145,7 +145,7 @@ static int are_overwritten(const struct rows_view *view, const moxie_rows *in,
         rows += view->slabs[i].cap;
     if (view->slabs_count > 1 && rows > LAYER_TOKENS) return 0;
     for (uint32_t i = 0; i < out->slabs_count; i++)
-        if (lie_over(&rows_slab(out, i)->rows, view, in)) return 1;
+        if (lie_over(&out->slabs[i].rows, view, in)) return 1;
     return 0;
 }
 
@@ -169,7 +169,7 @@ static int32_t check_results_apart(const char *call, const moxie_tensor *read,
     int32_t st = MOXIE_OK;
 
     for (uint32_t i = 0; i < out->slabs_count; i++) {
-        const moxie_tensor *const written = &rows_slab(out, i)->rows;
+        const moxie_tensor *const written = &out->slabs[i].rows;
 
         TRY(check_apart(call, read, &written, 1, error));
     }
