@@ -216,24 +216,6 @@ START_TEST(numbers_that_are_none)
 }
 END_TEST
 
-START_TEST(scorings_are_three)
-{
-    static const int32_t scorings[] = {0, 4, -1, INT32_MAX};
-    struct sample s;
-
-    sample_init(&s);
-    for (size_t i = 0; i < sizeof scorings / sizeof scorings[0]; i++) {
-        char seen[48];
-
-        (void)snprintf(seen, sizeof seen, "scoring: %d", scorings[i]);
-        s.routing.scoring = scorings[i];
-        SAID(&s.said, MOXIE_E_UNSUPPORTED, refused(&s), seen, "MOXIE_SCORING_*");
-    }
-    s.routing.scoring = MOXIE_SCORING_SIGMOID;
-    ACCEPTED(&s.said, route(&s));
-}
-END_TEST
-
 START_TEST(the_top_k_is_bounded)
 {
     struct sample s;
@@ -420,7 +402,6 @@ static void add(TCase *tests)
     tcase_add_test(tests, no_scaling_factor_is_one);
     tcase_add_test(tests, nothing_is_routed_to_nothing);
     tcase_add_test(tests, numbers_that_are_none);
-    tcase_add_test(tests, scorings_are_three);
     tcase_add_test(tests, the_top_k_is_bounded);
     tcase_add_test(tests, groups_divide_the_experts);
     tcase_add_test(tests, factors_are_numbers);

@@ -19,9 +19,6 @@ static int32_t check_routing(const moxie_routing *routing, int64_t experts, int6
 {
     int64_t groups = routing->groups > 1 ? routing->groups : 1;
 
-    if (routing->scoring < MOXIE_SCORING_SOFTMAX || routing->scoring > MOXIE_SCORING_SIGMOID)
-        return fail_with(error, MOXIE_E_UNSUPPORTED, "routing.scoring: %d; want a MOXIE_SCORING_*",
-                         routing->scoring);
     if (top_k < 1 || top_k > MOXIE_TOP_K_MAX || top_k > experts)
         return fail_with(error, MOXIE_E_INVALID,
                          "routing: top-k %lld of %lld experts; want 1..%lld", (long long)top_k,

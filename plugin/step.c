@@ -107,11 +107,6 @@ int32_t step_check(const moxie_instance *instance, int local, const moxie_step *
 
     *shape = (struct step_shape){.padding = step->padding, .tokens_valid = step->tokens_valid};
     TRY(step_check_slot(instance, "step.slot", step->slot, error));
-    if (step->padding < MOXIE_PADDING_NONE || step->padding > MOXIE_PADDING_SUM_LEN)
-        TRY(fail_with(error, MOXIE_E_INVALID, "step.padding: %d; want a MOXIE_PADDING_*",
-                      step->padding));
-    if (step->phase < MOXIE_PHASE_MIXED || step->phase > MOXIE_PHASE_IDLE)
-        TRY(fail_with(error, MOXIE_E_INVALID, "step.phase: %d; want a MOXIE_PHASE_*", step->phase));
     if ((uintptr_t)step->tokens_valid % sizeof(int32_t) != 0)
         TRY(fail_with(error, MOXIE_E_INVALID, "step.tokens_valid: at %p; want a multiple of 4",
                       (const void *)step->tokens_valid));
