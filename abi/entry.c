@@ -82,8 +82,7 @@ int32_t enter_runner(const moxie_runner *runner, int32_t tag, moxie_error *error
     int32_t st = MOXIE_OK;
 
     TRY(check_pointer(runner, "runner", error));
-    if (!runner_is_live(runner) || !instance_is_own(runner_instance(runner)))
-        TRY(fail_dead("runner", error));
+    if (!runner_is_live(runner)) TRY(fail_dead("runner", error));
     TRY(enter_as(runner_instance(runner), tag, error));
 out:
     return st;
@@ -94,8 +93,7 @@ int32_t enter_dispatcher(const moxie_dispatcher *dispatcher, int32_t tag, moxie_
     int32_t st = MOXIE_OK;
 
     TRY(check_pointer(dispatcher, "dispatcher", error));
-    if (!dispatcher_is_live(dispatcher) || !instance_is_own(dispatcher_instance(dispatcher)))
-        TRY(fail_dead("dispatcher", error));
+    if (!dispatcher_is_live(dispatcher)) TRY(fail_dead("dispatcher", error));
     TRY(enter_as(dispatcher_instance(dispatcher), tag, error));
 out:
     return st;

@@ -164,7 +164,7 @@ int32_t dispatcher_create(moxie_instance *instance, enum dispatcher_kind kind,
     dispatcher->kind = (int32_t)kind;
     TRY(agree(instance, prepare(dispatcher, error), error));
     if (!is_local(dispatcher)) TRY(join_peers(dispatcher, error));
-    dispatcher->magic = DISPATCHER_MAGIC;
+    dispatcher->magic = handle_magic(DISPATCHER_MAGIC);
     *out = dispatcher;
     dispatcher = NULL;
 out:
@@ -193,7 +193,7 @@ void dispatcher_destroy(moxie_dispatcher *dispatcher)
 
 int dispatcher_is_live(const moxie_dispatcher *dispatcher)
 {
-    return dispatcher != NULL && dispatcher->magic == DISPATCHER_MAGIC;
+    return dispatcher != NULL && dispatcher->magic == handle_magic(DISPATCHER_MAGIC);
 }
 
 moxie_instance *dispatcher_instance(const moxie_dispatcher *dispatcher)

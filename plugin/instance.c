@@ -13,12 +13,11 @@
 
 #define INSTANCE_MAGIC 0x4d4f584945494e53u // "MOXIEINS"
 
-// Of this library alone: another of the process has other fields, or other code for them.
-static uint64_t own_magic(void)
+uint64_t handle_magic(uint64_t kind)
 {
     static const char mark = 0;
 
-    return INSTANCE_MAGIC ^ (uint64_t)(uintptr_t)&mark;
+    return kind ^ (uint64_t)(uintptr_t)&mark;
 }
 
 // ---- open --------------------------------------------------------------------------------------
@@ -225,8 +224,8 @@ int32_t instance_open(const moxie_host *host, const struct registry *registry, m
     publish(instance);
     TRY(register_backends(instance, registry, error));
     log_verdict(instance);
-    instance->magic = own_magic();
-    *instance->handle = (struct instance_handle){.magic = own_magic(), .instance = instance};
+    *instance->handle =
+        (struct instance_handle){.magic = handle_magic(INSTANCE_MAGIC), .instance = instance};
     *out = instance;
     instance = NULL;
 out:
@@ -288,12 +287,7 @@ moxie_instance *instance_of(const moxie_instance *handle)
 {
     const struct instance_handle *own = (const struct instance_handle *)(const void *)handle;
 
-    return own != NULL && own->magic == own_magic() ? own->instance : NULL;
-}
-
-int instance_is_own(const moxie_instance *instance)
-{
-    return instance->magic == own_magic();
+    return own != NULL && own->magic == handle_magic(INSTANCE_MAGIC) ? own->instance : NULL;
 }
 
 int32_t instance_check_thread(const moxie_instance *instance, int32_t tag, moxie_error *error)

@@ -35,7 +35,6 @@ struct instance_handle {
 };
 
 struct moxie_instance {
-    uint64_t magic;
     struct instance_handle *handle;
     moxie_host host; // a copy; `name` points at host_name
     char host_name[CONFIG_TEXT_BYTES];
@@ -81,8 +80,9 @@ static inline moxie_device instance_place(const moxie_instance *instance)
 // library made it and close() has not taken it.
 moxie_instance *instance_handle(const moxie_instance *instance);
 moxie_instance *instance_of(const moxie_instance *handle);
-// 1 unless another library made it, for the instance of a living runner or dispatcher.
-int instance_is_own(const moxie_instance *instance);
+// What a living handle of `kind` begins with, in this library alone: another of the process has
+// other fields, or other code for them.
+uint64_t handle_magic(uint64_t kind);
 // Asks the host's thread_check, if any; MOXIE_E_INVALID and a HOST_MISBEHAVING log line on a wrong
 // thread.
 int32_t instance_check_thread(const moxie_instance *instance, int32_t tag, moxie_error *error);

@@ -53,7 +53,7 @@ int32_t runner_create(moxie_instance *instance, int32_t layer, const moxie_weigh
     TRY(instance_take(instance, RUNNER_BUFFERS, error));
     runner->taken = 1;
     TRY(capture_clear_load(instance, layer, error));
-    runner->magic = RUNNER_MAGIC;
+    runner->magic = handle_magic(RUNNER_MAGIC);
     *out = runner;
     runner = NULL;
 out:
@@ -71,7 +71,7 @@ void runner_destroy(moxie_runner *runner)
 
 int runner_is_live(const moxie_runner *runner)
 {
-    return runner != NULL && runner->magic == RUNNER_MAGIC;
+    return runner != NULL && runner->magic == handle_magic(RUNNER_MAGIC);
 }
 
 moxie_instance *runner_instance(const moxie_runner *runner)

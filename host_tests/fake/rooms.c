@@ -80,11 +80,6 @@ moxie_instance *instance_of(const moxie_instance *handle)
     return fake_instances[handle == &instances[1]];
 }
 
-int instance_is_own(const moxie_instance *instance)
-{
-    return instance == &instances[0] || instance == &instances[1];
-}
-
 int32_t instance_check_thread(const moxie_instance *instance, int32_t tag, moxie_error *error)
 {
     (void)instance;
