@@ -252,38 +252,38 @@ out:
 
 // ---- what came, and where results go -----------------------------------------------------------
 
-// A row-strided 2-D tensor whose shape lives in the slot.
+// A row-strided 2-D tensor.
 static moxie_tensor strided(void *data, int64_t rows, int64_t columns, int64_t stride_bytes,
-                            uint32_t type, int64_t dims[2], int64_t strides[2])
+                            uint32_t type, struct exchange_extent *extent)
 {
-    moxie_tensor tensor = tensor_make(data, 2, dims, strides, type);
+    moxie_tensor tensor = tensor_make(data, 2, extent->dims, extent->strides, type);
 
-    dims[0] = rows;
-    dims[1] = columns;
-    strides[0] = stride_bytes / tensor_element_bytes(&tensor);
-    strides[1] = 1;
+    extent->dims[0] = rows;
+    extent->dims[1] = columns;
+    extent->strides[0] = stride_bytes / tensor_element_bytes(&tensor);
+    extent->strides[1] = 1;
     return tensor;
 }
 
-// The same tensor, whose shape lives in the slot: the caller's holds for one call.
-static moxie_tensor lasting(moxie_tensor tensor, int64_t dims[2], int64_t strides[2])
+// The same tensor with a shape that lasts: the caller's holds for one call.
+static moxie_tensor lasting(moxie_tensor tensor, struct exchange_extent *extent)
 {
     for (int32_t i = 0; i < tensor.ndim && i < 2; i++) {
-        dims[i] = tensor.shape[i];
-        strides[i] = tensor_stride_bytes(&tensor, i) / tensor_element_bytes(&tensor);
+        extent->dims[i] = tensor.shape[i];
+        extent->strides[i] = tensor_stride_bytes(&tensor, i) / tensor_element_bytes(&tensor);
     }
-    tensor.shape = dims;
-    tensor.strides = strides;
+    tensor.shape = extent->dims;
+    tensor.strides = extent->strides;
     return tensor;
 }
 
 // The part of a batch tensor that this round covers.
 static moxie_tensor part(const moxie_tensor *whole, const struct exchange_round *round,
-                         int64_t dims[2], int64_t strides[2])
+                         struct exchange_extent *extent)
 {
-    moxie_tensor tensor = lasting(*whole, dims, strides);
+    moxie_tensor tensor = lasting(*whole, extent);
 
-    dims[0] = round->tokens;
+    extent->dims[0] = round->tokens;
     tensor.byte_offset += (uint64_t)(round->first * tensor_stride_bytes(whole, 0));
     return tensor;
 }
@@ -298,38 +298,41 @@ static void describe_own(const struct exchange_group *group, struct exchange *sl
 
     *in = (moxie_slab){.struct_size = sizeof *in};
     *out = (moxie_slab){.struct_size = sizeof *out};
-    in->rows = part(&round->batch->x, round, dims->rows, dims->row_strides);
+    in->rows = part(&round->batch->x, round, &dims->rows);
     in->ids = strided(own_ids(group, round), round->tokens, limits->top_k,
-                      (int64_t)limits->top_k * 4, TENSOR_INT32, dims->ids, dims->id_strides);
-    in->weights = strided(memory_slot(memory, BUFFER_OWN_WEIGHTS, round->slot), round->tokens,
-                          limits->top_k, (int64_t)limits->top_k * 4, 1u << MOXIE_FORMAT_F32,
-                          dims->weights, dims->weight_strides);
-    out->rows = part(&round->batch->y, round, dims->results, dims->result_strides);
+                      (int64_t)limits->top_k * 4, TENSOR_INT32, &dims->ids);
+    in->weights =
+        strided(memory_slot(memory, BUFFER_OWN_WEIGHTS, round->slot), round->tokens, limits->top_k,
+                (int64_t)limits->top_k * 4, 1u << MOXIE_FORMAT_F32, &dims->weights);
+    out->rows = part(&round->batch->y, round, &dims->results);
 }
 
-static void describe_payload(const struct limits *limits, const struct window_layout *w,
-                             unsigned char *base, int32_t from, int64_t cap, moxie_slab *in,
-                             struct exchange_dims *dims)
+static void describe_payload(const struct exchange_group *group, struct exchange *slot,
+                             int32_t from, int64_t cap)
 {
+    const struct limits *limits = exchange_limits(group);
+    const struct window_layout *w = &group->instance->plan.window;
+    moxie_slab *in = &slot->in_slabs[from];
+    struct exchange_dims *dims = &slot->dims[from];
+    unsigned char *base = slot->window->base;
     unsigned char *rows = piece(base, w->rows, w->rows_slab_bytes, from, limits->rank);
     unsigned char *scales = piece(base, w->scales, w->scales_slab_bytes, from, limits->rank);
 
     switch (limits->wire_format) {
     case FORMAT_FP8_BLOCK128:
-        in->rows = strided(rows, cap, limits->hidden, limits->row_bytes, TENSOR_E4M3, dims->rows,
-                           dims->row_strides);
+        in->rows = strided(rows, cap, limits->hidden, limits->row_bytes, TENSOR_E4M3, &dims->rows);
         in->scales = strided(scales, cap, ceil_div(limits->hidden, 128), limits->scale_bytes,
-                             1u << MOXIE_FORMAT_F32, dims->scales, dims->scale_strides);
+                             1u << MOXIE_FORMAT_F32, &dims->scales);
         break;
     case FORMAT_NVFP4:
-        in->rows = strided(rows, cap, limits->hidden / 2, limits->row_bytes, TENSOR_UINT8,
-                           dims->rows, dims->row_strides);
+        in->rows =
+            strided(rows, cap, limits->hidden / 2, limits->row_bytes, TENSOR_UINT8, &dims->rows);
         in->scales = strided(scales, cap, 4 + limits->hidden / 16, limits->scale_bytes,
-                             TENSOR_UINT8, dims->scales, dims->scale_strides);
+                             TENSOR_UINT8, &dims->scales);
         break;
     default:
         in->rows = strided(rows, cap, limits->hidden, limits->row_bytes, 1u << limits->wire_format,
-                           dims->rows, dims->row_strides);
+                           &dims->rows);
         break;
     }
 }
@@ -358,17 +361,15 @@ static void describe_peer(const struct exchange_group *group, struct exchange *s
 
     *in = (moxie_slab){.struct_size = sizeof *in};
     *out = (moxie_slab){.struct_size = sizeof *out};
-    describe_payload(limits, w, base, from, round->rows_most, in, dims);
+    describe_payload(group, slot, from, round->rows_most);
     in->ids = strided(
         ids_of(group, round, from, piece(base, w->ids, w->ids_slab_bytes, from, limits->rank)),
-        round->rows_most, limits->top_k, limits->id_bytes, TENSOR_INT32, dims->ids,
-        dims->id_strides);
+        round->rows_most, limits->top_k, limits->id_bytes, TENSOR_INT32, &dims->ids);
     in->weights = strided(piece(base, w->weights, w->weights_slab_bytes, from, limits->rank),
                           round->rows_most, limits->top_k, limits->weight_bytes,
-                          1u << MOXIE_FORMAT_F32, dims->weights, dims->weight_strides);
+                          1u << MOXIE_FORMAT_F32, &dims->weights);
     out->rows = strided(results_for(group, slot, round, from), round->rows_most, limits->hidden,
-                        limits->result_bytes, 1u << limits->output_format, dims->results,
-                        dims->result_strides);
+                        limits->result_bytes, 1u << limits->output_format, &dims->results);
 }
 
 // Windows are mapped for the instance's device.
@@ -431,17 +432,15 @@ void exchange_describe_local(const moxie_instance *instance, struct exchange *sl
                              .slabs_count = 1,
                              .slab_stride = sizeof(moxie_slab)};
 
-    slot->in_slabs[0] =
-        (moxie_slab){.struct_size = sizeof(moxie_slab),
-                     .rows = lasting(batch->x, dims->rows, dims->row_strides),
-                     .ids = lasting(batch->ids, dims->ids, dims->id_strides),
-                     .weights = lasting(batch->weights, dims->weights, dims->weight_strides)};
+    slot->in_slabs[0] = (moxie_slab){.struct_size = sizeof(moxie_slab),
+                                     .rows = lasting(batch->x, &dims->rows),
+                                     .ids = lasting(batch->ids, &dims->ids),
+                                     .weights = lasting(batch->weights, &dims->weights)};
     slot->out_slabs[0] =
-        (moxie_slab){.struct_size = sizeof(moxie_slab),
-                     .rows = lasting(batch->y, dims->results, dims->result_strides)};
+        (moxie_slab){.struct_size = sizeof(moxie_slab), .rows = lasting(batch->y, &dims->results)};
     slot->in = rows;
     if (batch->expert_map.data != NULL)
-        slot->in.expert_map = lasting(batch->expert_map, dims->map, dims->map_strides);
+        slot->in.expert_map = lasting(batch->expert_map, &dims->map);
     slot->in.slabs = slot->in_slabs;
     slot->out = rows;
     slot->out.slabs = slot->out_slabs;

@@ -38,13 +38,13 @@ struct exchange_group {
     int32_t reserved;
 };
 
+// What a tensor points at that is handed out: its shape and strides, which live in the slot.
+struct exchange_extent {
+    int64_t dims[2], strides[2];
+};
+
 struct exchange_dims {
-    int64_t rows[2], row_strides[2];
-    int64_t scales[2], scale_strides[2];
-    int64_t ids[2], id_strides[2];
-    int64_t weights[2], weight_strides[2];
-    int64_t results[2], result_strides[2];
-    int64_t map[2], map_strides[2];
+    struct exchange_extent rows, scales, ids, weights, results, map;
 };
 
 // One forward in flight.
