@@ -24,7 +24,6 @@ struct bounds {
     int64_t capture_rows;      // rows
     int64_t physical_experts;  // ids
     int32_t dominant;          // enum config_key, or KEY_COUNT for "minimum"
-    int32_t reserved;
 };
 
 // Computes what it can and reports why the rest cannot be: overflows, tp_size not divisible by

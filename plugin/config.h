@@ -80,7 +80,6 @@ struct config_value {
     int32_t found;                // 1: the host set it, 0: the default
     int32_t ok;                   // 0: refused, and the default stands in
     int32_t resolved;             // 1: was `auto`
-    int32_t reserved;
 };
 
 struct config {
@@ -95,7 +94,6 @@ struct report {
     moxie_reason *warnings;
     uint64_t warnings_count, warnings_capacity;
     int32_t memory_failed; // an entry was lost: open fails with MOXIE_E_MEMORY
-    int32_t reserved;
 };
 
 // Adds a refusal; `code` is MOXIE_E_CONFIG, _UNSUPPORTED or _CAPACITY. The message says the values

@@ -33,7 +33,6 @@ static const char *const slot_next[] = {
 
 struct slot {
     int32_t state; // enum slot_state
-    int32_t reserved;
     struct step_shape shape;
     struct exchange_round round; // between dispatch_send and combine_recv
     struct step_rows rows;       // of that layer

@@ -35,7 +35,6 @@ struct exchange_group {
     uint64_t beats;                            // sent so far: the last value of WORD_BEAT
     int64_t expert_first[MOXIE_RANKS_MAX + 1]; // physical ids
     int32_t everywhere;                        // allgather
-    int32_t reserved;
 };
 
 // What a tensor points at that is handed out: its shape and strides, which live in the slot.
@@ -71,7 +70,6 @@ struct exchange_round {
     int32_t rows_most; // of any rank to any other, the same on every rank; at least 1
     int32_t joined;    // 1: what is sent is waited for in the same call
     int32_t index;     // among the rounds of its layer
-    int32_t reserved;
 };
 
 // How ranks tell each other. The calls of one layer of a slot: begin, send(WORD_DISPATCH),

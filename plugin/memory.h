@@ -14,7 +14,6 @@ struct memory {
     struct {
         void *base;
         int32_t users;
-        int32_t reserved;
     } buffers[BUFFER_COUNT];
     uint64_t bytes_held;
 };

@@ -182,7 +182,6 @@ static void limits_fill(struct limits *limits, const struct config *config,
     limits->top_k = (int32_t)config_i64(config, KEY_TOP_K);
     limits->pairs_max = limits->rows_max * limits->top_k;
     limits->layers = (int32_t)config_i64(config, KEY_NUM_LAYERS);
-    limits->experts = (int32_t)config_i64(config, KEY_NUM_EXPERTS);
     limits->physical_experts = (int32_t)bounds->physical_experts;
     limits->ranks = (int32_t)config_i64(config, KEY_EP_SIZE);
     limits->rank = (int32_t)config_i64(config, KEY_EP_RANK);

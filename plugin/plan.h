@@ -18,7 +18,6 @@ struct limits {
     int64_t pairs_max;          // rows_max * top_k
     int64_t experts_first;      // physical ids this rank owns
     int32_t hidden, intermediate, top_k, layers;
-    int32_t experts; // logical
     int32_t physical_experts;
     int32_t experts_local;
     int32_t ranks, rank; // EP
@@ -51,11 +50,10 @@ struct limits {
 
 #define PLAN_ALIGN_BYTES 128 // of rows, slabs and pieces: what bulk copies on a GPU want
 
-// Where everything lies inside a symmetric window: one window per slot. Offsets from its base, in
-// bytes. Slab of source s at destination d is index s < d ? s : s - 1 (a rank's own rows never
-// enter a window).
+// Where everything lies inside a symmetric window, behind its control words (transport.h): one
+// window per slot. Offsets from its base, in bytes. Slab of source s at destination d is index
+// s < d ? s : s - 1 (a rank's own rows never enter a window).
 struct window_layout {
-    int64_t flags;                      // control words, see transport.h
     int64_t counts;                     // struct round_count [ranks - 1], 64 bytes apart
     int64_t state;                      // on a GPU: struct flag_state; own
     int64_t rows, scales, ids, weights; // dispatch slabs
@@ -65,7 +63,6 @@ struct window_layout {
         results_slab_bytes, ll_slab_bytes, ll_results_slab_bytes;
     int64_t bytes;   // of the whole window
     int32_t ll_rows; // of a slab of words; 0: there are none
-    int32_t reserved;
 };
 
 // What a buffer is for, so that its owner finds it.

@@ -46,7 +46,6 @@ int plan_window(struct window_layout *window, const struct limits *limits, int o
 {
     int64_t end;
 
-    window->flags = 0;
     if (!size_align(TRANSPORT_CONTROL_BYTES(limits->ranks), PLAN_ALIGN_BYTES, &window->counts) ||
         !size_align(window->counts + (int64_t)(limits->ranks - 1) * FLAG_LINE_BYTES,
                     PLAN_ALIGN_BYTES, &end))

@@ -13,7 +13,6 @@ struct nccl_piece {
     void *to;
     int64_t bytes; // of each
     int32_t peer;
-    int32_t reserved;
 };
 
 // Launches all pieces as one exchange on `stream`, or into its graph. Every peer makes the same

@@ -232,7 +232,7 @@ static void check_window(const moxie_instance *instance)
                              window->results_slab_bytes,   window->ll_slab_bytes,
                              window->ll_results_slab_bytes};
 
-    PROPERTY(window->flags < window->counts && window->counts <= window->rows);
+    PROPERTY(window->counts > 0 && window->counts <= window->rows);
     for (int i = 0; i < 7; i++)
         PROPERTY(starts[i] + slabs[i] * peers == starts[i + 1]);
     PROPERTY(window->bytes <= instance->plan.slot_bytes[BUFFER_WINDOW]);
@@ -245,7 +245,7 @@ static void check_limits(const moxie_instance *instance)
     const struct bounds *bounds = &instance->bounds;
 
     PROPERTY(limits->hidden >= 1 && limits->intermediate >= 1 && limits->layers >= 1);
-    PROPERTY(limits->top_k >= 1 && limits->top_k <= MOXIE_TOP_K_MAX && limits->experts >= 1);
+    PROPERTY(limits->top_k >= 1 && limits->top_k <= MOXIE_TOP_K_MAX);
     PROPERTY(limits->ranks >= 1 && limits->ranks <= MOXIE_RANKS_MAX);
     PROPERTY(limits->rank >= 0 && limits->rank < limits->ranks);
     PROPERTY(limits->slots >= 1 && limits->slots <= MOXIE_SLOTS_MAX && limits->threads >= 1);
