@@ -5,7 +5,6 @@
 #include "plugin/log.h"
 
 #include <inttypes.h>
-#include <string.h>
 
 static const moxie_buffer *plan_buffer(const struct plan *plan, enum buffer_id id)
 {

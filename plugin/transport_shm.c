@@ -16,14 +16,10 @@
 #include "plugin/transport_meeting.h"
 #include "plugin/transport_shm_memory.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <inttypes.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 
 #define SHARED 0
 

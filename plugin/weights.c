@@ -6,7 +6,6 @@
 #include "plugin/tensor.h"
 
 #include <inttypes.h>
-#include <string.h>
 
 _Static_assert((int)FORMAT_F32 == MOXIE_FORMAT_F32 && (int)FORMAT_BF16 == MOXIE_FORMAT_BF16 &&
                    (int)FORMAT_F16 == MOXIE_FORMAT_F16 &&

@@ -6,7 +6,6 @@
 #include "hosts/cli/host.h"
 
 #include <dlfcn.h>
-#include <stdio.h>
 #include <string.h>
 
 #define PROBES_MAX 32

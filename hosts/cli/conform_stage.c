@@ -5,7 +5,6 @@
 #include "hosts/cli/fault.h"
 
 #include <stdio.h>
-#include <string.h>
 
 void base_set(struct engine *engine, const struct base *base)
 {

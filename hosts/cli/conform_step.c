@@ -3,8 +3,6 @@
 #include "hosts/cli/conform_stage.h"
 #include "hosts/cli/fault.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 // ---- Ids ---------------------------------------------------------------------------------------

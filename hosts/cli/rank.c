@@ -4,7 +4,6 @@
 
 #include "hosts/cli/json_file.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 // The configuration was accepted before the ranks were started: this repeats what changed since.

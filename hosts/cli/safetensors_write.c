@@ -4,7 +4,6 @@
 
 #include "hosts/cli/target.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -4,7 +4,6 @@
 
 #include <immintrin.h>
 #include <stdint.h>
-#include <string.h>
 
 #define ISA_OPS     cpu_ops_avx512
 #define ISA_LANES   16
