@@ -7,6 +7,9 @@
 
 #include "kernels/types.h"
 
+#define ROUTER_EXPERTS_MAX (1 << 20)
+#define ROUTER_GROUPS_MAX  1024
+
 enum scoring { SCORING_NONE, SCORING_SOFTMAX, SCORING_TOP_K_SOFTMAX, SCORING_SIGMOID };
 
 struct router_args {
@@ -18,11 +21,11 @@ struct router_args {
     int32_t logits_format; // F32, BF16 or F16
     int32_t id_bytes;      // 4 or 8
     int32_t tokens;
-    int32_t experts;            // up to 1 << 20
+    int32_t experts;            // up to ROUTER_EXPERTS_MAX
     int32_t top_k;              // 1..KERNEL_TOP_K_MAX
     int32_t scoring;            // enum scoring
     int32_t renormalize;        // 1: weights /= sum + epsilon
-    int32_t groups, groups_top; // groups <= 1: none; experts divide by groups; groups <= 1024
+    int32_t groups, groups_top; // groups <= 1: none, up to ROUTER_GROUPS_MAX; experts divide by it
     int32_t reserved;
     double renormalize_epsilon;
     double scaling_factor;

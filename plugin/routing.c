@@ -24,13 +24,13 @@ static int32_t check_routing(const moxie_routing *routing, int64_t experts, int6
                          "routing: top-k %lld of %lld experts; want 1..%lld", (long long)top_k,
                          (long long)experts,
                          (long long)(experts < MOXIE_TOP_K_MAX ? experts : MOXIE_TOP_K_MAX));
-    if (experts > 1 << 20)
+    if (experts > ROUTER_EXPERTS_MAX)
         return fail_with(error, MOXIE_E_UNSUPPORTED, "routing: %lld experts; want at most %d",
-                         (long long)experts, 1 << 20);
-    if (routing->groups < 0 || groups > 1024 || experts % groups != 0)
+                         (long long)experts, ROUTER_EXPERTS_MAX);
+    if (routing->groups < 0 || groups > ROUTER_GROUPS_MAX || experts % groups != 0)
         return fail_with(error, MOXIE_E_INVALID,
-                         "routing.groups: %d; want up to 1024 that divide %lld experts",
-                         routing->groups, (long long)experts);
+                         "routing.groups: %d; want up to %d that divide %lld experts",
+                         routing->groups, ROUTER_GROUPS_MAX, (long long)experts);
     if (groups > 1 && (routing->groups_top < 1 || routing->groups_top > groups ||
                        routing->groups_top * (experts / groups) < top_k))
         return fail_with(

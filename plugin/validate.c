@@ -5,12 +5,11 @@
 
 #include "kernels/types.h"
 #include "plugin/backends.h"
+#include "plugin/threads.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-
-#define THREADS_MAX 1024
 
 // ---- auto --------------------------------------------------------------------------------------
 
@@ -147,7 +146,7 @@ static void check_counts(const struct config *config, struct report *report)
         {KEY_NUM_LAYERS, INT32_MAX, "layers are counted in 32 bits"},
         {KEY_TP_SIZE, INT32_MAX, "ranks are counted in 32 bits"},
         {KEY_DP_SIZE, INT32_MAX, "ranks are counted in 32 bits"},
-        {KEY_CPU_THREADS, THREADS_MAX, "the pool starts at most 1024"},
+        {KEY_CPU_THREADS, THREADS_WORKERS_MAX, "a pool has no more"},
     };
 
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {

@@ -12,8 +12,7 @@
 #include <math.h>
 #include <stdbool.h>
 
-#define GRAIN      8
-#define GROUPS_MAX 1024
+#define GRAIN 8
 
 // The best so far, best first.
 struct best {
@@ -96,10 +95,10 @@ static double group_key(const struct token *token, int32_t group)
 }
 
 // Which groups compete: those that fewer than groups_top others beat.
-static void choose_groups(const struct token *token, bool chosen[GROUPS_MAX])
+static void choose_groups(const struct token *token, bool chosen[ROUTER_GROUPS_MAX])
 {
     int32_t groups = token->args->groups;
-    double keys[GROUPS_MAX];
+    double keys[ROUTER_GROUPS_MAX];
 
     for (int32_t group = 0; group < groups; group++)
         keys[group] = group_key(token, group);
@@ -137,7 +136,7 @@ static void choose(const struct token *token, struct best *best)
     const struct router_args *args = token->args;
     int32_t groups = args->groups > 1 ? args->groups : 1;
     int32_t size = args->experts / groups;
-    bool chosen[GROUPS_MAX] = {true};
+    bool chosen[ROUTER_GROUPS_MAX] = {true};
 
     best->count = 0;
     if (groups > 1) choose_groups(token, chosen);
@@ -212,7 +211,7 @@ int32_t router_cpu(const struct router_args *args, void *stream)
     struct work work = {.body = router_body, .args = args, .items = args->tokens, .grain = GRAIN};
 
     if (args->top_k < 1 || args->top_k > KERNEL_TOP_K_MAX || args->experts < 1 ||
-        args->groups > GROUPS_MAX || (args->groups > 1 && args->experts % args->groups != 0))
+        args->groups > ROUTER_GROUPS_MAX || (args->groups > 1 && args->experts % args->groups != 0))
         return EINVAL;
     // An exponential costs about as much as 64 bytes.
     work_run(&work, stream, (int64_t)args->tokens * args->experts * 64);
