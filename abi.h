@@ -405,7 +405,7 @@ typedef struct moxie_runner_api {
                    moxie_error *);
     // The host rewrote these local experts in place (NULL, 0: all). [serial, eager; caller; 0.1]
     int32_t (*weights_updated)(moxie_runner *, const int32_t *ids, uint64_t count, moxie_error *);
-    // NULL is a no-op. [init, eager; plugin; 0.1]
+    // NULL is a no-op. Waits for what was launched. [init, eager; plugin; 0.1]
     void (*destroy)(moxie_runner *);
 } moxie_runner_api;
 

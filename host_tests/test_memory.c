@@ -3,9 +3,12 @@
 
 #include "plugin/memory.h"
 
+#include "host_tests/layer.h"
 #include "host_tests/mock_host.h"
 #include "host_tests/said.h"
 #include "host_tests/suite.h"
+#include "plugin/instance.h"
+#include "plugin/runner.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -291,6 +294,40 @@ START_TEST(without_an_allocator_the_device_gives)
 }
 END_TEST
 
+static const struct mock_host *watched;
+static uint64_t releases_when_waited;
+
+static int32_t note_wait(int32_t ordinal)
+{
+    (void)ordinal;
+    releases_when_waited = watched->release_calls;
+    return 0;
+}
+
+// Of a device that computes on while the host goes on.
+START_TEST(runners_give_back_behind_what_uses_it)
+{
+    struct layer layer;
+    struct layer_rank rank;
+    struct device device;
+
+    layer_open(&layer, "qwen3_moe_a");
+    layer_rank_init(&rank, &layer, NULL, 0);
+    layer_rank_open(&rank, &layer);
+    device = *rank.instance->device;
+    device.synchronize = note_wait;
+    rank.instance->device = &device;
+    watched = &rank.mock;
+    releases_when_waited = UINT64_MAX;
+    runner_destroy(rank.runner);
+    rank.runner = NULL;
+    ck_assert_uint_eq(releases_when_waited, 0);
+    ck_assert_uint_gt(watched->release_calls, 0);
+    layer_rank_close(&rank);
+    layer_close(&layer);
+}
+END_TEST
+
 static void add(TCase *tests)
 {
     tcase_add_test(tests, users_share_buffers);
@@ -301,6 +338,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, careless_allocators_are_refused);
     tcase_add_loop_test(tests, what_is_counted_begins_at_zero, 0, 2);
     tcase_add_test(tests, without_an_allocator_the_device_gives);
+    tcase_add_test(tests, runners_give_back_behind_what_uses_it);
 }
 
 SUITE_MAIN("memory", 10, add)

@@ -453,6 +453,9 @@ out:
 
 void instance_drop(moxie_instance *instance, uint32_t set)
 {
+    // A host's pool may give the memory to another stream at once.
+    if (instance->device->synchronize != NULL)
+        (void)instance->device->synchronize(instance->ordinal);
     memory_drop(&instance->memory, set);
     instance->users--;
 }
