@@ -3,13 +3,13 @@
 
 #include "plugin/instance.h"
 
+#include "host_tests/kernel_files.h"
 #include "host_tests/mock_host.h"
 #include "host_tests/said.h"
 #include "host_tests/suite.h"
 
 #include <fenv.h>
 #include <math.h>
-#include <string.h>
 
 static moxie_instance *open_instance(struct mock_host *mock)
 {
@@ -127,12 +127,71 @@ START_TEST(what_cannot_be_taken_leaves_nothing)
 }
 END_TEST
 
+static void free_kib(char meminfo[64], uint64_t bytes)
+{
+    (void)snprintf(meminfo, 64, "MemAvailable: %llu kB\n", (unsigned long long)(bytes >> 10));
+}
+
+// By what the plan takes of the machine, or of a group that has less; and by no more than the text
+// asks for. A host's own allocator has limits of its own.
+START_TEST(a_plan_past_what_is_free_is_refused)
+{
+    const uint32_t set = 1u << BUFFER_PAIR_ROW | 1u << BUFFER_CPU_SCRATCH;
+    char meminfo[64], limit[32];
+    const struct kernel_file machine[] = {{"/proc/meminfo", meminfo}, {0}};
+    const struct kernel_file group[] = {{"/proc/meminfo", meminfo},
+                                        {"/sys/fs/cgroup/memory.max", limit},
+                                        {"/sys/fs/cgroup/memory.current", "0\n"},
+                                        {0}};
+    struct mock_host mock;
+    moxie_instance *instance;
+    uint64_t bytes;
+    struct said said;
+
+    said_init(&said);
+    mock_host_init(&mock);
+    mock_set_i64(&mock, "forward_tokens_max", 4096);
+    instance = open_instance(&mock);
+    bytes = instance->plan.device_bytes + instance->plan.host_bytes + instance->plan.pinned_bytes +
+            instance->plan.symmetric_bytes;
+    free_kib(meminfo, bytes - 1024);
+    (void)snprintf(limit, sizeof limit, "%llu\n", (unsigned long long)bytes - 2048);
+    ACCEPTED(&said, instance_device(instance, &said.error));
+    kernel_files = machine;
+    ACCEPTED(&said, instance_take(instance, set, &said.error));
+    instance_drop(instance, set);
+    instance->host.allocate = NULL;
+    instance->host.release = NULL;
+    SAID(&said, MOXIE_E_MEMORY, instance_take(instance, set, &said.error), "the plan's device ",
+         "memory available (the machine's): set forward_tokens_max to 40",
+         " or less, or free memory");
+    kernel_files = group;
+    SAID(&said, MOXIE_E_MEMORY, instance_take(instance, set, &said.error),
+         "bytes of memory available (the limit of its control group",
+         "set forward_tokens_max to 40", "raise that limit");
+    ck_assert_int_eq(instance->users, 0);
+    ck_assert_uint_eq(instance->memory.bytes_held, 0);
+    free_kib(meminfo, bytes + 1024);
+    kernel_files = machine;
+    ACCEPTED(&said, instance_take(instance, set, &said.error));
+    // What is taken is no longer free, and is not counted twice.
+    free_kib(meminfo, 0);
+    ACCEPTED(&said, instance_take(instance, set, &said.error));
+    instance_drop(instance, set);
+    instance_drop(instance, set);
+    kernel_files = NULL;
+    ACCEPTED(&said, instance_close(instance, &said.error));
+    mock_host_fini(&mock);
+}
+END_TEST
+
 static void add(TCase *tests)
 {
     tcase_add_test(tests, a_plan_over_its_budget_shows_no_buffers);
     tcase_add_loop_test(tests, reasons_that_do_not_fit_are_counted, 1, 101);
     tcase_add_loop_test(tests, no_number_raises_anything_in_the_hosts_thread, 0, 3);
     tcase_add_test(tests, what_cannot_be_taken_leaves_nothing);
+    tcase_add_test(tests, a_plan_past_what_is_free_is_refused);
 }
 
 SUITE_MAIN("instance_refused", 20, add)

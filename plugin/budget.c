@@ -182,6 +182,16 @@ static void refuse_budget(const struct config *config, const struct plan *plan,
                   planned_bytes(plan));
 }
 
+void validate_advise(const struct config *config, int64_t budget, char *advice, uint64_t capacity)
+{
+    struct report scratch = {0};
+    struct bounds bounds;
+
+    bounds_compute(&bounds, config, &scratch);
+    report_fini(&scratch);
+    (void)advise(config, &bounds, budget, advice, capacity);
+}
+
 void validate_plan(const struct config *config, const struct plan *plan, struct report *report)
 {
     int64_t budget = config_i64(config, KEY_DEVICE_MEMORY_BUDGET_BYTES);

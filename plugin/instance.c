@@ -5,6 +5,7 @@
 #include "kernels/cpu/fp_mode.h"
 #include "plugin/capture.h"
 #include "plugin/log.h"
+#include "plugin/memory_available.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -434,10 +435,51 @@ out:
     return st;
 }
 
+static int32_t refuse_available(const moxie_instance *instance, uint64_t wanted, uint64_t available,
+                                int is_group, moxie_error *error)
+{
+    const struct plan *plan = &instance->plan;
+    const uint64_t of_keys = plan->device_bytes + plan->symmetric_bytes;
+    const fp_mode before = fp_mode_begin();
+    char advice[256];
+
+    validate_advise(&instance->config, (int64_t)available - (int64_t)(wanted - of_keys), advice,
+                    sizeof advice);
+    fp_mode_end(before);
+    return fail_with(error, MOXIE_E_MEMORY,
+                     "the plan's device %" PRIu64 " + symmetric %" PRIu64 " + host %" PRIu64
+                     " bytes are more than the %" PRIu64 " bytes of memory available (%s): %s%s%s",
+                     plan->device_bytes, plan->symmetric_bytes, wanted - of_keys, available,
+                     is_group ? MEMORY_OF_GROUP : MEMORY_OF_MACHINE,
+                     advice[0] != '\0' ? "set " : "", advice,
+                     is_group ? "raise that limit" : "free memory");
+}
+
+// Before the first of the plan is taken: the kernel gives what is there on paper, and kills the
+// process in the forward that first touches pages it does not have.
+static int32_t check_available(const moxie_instance *instance, moxie_error *error)
+{
+    const struct plan *plan = &instance->plan;
+    const uint64_t wanted =
+        plan->device_bytes + plan->symmetric_bytes + plan->pinned_bytes + plan->host_bytes;
+    struct memory_available available;
+
+    if (instance->users > 0 || instance->host.allocate != NULL ||
+        instance->device->tensor_device != MOXIE_DEVICE_CPU)
+        return MOXIE_OK;
+    available = memory_available();
+    if (wanted > available.group && available.group <= available.machine)
+        return refuse_available(instance, wanted, available.group, 1, error);
+    if (wanted > available.machine)
+        return refuse_available(instance, wanted, available.machine, 0, error);
+    return MOXIE_OK;
+}
+
 int32_t instance_take(moxie_instance *instance, uint32_t set, moxie_error *error)
 {
     int32_t st = MOXIE_OK;
 
+    TRY(check_available(instance, error));
     TRY(memory_take(&instance->memory, set, error));
     // Last, because they are kept until close.
     if (instance->device->tensor_device == MOXIE_DEVICE_CPU) st = start_threads(instance, error);

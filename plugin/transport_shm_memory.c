@@ -2,6 +2,8 @@
 
 #include "plugin/transport_shm_memory.h"
 
+#include "plugin/memory_available.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -17,7 +19,6 @@
 
 #define NAME_BYTES    48                // "/moxie-", 32 hexadecimal digits, NUL
 #define RESERVE_BYTES ((off_t)64 << 20) // allocated in one system call
-#define GROUP_BYTES   1024              // of a group's path; of a longer one its parents are seen
 
 // Lower alone would be refused: the product of both has to hold a rank's tokens.
 #define FEWER_BYTES "set max_dispatch_tokens_per_rank lower and dispatch_rounds_max higher"
@@ -38,118 +39,6 @@ static void name_of(const unsigned char token[MEETING_TOKEN_BYTES], char name[NA
     name[length] = '\0';
 }
 
-// The number behind `key` in a file of lines, or the file's only one where key is "". 0: there is
-// none, as where a limit is "max".
-static int read_number(const char *path, const char *key, uint64_t *number)
-{
-    FILE *file = fopen(path, "re");
-    const size_t length = strlen(key);
-    char line[128];
-    int found = 0;
-
-    if (file == NULL) return 0;
-    while (!found && fgets(line, sizeof line, file) != NULL)
-        found = strncmp(line, key, length) == 0 && sscanf(line + length, "%" SCNu64, number) == 1;
-    (void)fclose(file);
-    return found;
-}
-
-// Where a version of control groups has its files, and what they are called.
-struct group_files {
-    const char *mount, *controller, *limit, *held, *stat, *pages[2];
-};
-
-// This process's group, as a path below the mount; "" for the root, or where nothing says it.
-static void group_of(const struct group_files *files, char path[GROUP_BYTES])
-{
-    FILE *file = fopen("/proc/self/cgroup", "re");
-    char line[GROUP_BYTES];
-
-    path[0] = '\0';
-    while (file != NULL && path[0] == '\0' && fgets(line, sizeof line, file) != NULL) {
-        char *controllers = strchr(line, ':');
-        char *own = controllers != NULL ? strchr(controllers + 1, ':') : NULL;
-
-        if (own == NULL) continue;
-        *own++ = '\0';
-        own[strcspn(own, "\n")] = '\0';
-        if (files->controller[0] == '\0' ? controllers[1] == '\0'
-                                         : strstr(controllers, files->controller) != NULL)
-            (void)snprintf(path, GROUP_BYTES, "%s", strcmp(own, "/") == 0 ? "" : own);
-    }
-    if (file != NULL) (void)fclose(file);
-}
-
-static int read_group(const struct group_files *files, const char *group, const char *name,
-                      const char *key, uint64_t *number)
-{
-    char path[2 * GROUP_BYTES];
-
-    (void)snprintf(path, sizeof path, "%s%s/%s", files->mount, group, name);
-    return read_number(path, key, number);
-}
-
-// What one group's limit leaves. Pages of files can be had again. UINT64_MAX: there is no limit.
-static uint64_t group_left(const struct group_files *files, const char *group)
-{
-    uint64_t limit, held, bytes, pages = 0;
-
-    if (!read_group(files, group, files->limit, "", &limit) ||
-        !read_group(files, group, files->held, "", &held))
-        return UINT64_MAX;
-    for (int32_t i = 0; i < 2; i++)
-        if (read_group(files, group, files->stat, files->pages[i], &bytes)) pages += bytes;
-    held = held > pages ? held - pages : 0;
-    return limit > held ? limit - held : 0;
-}
-
-// What the limits of this process's control group and of those above it leave: a batch system's job
-// has one of its own, and a container sees its own as the root. UINT64_MAX: there is no limit.
-static uint64_t group_available(void)
-{
-    static const struct group_files versions[] = {
-        {"/sys/fs/cgroup",
-         "",
-         "memory.max",
-         "memory.current",
-         "memory.stat",
-         {"inactive_file ", "active_file "}},
-        {"/sys/fs/cgroup/memory",
-         "memory",
-         "memory.limit_in_bytes",
-         "memory.usage_in_bytes",
-         "memory.stat",
-         {"total_inactive_file ", "total_active_file "}},
-    };
-    uint64_t available = UINT64_MAX;
-    char group[GROUP_BYTES], *last;
-
-    for (size_t i = 0; i < sizeof versions / sizeof versions[0]; i++) {
-        group_of(&versions[i], group);
-        do {
-            uint64_t left = group_left(&versions[i], group);
-
-            if (available > left) available = left;
-            last = strrchr(group, '/');
-            if (last != NULL) *last = '\0';
-        } while (last != NULL);
-    }
-    return available;
-}
-
-// Bytes that can be had without anything being killed for them; UINT64_MAX where the kernel does
-// not say.
-static uint64_t memory_available(void)
-{
-    uint64_t group = group_available(), kib, swap = 0;
-    uint64_t available = UINT64_MAX;
-
-    if (read_number("/proc/meminfo", "MemAvailable: ", &kib)) available = kib << 10;
-    if (available > group) available = group;
-    if (read_number("/proc/meminfo", "SwapFree: ", &kib)) swap = kib << 10;
-    return available > UINT64_MAX - swap ? available : available + swap;
-}
-
 static int32_t refuse(const struct shared_memory_need *need, uint64_t room, const char *where,
                       moxie_error *error)
 {
@@ -162,7 +51,7 @@ static int32_t refuse(const struct shared_memory_need *need, uint64_t room, cons
 
 int32_t shared_memory_check(const struct shared_memory_need *need, moxie_error *error)
 {
-    uint64_t available = memory_available();
+    const struct memory_available available = memory_available();
     struct statvfs shm;
     int64_t wanted;
 
@@ -172,10 +61,11 @@ int32_t shared_memory_check(const struct shared_memory_need *need, moxie_error *
         (uint64_t)wanted / shm.f_frsize > shm.f_bavail)
         return refuse(need, (uint64_t)shm.f_bavail * shm.f_frsize,
                       "free in /dev/shm; enlarge it (docker: --shm-size), or", error);
-    if ((uint64_t)wanted > available)
-        return refuse(need, available,
-                      "of memory available (the machine's, or the limit of its container or job);",
+    if ((uint64_t)wanted > available.machine)
+        return refuse(need, available.machine, "of memory available (" MEMORY_OF_MACHINE ");",
                       error);
+    if ((uint64_t)wanted > available.group)
+        return refuse(need, available.group, "of memory available (" MEMORY_OF_GROUP ");", error);
     return MOXIE_OK;
 }
 

@@ -38,5 +38,8 @@ int32_t validate_dispatcher(const struct config *config);
 
 // Judges the plan against device_memory_budget_bytes.
 void validate_plan(const struct config *config, const struct plan *plan, struct report *report);
+// Which keys to set to what, so that the plan's device and symmetric bytes are `budget` or less:
+// "KEY to N or less, or "; empty where none helps.
+void validate_advise(const struct config *config, int64_t budget, char *advice, uint64_t capacity);
 
 #endif

@@ -1,0 +1,115 @@
+// plugin/memory_available.c: what the kernel and the limits of control groups leave.
+
+#include "plugin/memory_available.h"
+
+#include "host_tests/kernel_files.h"
+#include "host_tests/suite.h"
+
+#define MIB (UINT64_C(1) << 20)
+
+#define MEMINFO                                                                                    \
+    {                                                                                              \
+        "/proc/meminfo", "MemTotal:       32768 kB\nMemAvailable:    16384 kB\n"                   \
+                         "SwapFree:              0 kB\n"                                           \
+    }
+#define GROUP_AT(path, usage, files)                                                               \
+    {"/sys/fs/cgroup" path "/memory.current", usage},                                              \
+    {                                                                                              \
+        "/sys/fs/cgroup" path "/memory.stat",                                                      \
+            "anon 1\nfile 7\ninactive_file " files "\nactive_file 0\n"                             \
+    }
+#define GROUP(usage, files) GROUP_AT("", usage, files)
+#define GROUP_1(path, limit, usage)                                                                \
+    {"/sys/fs/cgroup/memory" path "/memory.limit_in_bytes", limit},                                \
+    {                                                                                              \
+        "/sys/fs/cgroup/memory" path "/memory.usage_in_bytes", usage                               \
+    }
+
+static const struct {
+    struct kernel_file files[12];
+    uint64_t available;
+} machines[] = {
+    {{MEMINFO}, 16 * MIB},
+    {{{"/proc/meminfo", "MemAvailable: 8192 kB\nSwapFree: 8192 kB\n"}}, 16 * MIB},
+    // No limit, and one past what the machine has.
+    {{MEMINFO, {"/sys/fs/cgroup/memory.max", "max\n"}, GROUP("12582912\n", "0")}, 16 * MIB},
+    {{MEMINFO, {"/sys/fs/cgroup/memory.max", "134217728\n"}, GROUP("12582912\n", "0")}, 16 * MIB},
+    // Of 16 MiB three quarters are held, of which pages of files are another quarter, or all.
+    {{MEMINFO, {"/sys/fs/cgroup/memory.max", "16777216\n"}, GROUP("12582912\n", "0")}, 4 * MIB},
+    {{MEMINFO, {"/sys/fs/cgroup/memory.max", "16777216\n"}, GROUP("12582912\n", "4194304")},
+     8 * MIB},
+    {{MEMINFO, {"/sys/fs/cgroup/memory.max", "8388608\n"}, GROUP("4194304\n", "4194305")}, 8 * MIB},
+    {{MEMINFO, {"/sys/fs/cgroup/memory.max", "4194304\n"}, GROUP("4194305\n", "0")}, 0},
+    // Version 1.
+    {{MEMINFO,
+      {"/sys/fs/cgroup/memory/memory.limit_in_bytes", "8388608\n"},
+      {"/sys/fs/cgroup/memory/memory.usage_in_bytes", "6291456\n"},
+      {"/sys/fs/cgroup/memory/memory.stat",
+       "inactive_file 5\ntotal_inactive_file 1048576\ntotal_active_file 1048576\n"}},
+     4 * MIB},
+    // The process's own group has less than those above it, or one of those has.
+    {{MEMINFO,
+      {"/proc/self/cgroup", "0::/slurm/job_1\n"},
+      {"/sys/fs/cgroup/slurm/job_1/memory.max", "8388608\n"},
+      GROUP_AT("/slurm/job_1", "4194304\n", "1048576"),
+      {"/sys/fs/cgroup/slurm/memory.max", "12582912\n"},
+      GROUP_AT("/slurm", "4194304\n", "0")},
+     5 * MIB},
+    {{MEMINFO,
+      {"/proc/self/cgroup", "0::/slurm/job_1\n"},
+      {"/sys/fs/cgroup/slurm/job_1/memory.max", "max\n"},
+      GROUP_AT("/slurm/job_1", "4194304\n", "0"),
+      {"/sys/fs/cgroup/slurm/memory.max", "8388608\n"},
+      GROUP_AT("/slurm", "4194304\n", "0")},
+     4 * MIB},
+    {{MEMINFO,
+      {"/proc/self/cgroup", "9:name=systemd:/other\n4:memory:/job\n1:cpu:/other\n0::/\n"},
+      GROUP_1("/job", "8388608\n", "1048576\n"),
+      GROUP_1("/other", "1048576\n", "0\n"),
+      GROUP_1("", "9223372036854771712\n", "0\n")},
+     7 * MIB},
+    // Of a group that is not here, as in a container that has no namespace of groups, the root is.
+    {{MEMINFO,
+      {"/proc/self/cgroup", "4:memory:/docker/1\n"},
+      GROUP_1("", "8388608\n", "1048576\n")},
+     7 * MIB},
+    {{MEMINFO,
+      {"/proc/self/cgroup", "0::/\n"},
+      {"/sys/fs/cgroup/memory.max", "8388608\n"},
+      GROUP("1048576\n", "0")},
+     7 * MIB},
+};
+#define MACHINES ((int)(sizeof machines / sizeof machines[0]))
+
+static uint64_t least(void)
+{
+    const struct memory_available available = memory_available();
+
+    return available.machine < available.group ? available.machine : available.group;
+}
+
+START_TEST(no_more_than_there_is)
+{
+    kernel_files = machines[_i].files;
+    ck_assert_uint_eq(least(), machines[_i].available);
+    kernel_files = NULL;
+}
+END_TEST
+
+START_TEST(where_nothing_says_so_there_is_no_limit)
+{
+    static const struct kernel_file none[1];
+
+    kernel_files = none;
+    ck_assert_uint_eq(least(), UINT64_MAX);
+    kernel_files = NULL;
+}
+END_TEST
+
+static void add(TCase *tests)
+{
+    tcase_add_loop_test(tests, no_more_than_there_is, 0, MACHINES);
+    tcase_add_test(tests, where_nothing_says_so_there_is_no_limit);
+}
+
+SUITE_MAIN("memory_available", 20, add)
