@@ -25,6 +25,25 @@
         "/sys/fs/cgroup/memory" path "/memory.usage_in_bytes", usage                               \
     }
 
+#define SWAP(version, limit, usage)                                                                \
+    {"/proc/meminfo", "MemAvailable: 16384 kB\nSwapFree: 8192 kB\n"}, LIMITS_##version(limit, usage)
+#define LIMITS_1(limit, usage) GROUP_1("", limit, usage)
+#define LIMITS_2(limit, usage)                                                                     \
+    {"/sys/fs/cgroup/memory.max", limit},                                                          \
+    {                                                                                              \
+        "/sys/fs/cgroup/memory.current", usage                                                     \
+    }
+#define SWAP_MAX(limit, usage)                                                                     \
+    {"/sys/fs/cgroup/memory.swap.max", limit},                                                     \
+    {                                                                                              \
+        "/sys/fs/cgroup/memory.swap.current", usage                                                \
+    }
+#define MEMSW(limit, usage)                                                                        \
+    {"/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes", limit},                                  \
+    {                                                                                              \
+        "/sys/fs/cgroup/memory/memory.memsw.usage_in_bytes", usage                                 \
+    }
+
 static const struct {
     struct kernel_file files[12];
     uint64_t available;
@@ -78,6 +97,17 @@ static const struct {
       {"/sys/fs/cgroup/memory.max", "8388608\n"},
       GROUP("1048576\n", "0")},
      7 * MIB},
+    // Of 8 MiB of swap a group has none, what its limit leaves, or all. Version 1 limits the sum.
+    {{SWAP(2, "8388608", "1048576"), SWAP_MAX("0\n", "0\n")}, 7 * MIB},
+    {{SWAP(2, "8388608", "1048576"), SWAP_MAX("2097152\n", "1048576\n")}, 8 * MIB},
+    {{SWAP(2, "8388608", "1048576"), SWAP_MAX("1048576\n", "2097152\n")}, 7 * MIB},
+    {{SWAP(2, "8388608", "1048576"), SWAP_MAX("max\n", "1048576\n")}, 15 * MIB},
+    {{SWAP(2, "8388608", "1048576"), SWAP_MAX("134217728\n", "0\n")}, 15 * MIB},
+    {{SWAP(2, "8388608", "1048576")}, 15 * MIB},
+    {{SWAP(1, "8388608", "1048576"), MEMSW("8388608\n", "1048576\n")}, 7 * MIB},
+    {{SWAP(1, "8388608", "1048576"), MEMSW("10485760\n", "2097152\n")}, 8 * MIB},
+    {{SWAP(1, "8388608", "1048576"), MEMSW("9223372036854771712\n", "1048576\n")}, 15 * MIB},
+    {{SWAP(1, "8388608", "1048576")}, 15 * MIB},
 };
 #define MACHINES ((int)(sizeof machines / sizeof machines[0]))
 

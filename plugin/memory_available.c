@@ -26,7 +26,8 @@ static int read_number(const char *path, const char *key, uint64_t *number)
 
 // Where a version of control groups has its files, and what they are called.
 struct group_files {
-    const char *mount, *controller, *limit, *held, *stat, *pages[2];
+    const char *mount, *controller, *limit, *held, *stat, *pages[2], *swap_limit, *swap_held;
+    int swap_with_memory; // the last two count both together
 };
 
 // This process's group, as a path below the mount; "" for the root, or where nothing says it.
@@ -59,21 +60,42 @@ static int read_group(const struct group_files *files, const char *group, const 
     return read_number(path, key, number);
 }
 
-// What one group's limit leaves. Pages of files can be had again. UINT64_MAX: there is no limit.
-static uint64_t group_left(const struct group_files *files, const char *group)
+static uint64_t sum_of(uint64_t bytes, uint64_t more)
 {
-    uint64_t limit, held, bytes, pages = 0;
+    return bytes > UINT64_MAX - more ? UINT64_MAX : bytes + more;
+}
+
+static uint64_t less(uint64_t bytes, uint64_t taken)
+{
+    return bytes > taken ? bytes - taken : 0;
+}
+
+// What one group's limits leave, of the machine's swap, too. Pages of files can be had again.
+// UINT64_MAX: there is no limit.
+static uint64_t group_left(const struct group_files *files, const char *group, uint64_t swap)
+{
+    uint64_t limit, held, bytes, left, pages = 0;
 
     if (!read_group(files, group, files->limit, "", &limit) ||
         !read_group(files, group, files->held, "", &held))
         return UINT64_MAX;
     for (int32_t i = 0; i < 2; i++)
         if (read_group(files, group, files->stat, files->pages[i], &bytes)) pages += bytes;
-    held = held > pages ? held - pages : 0;
-    return limit > held ? limit - held : 0;
+    left = less(limit, less(held, pages));
+    if (!read_group(files, group, files->swap_limit, "", &limit) ||
+        !read_group(files, group, files->swap_held, "", &held))
+        return sum_of(left, swap);
+    if (files->swap_with_memory) {
+        const uint64_t both = less(limit, less(held, pages));
+
+        left = sum_of(left, swap);
+        return left < both ? left : both;
+    }
+    limit = less(limit, held);
+    return sum_of(left, limit < swap ? limit : swap);
 }
 
-static uint64_t group_available(void)
+static uint64_t group_available(uint64_t swap)
 {
     static const struct group_files versions[] = {
         {"/sys/fs/cgroup",
@@ -81,13 +103,19 @@ static uint64_t group_available(void)
          "memory.max",
          "memory.current",
          "memory.stat",
-         {"inactive_file ", "active_file "}},
+         {"inactive_file ", "active_file "},
+         "memory.swap.max",
+         "memory.swap.current",
+         0},
         {"/sys/fs/cgroup/memory",
          "memory",
          "memory.limit_in_bytes",
          "memory.usage_in_bytes",
          "memory.stat",
-         {"total_inactive_file ", "total_active_file "}},
+         {"total_inactive_file ", "total_active_file "},
+         "memory.memsw.limit_in_bytes",
+         "memory.memsw.usage_in_bytes",
+         1},
     };
     uint64_t available = UINT64_MAX;
     char group[GROUP_BYTES], *last;
@@ -95,7 +123,7 @@ static uint64_t group_available(void)
     for (size_t i = 0; i < sizeof versions / sizeof versions[0]; i++) {
         group_of(&versions[i], group);
         do {
-            uint64_t left = group_left(&versions[i], group);
+            uint64_t left = group_left(&versions[i], group, swap);
 
             if (available > left) available = left;
             last = strrchr(group, '/');
@@ -105,19 +133,14 @@ static uint64_t group_available(void)
     return available;
 }
 
-static uint64_t sum_of(uint64_t bytes, uint64_t more)
-{
-    return bytes > UINT64_MAX - more ? UINT64_MAX : bytes + more;
-}
-
 struct memory_available memory_available(void)
 {
-    struct memory_available available = {.machine = UINT64_MAX, .group = group_available()};
+    struct memory_available available = {.machine = UINT64_MAX};
     uint64_t kib, swap = 0;
 
     if (read_number("/proc/meminfo", "SwapFree: ", &kib)) swap = kib << 10;
     if (read_number("/proc/meminfo", "MemAvailable: ", &kib))
         available.machine = sum_of(kib << 10, swap);
-    available.group = sum_of(available.group, swap);
+    available.group = group_available(swap);
     return available;
 }
