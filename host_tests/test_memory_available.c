@@ -114,8 +114,9 @@ static const struct {
 static uint64_t least(void)
 {
     const struct memory_available available = memory_available();
+    const uint64_t group = available.group < available.above ? available.group : available.above;
 
-    return available.machine < available.group ? available.machine : available.group;
+    return available.machine < group ? available.machine : group;
 }
 
 START_TEST(no_more_than_there_is)
@@ -136,9 +137,44 @@ START_TEST(where_nothing_says_so_there_is_no_limit)
 }
 END_TEST
 
+// The innermost with a limit, which is the group's; those above it have others below them, too.
+START_TEST(the_innermost_limit_is_told_from_those_above)
+{
+    static const struct kernel_file files[] = {MEMINFO,
+                                               {"/proc/self/cgroup", "0::/job/step/task\n"},
+                                               {"/sys/fs/cgroup/job/step/task/memory.max", "max\n"},
+                                               GROUP_AT("/job/step/task", "0\n", "0"),
+                                               {"/sys/fs/cgroup/job/step/memory.max", "8388608\n"},
+                                               GROUP_AT("/job/step", "1048576\n", "0"),
+                                               {"/sys/fs/cgroup/job/memory.max", "12582912\n"},
+                                               GROUP_AT("/job", "1048576\n", "0"),
+                                               {0}};
+    static const struct kernel_file version_1[] = {
+        {"/proc/self/cgroup", "4:memory:/job/task\n"},
+        GROUP_1("/job/task", "9223372036854771712\n", "0\n"),
+        GROUP_1("/job", "8388608\n", "1048576\n"),
+        {0}};
+    struct memory_available available;
+
+    kernel_files = version_1;
+    available = memory_available();
+    ck_assert_uint_eq(available.group, 7 * MIB);
+    ck_assert_uint_eq(available.above, UINT64_MAX);
+    ck_assert_uint_eq(available.group_id, strlen("/sys/fs/cgroup/memory/job"));
+    kernel_files = files;
+    available = memory_available();
+    kernel_files = NULL;
+    ck_assert_uint_eq(available.machine, 16 * MIB);
+    ck_assert_uint_eq(available.group, 7 * MIB);
+    ck_assert_uint_eq(available.above, 11 * MIB);
+    ck_assert_uint_eq(available.group_id, strlen("/sys/fs/cgroup/job/step"));
+}
+END_TEST
+
 static void add(TCase *tests)
 {
     tcase_add_loop_test(tests, no_more_than_there_is, 0, MACHINES);
+    tcase_add_test(tests, the_innermost_limit_is_told_from_those_above);
     tcase_add_test(tests, where_nothing_says_so_there_is_no_limit);
 }
 

@@ -23,7 +23,8 @@ static const struct kernel_file group[] = {{"/proc/meminfo", "MemAvailable: 1638
 static int32_t check(uint64_t bytes, int32_t ranks, int32_t windows, struct said *said)
 {
     return shared_memory_check(
-        &(struct shared_memory_need){.bytes = bytes, .ranks = ranks, .windows = windows},
+        &(struct shared_memory_need){
+            .bytes = bytes, .ranks = ranks, .windows = windows, .group_ranks = ranks},
         &said->error);
 }
 
@@ -47,6 +48,58 @@ START_TEST(no_more_than_there_is)
     ACCEPTED(&said, check(available / 2, 2, 1, &said));
     ck_assert_int_eq(check(available / 2 + 1, 2, 1, &said), MOXIE_E_MEMORY);
     kernel_files = NULL;
+}
+END_TEST
+
+// To rank 0 of two: a peer in a control group that differs by the bits of *ctx.
+static int32_t answer_gather(void *ctx, const void *send, void *recv, uint64_t bytes)
+{
+    const uint64_t *differs = ctx;
+    struct meeting_message *all = recv;
+
+    ck_assert_uint_eq(bytes, sizeof all[0]);
+    memcpy(&all[0], send, bytes);
+    all[1] = all[0];
+    all[1].rank = 1;
+    all[1].identity.pid = 0;
+    all[1].group ^= *differs;
+    return 0;
+}
+
+// A group's limit is for the windows of its own ranks. One above it may be for all of them.
+START_TEST(a_groups_limit_is_for_its_own_ranks)
+{
+    static const struct kernel_file above[] = {{"/proc/self/cgroup", "0::/job\n"},
+                                               {"/sys/fs/cgroup/job/memory.max", "8388608\n"},
+                                               {"/sys/fs/cgroup/job/memory.current", "0\n"},
+                                               {"/sys/fs/cgroup/memory.max", "9437184\n"},
+                                               {"/sys/fs/cgroup/memory.current", "0\n"},
+                                               {0}};
+    static const struct {
+        uint64_t differs;
+        const struct kernel_file *files;
+        const char *refused;
+    } rows[] = {{0, group, "for 2 ranks x 1 forwards in flight do not fit into the 8388608 bytes"},
+                {1, group, NULL},
+                {1, above, "for 2 ranks x 1 forwards in flight do not fit into the 9437184 bytes"}};
+    uint64_t differs = rows[_i].differs;
+    const struct bootstrap bootstrap = {
+        .all_gather = answer_gather, .ctx = &differs, .ranks = 2, .windows = 1};
+    struct transport *transport;
+    struct window *window;
+    struct said said;
+
+    said_init(&said);
+    kernel_files = rows[_i].files;
+    ACCEPTED(&said, transport_shm.create(&bootstrap, &transport, &said.error));
+    if (rows[_i].refused == NULL)
+        ACCEPTED(&said, transport_shm.window_open(transport, 5 * MIB, &window, &said.error));
+    else
+        SAID(&said, MOXIE_E_MEMORY,
+             transport_shm.window_open(transport, 5 * MIB, &window, &said.error), rows[_i].refused);
+    kernel_files = NULL;
+    transport_shm.window_close(transport, window);
+    transport_shm.destroy(transport);
 }
 END_TEST
 
@@ -151,6 +204,7 @@ END_TEST
 static void add(TCase *tests)
 {
     tcase_add_loop_test(tests, no_more_than_there_is, 0, 2);
+    tcase_add_loop_test(tests, a_groups_limit_is_for_its_own_ranks, 0, 3);
     tcase_add_test(tests, all_windows_are_counted_at_first);
     tcase_add_test(tests, one_forward_cannot_be_fewer);
     tcase_add_test(tests, a_umask_keeps_no_peer_out);

@@ -81,8 +81,10 @@ int __wrap_fstat(int fd, struct stat *file)
     return call_fails() ? -1 : __real_fstat(fd, file);
 }
 
+// But of control groups: where it fails, no rank does.
 int __wrap_stat(const char *path, struct stat *file)
 {
+    if (strncmp(path, "/sys/", 5) == 0) return __real_stat(path, file);
     return call_fails() ? -1 : __real_stat(path, file);
 }
 

@@ -463,13 +463,15 @@ static int32_t check_available(const moxie_instance *instance, moxie_error *erro
     const uint64_t wanted =
         plan->device_bytes + plan->symmetric_bytes + plan->pinned_bytes + plan->host_bytes;
     struct memory_available available;
+    uint64_t group;
 
     if (instance->users > 0 || instance->host.allocate != NULL ||
         instance->device->tensor_device != MOXIE_DEVICE_CPU)
         return MOXIE_OK;
     available = memory_available();
-    if (wanted > available.group && available.group <= available.machine)
-        return refuse_available(instance, wanted, available.group, 1, error);
+    group = available.group < available.above ? available.group : available.above;
+    if (wanted > group && group <= available.machine)
+        return refuse_available(instance, wanted, group, 1, error);
     if (wanted > available.machine)
         return refuse_available(instance, wanted, available.machine, 0, error);
     return MOXIE_OK;

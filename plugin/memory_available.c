@@ -5,8 +5,10 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
-#define GROUP_BYTES 1024 // of a group's path; of a longer one its parents are seen
+#define GROUP_BYTES    1024 // of a group's path; of a longer one its parents are seen
+#define NO_LIMIT_BYTES (UINT64_C(1) << 62) // and more: version 1 writes all pages that it can count
 
 // The number behind `key` in a file of lines, or the file's only one where key is "". 0: there is
 // none, as where a limit is "max".
@@ -76,7 +78,7 @@ static uint64_t group_left(const struct group_files *files, const char *group, u
 {
     uint64_t limit, held, bytes, left, pages = 0;
 
-    if (!read_group(files, group, files->limit, "", &limit) ||
+    if (!read_group(files, group, files->limit, "", &limit) || limit >= NO_LIMIT_BYTES ||
         !read_group(files, group, files->held, "", &held))
         return UINT64_MAX;
     for (int32_t i = 0; i < 2; i++)
@@ -95,7 +97,17 @@ static uint64_t group_left(const struct group_files *files, const char *group, u
     return sum_of(left, limit < swap ? limit : swap);
 }
 
-static uint64_t group_available(uint64_t swap)
+// Its folder's inode is one in all namespaces of groups, each of which sees another device.
+static uint64_t group_id(const struct group_files *files, const char *group)
+{
+    char path[2 * GROUP_BYTES];
+    struct stat folder;
+
+    (void)snprintf(path, sizeof path, "%s%s", files->mount, group);
+    return stat(path, &folder) == 0 ? folder.st_ino : 0;
+}
+
+static void read_groups(struct memory_available *available, uint64_t swap)
 {
     static const struct group_files versions[] = {
         {"/sys/fs/cgroup",
@@ -117,30 +129,34 @@ static uint64_t group_available(uint64_t swap)
          "memory.memsw.usage_in_bytes",
          1},
     };
-    uint64_t available = UINT64_MAX;
     char group[GROUP_BYTES], *last;
 
     for (size_t i = 0; i < sizeof versions / sizeof versions[0]; i++) {
         group_of(&versions[i], group);
         do {
-            uint64_t left = group_left(&versions[i], group, swap);
+            const uint64_t left = group_left(&versions[i], group, swap);
 
-            if (available > left) available = left;
+            if (available->group == UINT64_MAX && left != UINT64_MAX) {
+                available->group = left;
+                available->group_id = group_id(&versions[i], group);
+            } else if (left < available->above) {
+                available->above = left;
+            }
             last = strrchr(group, '/');
             if (last != NULL) *last = '\0';
         } while (last != NULL);
     }
-    return available;
 }
 
 struct memory_available memory_available(void)
 {
-    struct memory_available available = {.machine = UINT64_MAX};
+    struct memory_available available = {
+        .machine = UINT64_MAX, .group = UINT64_MAX, .above = UINT64_MAX};
     uint64_t kib, swap = 0;
 
     if (read_number("/proc/meminfo", "SwapFree: ", &kib)) swap = kib << 10;
     if (read_number("/proc/meminfo", "MemAvailable: ", &kib))
         available.machine = sum_of(kib << 10, swap);
-    available.group = group_available(swap);
+    read_groups(&available, swap);
     return available;
 }

@@ -6,12 +6,14 @@
 
 #include <stdint.h>
 
-// UINT64_MAX: the kernel does not say, or there is no limit.
+// Of bytes, UINT64_MAX: the kernel does not say, or there is no limit.
 struct memory_available {
     uint64_t machine;
-    uint64_t group; // the least that the limits of this process's control group, and of those above
-                    // it leave: a batch system's job has one of its own, and a container sees its
-                    // own as the root
+    // What the innermost of this process's control groups that has a limit leaves: a batch system's
+    // job has one of its own, and a container sees its own as the root.
+    uint64_t group;
+    uint64_t above;    // the least that those above it leave
+    uint64_t group_id; // of it, the same for every process of it; 0: there is none
 };
 
 struct memory_available memory_available(void);

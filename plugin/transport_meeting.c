@@ -3,6 +3,7 @@
 #include "plugin/transport_meeting.h"
 
 #include "plugin/device.h"
+#include "plugin/memory_available.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -12,7 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define STAGE_MAGIC 0x4d580400u // raised with every change of struct meeting_message
+#define STAGE_MAGIC 0x4d580500u // raised with every change of struct meeting_message
 
 void meeting_init(struct meeting *meeting, const struct bootstrap *bootstrap,
                   const struct meeting_identity *identity, uint64_t windows)
@@ -136,6 +137,7 @@ int32_t meeting_join(struct meeting *meeting, const struct bootstrap *bootstrap,
 
     meeting_init(meeting, bootstrap, &nobody, 0);
     step = identify(&meeting->mine.identity, &meeting->local);
+    meeting->mine.group = memory_available().group_id;
     if (transport == NULL)
         step = fail_with(&meeting->local, MOXIE_E_MEMORY, "a transport: out of memory");
     TRY(meeting_meet(meeting, STAGE_JOIN, step, error));

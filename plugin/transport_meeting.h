@@ -34,11 +34,12 @@ struct meeting_message {
     uint64_t bytes; // of a window, from STAGE_OFFER on; at STAGE_JOIN NCCL's version
     unsigned char token[MEETING_TOKEN_BYTES];
     int64_t tenancy_fd; // from STAGE_MADE on: the sender's, for ranks of its process
+    uint64_t group;     // at STAGE_JOIN: the sender's control group that limits memory; 0: none
     unsigned char id[MEETING_ID_BYTES]; // of what rank 0 made for all of them to join
     char text[FAILURE_TEXT_BYTES];      // why status is what it is
 };
 
-_Static_assert(sizeof(struct meeting_message) == 120 + MEETING_ID_BYTES + FAILURE_TEXT_BYTES,
+_Static_assert(sizeof(struct meeting_message) == 128 + MEETING_ID_BYTES + FAILURE_TEXT_BYTES,
                "what is sent has no padding");
 
 // One collective call under way.

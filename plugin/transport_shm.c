@@ -58,14 +58,17 @@ struct transport {
     uint64_t windows;              // asked for since create
     uint8_t mate[MOXIE_RANKS_MAX]; // 1: a thread of this process
     int32_t mates;                 // this rank included
+    int32_t group_ranks;           // whose memory the limit of this rank's control group is for
 };
 
-static void find_mates(struct transport *transport, const struct meeting *meeting)
+static void find_neighbours(struct transport *transport, const struct meeting *meeting)
 {
     for (int32_t r = 0; r < transport->bootstrap.ranks; r++) {
         transport->mate[r] = memcmp(&meeting->all[r].identity, &transport->identity,
                                     sizeof transport->identity) == 0;
         transport->mates += transport->mate[r];
+        transport->group_ranks +=
+            meeting->mine.group == 0 || meeting->all[r].group == meeting->mine.group;
     }
 }
 
@@ -86,7 +89,7 @@ static int32_t create(const struct bootstrap *bootstrap, struct transport **out,
     TRY(meeting_join(&meeting, bootstrap, transport, error));
     transport->bootstrap = *bootstrap;
     transport->identity = meeting.mine.identity;
-    find_mates(transport, &meeting);
+    find_neighbours(transport, &meeting);
     *out = transport;
     transport = NULL;
 out:
@@ -235,6 +238,7 @@ static int32_t prepare(const struct transport *transport, uint64_t bytes, struct
     TRY(transport_window_bytes(bytes, transport->bootstrap.ranks, &bytes_mapped, error));
     TRY(shared_memory_check(&(struct shared_memory_need){.bytes = bytes_mapped,
                                                          .ranks = transport->bootstrap.ranks,
+                                                         .group_ranks = transport->group_ranks,
                                                          .windows = windows_to_come(transport)},
                             error));
     TRY(meeting_token(meeting->mine.token, error));

@@ -39,33 +39,42 @@ static void name_of(const unsigned char token[MEETING_TOKEN_BYTES], char name[NA
     name[length] = '\0';
 }
 
-static int32_t refuse(const struct shared_memory_need *need, uint64_t room, const char *where,
-                      moxie_error *error)
+static int32_t refuse(const struct shared_memory_need *need, int32_t ranks, uint64_t room,
+                      const char *where, moxie_error *error)
 {
     return fail_with(error, MOXIE_E_MEMORY,
                      "windows of %" PRIu64 " bytes for %d ranks x %d forwards in flight do not fit "
                      "into the %" PRIu64 " bytes %s " FEWER_BYTES "%s",
-                     need->bytes, need->ranks, need->windows, room, where,
+                     need->bytes, ranks, need->windows, room, where,
                      need->windows > 1 ? ", or forwards_in_flight_max lower" : "");
 }
 
+// A window is its maker's memory. Which ranks are in the groups above its own is not known: all.
 int32_t shared_memory_check(const struct shared_memory_need *need, moxie_error *error)
 {
     const struct memory_available available = memory_available();
+    const struct {
+        uint64_t bytes;
+        int32_t ranks;
+        const char *where;
+    } rooms[] = {
+        {available.machine, need->ranks, "of memory available (" MEMORY_OF_MACHINE ");"},
+        {available.group, need->group_ranks, "of memory available (" MEMORY_OF_GROUP ");"},
+        {available.above, need->ranks, "of memory available (" MEMORY_OF_GROUP ");"},
+    };
+    const uint64_t each = need->bytes * (uint64_t)need->windows; // once the product below is one
     struct statvfs shm;
     int64_t wanted;
 
     if (!size_mul((int64_t)need->bytes, need->ranks * need->windows, &wanted))
-        return refuse(need, SIZE_LIMIT, "that can be addressed;", error);
+        return refuse(need, need->ranks, SIZE_LIMIT, "that can be addressed;", error);
     if (statvfs("/dev/shm", &shm) == 0 && shm.f_blocks != 0 &&
         (uint64_t)wanted / shm.f_frsize > shm.f_bavail)
-        return refuse(need, (uint64_t)shm.f_bavail * shm.f_frsize,
+        return refuse(need, need->ranks, (uint64_t)shm.f_bavail * shm.f_frsize,
                       "free in /dev/shm; enlarge it (docker: --shm-size), or", error);
-    if ((uint64_t)wanted > available.machine)
-        return refuse(need, available.machine, "of memory available (" MEMORY_OF_MACHINE ");",
-                      error);
-    if ((uint64_t)wanted > available.group)
-        return refuse(need, available.group, "of memory available (" MEMORY_OF_GROUP ");", error);
+    for (size_t i = 0; i < sizeof rooms / sizeof rooms[0]; i++)
+        if (each * (uint64_t)rooms[i].ranks > rooms[i].bytes)
+            return refuse(need, rooms[i].ranks, rooms[i].bytes, rooms[i].where, error);
     return MOXIE_OK;
 }
 
