@@ -7,6 +7,7 @@
 #include "host_tests/said.h"
 #include "host_tests/suite.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -19,6 +20,16 @@ static const struct kernel_file group[] = {{"/proc/meminfo", "MemAvailable: 1638
                                            {"/sys/fs/cgroup/memory.max", "8388608\n"},
                                            {"/sys/fs/cgroup/memory.current", "0\n"},
                                            {0}};
+
+static int fallocate_error; // what calls fail for; 0: they do not
+
+int __real_posix_fallocate(int fd, off_t offset, off_t bytes);
+int __wrap_posix_fallocate(int fd, off_t offset, off_t bytes);
+
+int __wrap_posix_fallocate(int fd, off_t offset, off_t bytes)
+{
+    return fallocate_error != 0 ? fallocate_error : __real_posix_fallocate(fd, offset, bytes);
+}
 
 static int32_t check(uint64_t bytes, int32_t ranks, int32_t windows, struct said *said)
 {
@@ -147,6 +158,38 @@ START_TEST(one_forward_cannot_be_fewer)
 }
 END_TEST
 
+static int32_t make_one(struct said *said)
+{
+    unsigned char token[MEETING_TOKEN_BYTES] = {2};
+    int32_t answer;
+    void *made;
+
+    (void)snprintf((char *)token + 1, sizeof token - 1, "%d", (int)getpid());
+    answer = shared_memory_make(token, (uint64_t)TRANSPORT_PAGE_BYTES, &made, &said->error);
+    shared_memory_unlink(token);
+    return answer;
+}
+
+// What a sandbox forbids is no want of room.
+START_TEST(pages_that_cannot_be_reserved_say_why)
+{
+    static const struct {
+        int os_error;
+        int32_t code;
+        const char *remedy;
+    } rows[] = {{ENOSPC, MOXIE_E_MEMORY, "enlarge it (docker: --shm-size)"},
+                {ENOMEM, MOXIE_E_MEMORY, "enlarge it (docker: --shm-size)"},
+                {EPERM, MOXIE_E_UNAVAILABLE, "allow fallocate"},
+                {ENOSYS, MOXIE_E_UNAVAILABLE, "allow fallocate"}};
+    struct said said;
+
+    said_init(&said);
+    fallocate_error = rows[_i].os_error;
+    SAID(&said, rows[_i].code, make_one(&said), strerror(rows[_i].os_error), rows[_i].remedy);
+    fallocate_error = 0;
+}
+END_TEST
+
 // Peers open it by its mode, whatever the umask takes from that. Root may open anything.
 START_TEST(a_umask_keeps_no_peer_out)
 {
@@ -207,6 +250,7 @@ static void add(TCase *tests)
     tcase_add_loop_test(tests, a_groups_limit_is_for_its_own_ranks, 0, 3);
     tcase_add_test(tests, all_windows_are_counted_at_first);
     tcase_add_test(tests, one_forward_cannot_be_fewer);
+    tcase_add_loop_test(tests, pages_that_cannot_be_reserved_say_why, 0, 4);
     tcase_add_test(tests, a_umask_keeps_no_peer_out);
     tcase_add_test(tests, memory_of_another_size_is_refused);
 }

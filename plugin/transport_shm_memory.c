@@ -110,6 +110,11 @@ static int32_t reserve(int fd, uint64_t bytes, moxie_error *error)
         piece = (off_t)bytes - offset < RESERVE_BYTES ? (off_t)bytes - offset : RESERVE_BYTES;
         os_error = reserve_piece(fd, offset, piece);
     }
+    if (os_error != 0 && os_error != ENOSPC && os_error != ENOMEM)
+        return fail_with(error, MOXIE_E_UNAVAILABLE,
+                         "the memory of a window cannot be reserved (fallocate: %s); allow "
+                         "fallocate",
+                         strerror(os_error));
     if (os_error != 0)
         return fail_with(error, MOXIE_E_MEMORY,
                          "/dev/shm has no room for a window of %" PRIu64
