@@ -137,8 +137,16 @@ static int32_t map(int fd, uint64_t bytes, void **out, moxie_error *error)
 
 static int32_t open_code(int os_error)
 {
-    return os_error == EMFILE || os_error == ENFILE || os_error == ENOMEM ? MOXIE_E_MEMORY
-                                                                          : MOXIE_E_UNAVAILABLE;
+    return os_error == EMFILE || os_error == ENFILE || os_error == ENOMEM || os_error == ENOSPC
+               ? MOXIE_E_MEMORY
+               : MOXIE_E_UNAVAILABLE;
+}
+
+// An empty file takes no room: what has run out is the number of files.
+static const char *make_remedy(int os_error)
+{
+    return os_error == ENOSPC ? "remove files from /dev/shm, or raise its nr_inodes"
+                              : transport_remedy(os_error, "/dev/shm must be mounted and writable");
 }
 
 int32_t shared_memory_make(const unsigned char token[MEETING_TOKEN_BYTES], uint64_t bytes,
@@ -152,8 +160,7 @@ int32_t shared_memory_make(const unsigned char token[MEETING_TOKEN_BYTES], uint6
     fd = shm_open(name, O_RDWR | O_CREAT | O_EXCL, 0600);
     if (fd < 0)
         TRY(fail_with(error, open_code(errno), "shared memory cannot be made (shm_open: %s); %s",
-                      strerror(errno),
-                      transport_remedy(errno, "/dev/shm must be mounted and writable")));
+                      strerror(errno), make_remedy(errno)));
     // The umask may have taken from the mode that peers open it by.
     (void)fchmod(fd, 0600);
     TRY(reserve(fd, bytes, error));
