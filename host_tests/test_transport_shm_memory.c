@@ -21,7 +21,7 @@ static const struct kernel_file group[] = {{"/proc/meminfo", "MemAvailable: 1638
                                            {"/sys/fs/cgroup/memory.current", "0\n"},
                                            {0}};
 
-static int fallocate_error, shm_open_error; // what calls fail for; 0: they do not
+static int fallocate_error, shm_open_error, mmap_error; // what calls fail for; 0: they do not
 
 int __real_posix_fallocate(int fd, off_t offset, off_t bytes);
 int __wrap_posix_fallocate(int fd, off_t offset, off_t bytes);
@@ -39,6 +39,16 @@ int __wrap_shm_open(const char *name, int flags, mode_t mode)
     if (shm_open_error == 0) return __real_shm_open(name, flags, mode);
     errno = shm_open_error;
     return -1;
+}
+
+void *__real_mmap(void *at, size_t bytes, int protection, int flags, int fd, off_t offset);
+void *__wrap_mmap(void *at, size_t bytes, int protection, int flags, int fd, off_t offset);
+
+void *__wrap_mmap(void *at, size_t bytes, int protection, int flags, int fd, off_t offset)
+{
+    if (mmap_error == 0) return __real_mmap(at, bytes, protection, flags, fd, offset);
+    errno = mmap_error;
+    return MAP_FAILED;
 }
 
 static int32_t check(uint64_t bytes, int32_t ranks, int32_t windows, struct said *said)
@@ -214,6 +224,18 @@ START_TEST(no_more_files_is_no_want_of_a_mount)
 }
 END_TEST
 
+START_TEST(a_limit_of_addresses_is_told)
+{
+    struct said said;
+
+    said_init(&said);
+    mmap_error = ENOMEM;
+    SAID(&said, MOXIE_E_MEMORY, make_one(&said), "a window of 65536 bytes", "ulimit -v",
+         "max_dispatch_tokens_per_rank lower");
+    mmap_error = 0;
+}
+END_TEST
+
 // Peers open it by its mode, whatever the umask takes from that. Root may open anything.
 START_TEST(a_umask_keeps_no_peer_out)
 {
@@ -276,6 +298,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, one_forward_cannot_be_fewer);
     tcase_add_loop_test(tests, pages_that_cannot_be_reserved_say_why, 0, 4);
     tcase_add_test(tests, no_more_files_is_no_want_of_a_mount);
+    tcase_add_test(tests, a_limit_of_addresses_is_told);
     tcase_add_test(tests, a_umask_keeps_no_peer_out);
     tcase_add_test(tests, memory_of_another_size_is_refused);
 }

@@ -129,8 +129,10 @@ static int32_t map(int fd, uint64_t bytes, void **out, moxie_error *error)
 
     if (memory == MAP_FAILED)
         return fail_with(error, MOXIE_E_MEMORY,
-                         "a window of %" PRIu64 " bytes cannot be mapped (%s)", bytes,
-                         strerror(errno));
+                         "a window of %" PRIu64
+                         " bytes cannot be mapped (%s); raise this process's limit of address "
+                         "space (ulimit -v), or " FEWER_BYTES,
+                         bytes, strerror(errno));
     *out = memory;
     return MOXIE_OK;
 }
