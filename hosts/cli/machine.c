@@ -8,6 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#define GROUP_BYTES 1024 // of a group's path; of a longer one its parents are seen
+
 int machine_cores(void)
 {
     cpu_set_t cores;
@@ -37,33 +39,78 @@ static int read_number(const char *path, const char *word, uint64_t *number)
     return found;
 }
 
-// What a container may still take: its pages of files can be dropped.
-static uint64_t container_available(const char *limit_path, const char *held_path,
-                                    const char *stat_path, const char *const files[2])
+// Where a version of control groups has its files, and what they are called.
+struct group_files {
+    const char *mount, *controller, *limit, *held, *pages[2];
+};
+
+// This process's group, as a path below the mount; "" for the root, or where nothing says it.
+static void group_of(const struct group_files *files, char path[GROUP_BYTES])
+{
+    FILE *file = fopen("/proc/self/cgroup", "re");
+    char line[GROUP_BYTES];
+
+    path[0] = '\0';
+    while (file != NULL && path[0] == '\0' && fgets(line, sizeof line, file) != NULL) {
+        char *controllers = strchr(line, ':');
+        char *own = controllers != NULL ? strchr(controllers + 1, ':') : NULL;
+
+        if (own == NULL) continue;
+        *own++ = '\0';
+        own[strcspn(own, "\n")] = '\0';
+        if (files->controller[0] == '\0' ? controllers[1] == '\0'
+                                         : strstr(controllers, files->controller) != NULL)
+            (void)snprintf(path, GROUP_BYTES, "%s", strcmp(own, "/") == 0 ? "" : own);
+    }
+    if (file != NULL) (void)fclose(file);
+}
+
+static int read_group(const struct group_files *files, const char *group, const char *name,
+                      const char *word, uint64_t *number)
+{
+    char path[2 * GROUP_BYTES];
+
+    (void)snprintf(path, sizeof path, "%s%s/%s", files->mount, group, name);
+    return read_number(path, word, number);
+}
+
+// What a group may still take: its pages of files can be dropped.
+static uint64_t group_available(const struct group_files *files, const char *group)
 {
     uint64_t limit = 0, held = 0, bytes = 0, dropped = 0;
 
-    if (!read_number(limit_path, "", &limit) || !read_number(held_path, "", &held))
+    if (!read_group(files, group, files->limit, "", &limit) ||
+        !read_group(files, group, files->held, "", &held))
         return UINT64_MAX;
     for (int i = 0; i < 2; i++)
-        if (read_number(stat_path, files[i], &bytes)) dropped += bytes;
+        if (read_group(files, group, "memory.stat", files->pages[i], &bytes)) dropped += bytes;
     held = held > dropped ? held - dropped : 0;
     return limit > held ? limit - held : 0;
 }
 
 uint64_t machine_memory_available(void)
 {
-    static const char *const files[] = {"inactive_file ", "active_file "};
-    static const char *const files_v1[] = {"total_inactive_file ", "total_active_file "};
-    uint64_t kibibytes = 0, available = UINT64_MAX, rooms[2];
+    static const struct group_files versions[] = {
+        {"/sys/fs/cgroup", "", "memory.max", "memory.current", {"inactive_file ", "active_file "}},
+        {"/sys/fs/cgroup/memory",
+         "memory",
+         "memory.limit_in_bytes",
+         "memory.usage_in_bytes",
+         {"total_inactive_file ", "total_active_file "}},
+    };
+    uint64_t kibibytes = 0, available = UINT64_MAX;
+    char group[GROUP_BYTES], *last;
 
     if (read_number("/proc/meminfo", "MemAvailable:", &kibibytes)) available = kibibytes << 10;
-    rooms[0] = container_available("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current",
-                                   "/sys/fs/cgroup/memory.stat", files);
-    rooms[1] = container_available("/sys/fs/cgroup/memory/memory.limit_in_bytes",
-                                   "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-                                   "/sys/fs/cgroup/memory/memory.stat", files_v1);
-    for (int i = 0; i < 2; i++)
-        if (rooms[i] < available) available = rooms[i];
+    for (size_t i = 0; i < sizeof versions / sizeof versions[0]; i++) {
+        group_of(&versions[i], group);
+        do {
+            const uint64_t room = group_available(&versions[i], group);
+
+            if (room < available) available = room;
+            last = strrchr(group, '/');
+            if (last != NULL) *last = '\0';
+        } while (last != NULL);
+    }
     return available;
 }

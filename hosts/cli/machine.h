@@ -8,8 +8,8 @@
 // Cores that this process may use, at least 1.
 int machine_cores(void);
 
-// Memory that can be taken without swapping, within a container's limit; UINT64_MAX when the system
-// does not say.
+// Memory that can be taken without swapping, within the limits of this process's control group and
+// of those above it (a job's, a container's); UINT64_MAX when the system does not say.
 uint64_t machine_memory_available(void);
 
 // Ceilings of this machine, measured here and now: the bench divides by them.
