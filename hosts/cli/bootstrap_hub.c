@@ -101,14 +101,15 @@ static int start_child(struct hub *hub, int rank, json_t *job)
     int failed = 0;
 
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
-        return fault_set(hub->fault, EXIT_TROUBLE, "rank %d: no socket: %s", rank, strerror(errno));
+        return fault_set(hub->fault, EXIT_TROUBLE, "rank %d: no socket: %s%s", rank,
+                         strerror(errno), fault_start_remedy(errno));
     child->descriptor = ends[0];
     failed = spawn_process(hub, ends[1], &child->pid);
     (void)close(ends[1]);
     if (failed != 0) {
         child->pid = 0;
-        return fault_set(hub->fault, EXIT_TROUBLE, "rank %d cannot be started: %s", rank,
-                         strerror(failed));
+        return fault_set(hub->fault, EXIT_TROUBLE, "rank %d cannot be started: %s%s", rank,
+                         strerror(failed), fault_start_remedy(failed));
     }
     child->heard_ns = clock_ns();
     failed = send_job(hub, rank, job);
@@ -421,7 +422,8 @@ static int listen_for_interrupts(struct hub *hub)
     interrupts_hold(&hub->interrupts);
     hub->signals = signalfd(-1, &hub->interrupts.held, SFD_CLOEXEC | SFD_NONBLOCK);
     if (hub->signals >= 0) return EXIT_OK;
-    return fault_set(hub->fault, EXIT_TROUBLE, "signalfd: %s", strerror(errno));
+    return fault_set(hub->fault, EXIT_TROUBLE, "signalfd: %s%s", strerror(errno),
+                     fault_start_remedy(errno));
 }
 
 static void deliver_interrupts(struct hub *hub)

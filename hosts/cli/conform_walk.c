@@ -84,7 +84,8 @@ static int start(const struct walk *walk, const struct rule *rule, struct child 
             (void)close(verdict[0]);
             (void)close(verdict[1]);
         }
-        return fault_set(fault, EXIT_TROUBLE, "rule %s: no pipe: %s", rule->name, strerror(failed));
+        return fault_set(fault, EXIT_TROUBLE, "rule %s: no pipe: %s%s", rule->name,
+                         strerror(failed), fault_start_remedy(failed));
     }
     failed = spawn(walk, rule, child, (int[]){verdict[1], trace[1]});
     (void)close(verdict[1]);
@@ -94,8 +95,8 @@ static int start(const struct walk *walk, const struct rule *rule, struct child 
     if (failed == 0) return EXIT_OK;
     (void)close(verdict[0]);
     (void)close(trace[0]);
-    return fault_set(fault, EXIT_TROUBLE, "rule %s: no process can be started: %s", rule->name,
-                     strerror(failed));
+    return fault_set(fault, EXIT_TROUBLE, "rule %s: no process can be started: %s%s", rule->name,
+                     strerror(failed), fault_start_remedy(failed));
 }
 
 static void hear_line(struct child *child, char *line)

@@ -69,6 +69,13 @@ int fault_from_errno(struct fault *fault, const char *path)
                      is_link ? "where the symbolic link leads: " : "", strerror(failed));
 }
 
+const char *fault_start_remedy(int os_error)
+{
+    if (os_error == EMFILE) return "; raise this process's limit of open files (ulimit -n)";
+    if (os_error == EAGAIN) return "; raise the limit of processes (ulimit -u, pids.max)";
+    return os_error == ENOENT ? "; mount /proc" : ""; // what is started is /proc/self/exe
+}
+
 int fault_from_status(struct fault *fault, int32_t status, const char *what, const char *text)
 {
     int refused = status == MOXIE_E_INVALID || status == MOXIE_E_UNSUPPORTED ||

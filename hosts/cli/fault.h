@@ -42,6 +42,10 @@ void fault_add(struct fault *fault, const char *format, ...) __attribute__((form
 // The fault of a system call on a path, by errno; of a symbolic link it is where that leads.
 int fault_from_errno(struct fault *fault, const char *path);
 
+// What to do, behind "; ", about a process that cannot be started, or what it is reached by; empty
+// where that is not known.
+const char *fault_start_remedy(int os_error);
+
 // The fault of a call into the library that returned `status` and wrote `text`.
 int fault_from_status(struct fault *fault, int32_t status, const char *what, const char *text);
 

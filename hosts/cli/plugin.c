@@ -16,7 +16,7 @@
 #define LIBRARY_ABI  LIBRARY_NAME "." LIBRARY_SOVERSION // all that a package for users has
 
 // Beside the executable, in ../lib, and where this build has it or installs it. 0 when there is
-// none.
+// none; `folder` is empty when the executable cannot be told.
 static int find_near_executable(char *path, size_t capacity, char *folder, size_t folder_capacity)
 {
     static const char *const places[] = {".", "../lib", LIBRARY_BUILT, LIBRARY_INSTALLED};
@@ -71,6 +71,12 @@ int plugin_find(struct plugin *plugin, const char *path, struct fault *fault)
     if (find_near_executable(plugin->path, sizeof plugin->path, folder, sizeof folder) ||
         find_installed(plugin->path, sizeof plugin->path))
         return EXIT_OK;
+    if (folder[0] == '\0')
+        return fault_set(fault, EXIT_TROUBLE,
+                         "no " LIBRARY_NAME
+                         " where the system looks for libraries, and /proc/self/exe cannot be "
+                         "read, beside which it is looked for; mount /proc, or name it with "
+                         "--plugin PATH or the environment variable MOXIE_PLUGIN");
     return fault_set(fault, EXIT_TROUBLE,
                      "no " LIBRARY_NAME
                      " in %s, %s/../lib or where the system looks for libraries; "
