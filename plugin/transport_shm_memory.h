@@ -11,7 +11,6 @@ struct shared_memory_need {
     uint64_t bytes; // of a window
     int32_t ranks, windows;
     int32_t group_ranks; // those of this rank's control group (memory_available.h)
-    int32_t reserved;
 };
 
 // MOXIE_E_MEMORY when all of it together would not fit into /dev/shm or into the memory that is
