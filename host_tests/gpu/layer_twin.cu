@@ -1,7 +1,7 @@
 // One MoE layer on the GPU and on its CPU twin, same args structs, same random data: sizes, orders, activations, skew.
 // With --time, the layer's time in a replayed graph instead, of many layers or of the one that --time TOKENS HIDDEN INTERMEDIATE
 // EXPERTS TOP_K [WORD] names, where WORD is one of `timed` (bf16_in: weights [E, K, N]; gpt_oss: those interleaved, with that model's
-// biases and activation); with --random SEED COUNT, random layers.
+// biases and activation); with --random SEED COUNT, random layers; with --part I N, every Nth case from the Ith.
 
 #include "host_tests/gpu/layer_slabs.cuh"
 #include "kernels/cuda/launch.cuh"
@@ -540,11 +540,14 @@ int main(int argc, char **argv)
             failed += compare(random_case(), 2e-2);
         return failed != 0;
     }
+    const bool is_part = argc > 3 && strcmp(argv[1], "--part") == 0;
+    const int part = is_part ? atoi(argv[2]) : 0, parts = is_part ? std::max(atoi(argv[3]), 1) : 1;
+    int place = 0;
     for (const layer_case &c : cases) {
-        if (is_too_large(c)) continue;
+        if (is_too_large(c) || place++ % parts != part) continue;
         failed += compare(c, 5e-3);
         tried++;
     }
     printf("%d of %d cases failed\n", failed, tried);
-    return failed != 0;
+    return failed != 0 || tried == 0;
 }
