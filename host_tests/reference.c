@@ -294,9 +294,10 @@ static void expert_reference(struct problem *problem, int64_t e, double *a)
         double *mid = problem->mid_wanted + p * problem->intermediate;
 
         for (int64_t k = 0; k < problem->hidden; k++)
-            a[k] =
-                problem->weight_on_input ? (double)(x[k] * problem->pair_weight[p]) : (double)x[k];
+            a[k] = (double)x[k];
         rounded(problem, a, problem->hidden, a);
+        for (int64_t k = 0; problem->weight_on_input && k < problem->hidden; k++)
+            a[k] *= (double)problem->pair_weight[p];
         for (int64_t i = 0; i < problem->intermediate; i++)
             mid[i] = activated(problem, product(w1, gate, e, i, 0, a),
                                gated ? product(w1, up, e, i, 1, a) : 1.0);

@@ -183,7 +183,7 @@ START_TEST(operands)
     static const int32_t formats[] = {FORMAT_BF16, FORMAT_F16, FORMAT_FP8, FORMAT_NVFP4};
     struct problem problem;
 
-    // A router weight on the input is applied before the rounding.
+    // A router weight on the input does not change what the rows are rounded to.
     for (int32_t on_input = 0; on_input < 2; on_input++) {
         problem_init(&problem, FORMAT_NVFP4, ORDER_GATE_UP, 0);
         problem.operand = formats[_i];

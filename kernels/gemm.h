@@ -1,8 +1,7 @@
 // gemms: the two grouped GEMMs over ragged experts. gate_up gathers its rows by index, adds the
 // bias and applies the activation in its epilogue; down writes one row per pair. No atomics on
 // numbers: a pair's bits do not depend on its batch mates. An operand_format other than F32 rounds
-// the input rows, after the router weight on input; rows that arrive as fp8 or nvfp4, where it is
-// that, are not rounded again.
+// the input rows; rows that arrive as fp8 or nvfp4, where it is that, are not rounded again.
 
 #ifndef MOXIE_KERNELS_GEMM_H
 #define MOXIE_KERNELS_GEMM_H
@@ -22,8 +21,8 @@ struct gate_up_args {
     const int32_t *pair_row;      // [pairs] flat rows; NULL: a pair's row is its own number. CUDA,
                                   // fp8: rows lie by it, rows_cap of them in less than 4 GB, and
                                   // their scales in the order of the pairs all the same
-    const float *pair_weight;     // multiplies the input row before the product, on CUDA the sums
-                                  // after it, before the bias; NULL: not (router weight on input)
+    const float *pair_weight;     // router weight on input: multiplies the sums before the bias, so
+                                  // that rows are rounded the same whatever it is; NULL: not
     struct weight_view w1; // n = 2 * intermediate, or intermediate with ORDER_PLAIN; k = hidden
     void *mid; // out [pairs, intermediate] of mid_format, rows pitched to mid_stride_bytes. CUDA,
                // fp8: not written

@@ -31,7 +31,7 @@ struct limits {
     int32_t weight_format, operand_format, input_format, output_format; // enum format
     int32_t mid_format, pair_format; // enum format: between the GEMMs, and of one row per pair
     int32_t wire_format;             // enum format: of pushed rows
-    int32_t weight_on_input;         // router weight multiplies the input row
+    int32_t weight_on_input;         // router weights multiply the first product
     int32_t capture, expert_load;
     int32_t timeout_ms;   // clamped to INT32_MAX
     int32_t dispatch_sms; // of a GPU, that rows between ranks may take; 0: all

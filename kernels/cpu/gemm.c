@@ -47,7 +47,8 @@ struct gemm {
     const int32_t *expert_offset;
     const struct gate_up_args *gate_up; // one of the two
     const struct down_args *down;
-    const unsigned char *a; // rows by pair that can be multiplied where they lie, or NULL
+    const float *pair_weight; // multiplies the sums before the bias, or NULL
+    const unsigned char *a;   // rows by pair that can be multiplied where they lie, or NULL
     int64_t a_stride_bytes;
     int64_t experts, units, k;
     struct weight_half half[2];
@@ -71,9 +72,8 @@ struct tile {
 // Rows that arrive as the product wants them are not rounded again, whatever their neighbours are.
 static int32_t row_operand(const struct gemm *gemm, int32_t format)
 {
-    int is_coded = (format == FORMAT_FP8_BLOCK128 && gemm->operand == FORMAT_FP8) ||
-                   (format == FORMAT_NVFP4 && gemm->operand == FORMAT_NVFP4);
-    int same = is_coded || (format == gemm->operand && gemm->gate_up->pair_weight == NULL);
+    int same =
+        format == gemm->operand || (format == FORMAT_FP8_BLOCK128 && gemm->operand == FORMAT_FP8);
 
     return same ? FORMAT_F32 : gemm->operand;
 }
@@ -97,8 +97,6 @@ static int32_t fetch_row(const struct gemm *gemm, int64_t pair, int64_t k, int64
         gemm->ops->from_f16((const unsigned char *)row.values + 2 * k, count, to);
     else
         row_decode(&row, k, count, to);
-    for (int64_t i = 0; args->pair_weight != NULL && i < count; i++)
-        to[i] *= args->pair_weight[pair];
     return row_operand(gemm, row.format);
 }
 
@@ -229,16 +227,18 @@ static void finish(const struct tile *tile)
         panel_finish(&panel, scratch->factor[half], scratch->bias[half]);
     }
     for (int64_t row = 0; row < tile->rows; row++) {
+        int64_t pair = tile->pair + row;
+        float weight = gemm->pair_weight == NULL ? 1.0f : gemm->pair_weight[pair];
         float *sums = scratch->c + row * 2 * TILE_UNITS;
 
         for (int32_t half = 0; half < gemm->halves; half++) {
             for (int64_t unit = 0; unit < tile->units; unit++) {
                 float *sum = &sums[half * TILE_UNITS + unit];
 
-                *sum = *sum * scratch->factor[half][unit] + scratch->bias[half][unit];
+                *sum = *sum * scratch->factor[half][unit] * weight + scratch->bias[half][unit];
             }
         }
-        gemm->store(gemm, tile->pair + row, tile->unit, tile->units, sums);
+        gemm->store(gemm, pair, tile->unit, tile->units, sums);
     }
 }
 
@@ -343,6 +343,7 @@ int32_t gate_up_cpu(const struct gate_up_args *args, void *stream)
         .view = &args->w1,
         .expert_offset = args->expert_offset,
         .gate_up = args,
+        .pair_weight = args->pair_weight,
         .experts = args->experts,
         .units = args->intermediate,
         .k = args->hidden,
