@@ -377,7 +377,7 @@ typedef struct moxie_rows {
     uint32_t slabs_count, slab_stride;  // stride: bytes between two slabs
     uint32_t reserved0;
     const moxie_slab *slabs;
-    moxie_tensor counts;      // by layout; device memory
+    moxie_tensor counts;      // by layout; device memory. GPUs leave out MASKED rows past the plan
     moxie_tensor expert_map;  // as moxie_batch's
 } moxie_rows;
 
