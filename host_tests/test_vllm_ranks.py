@@ -118,7 +118,8 @@ def check_dispatched(rank):
         part = Part(whole, rank, shares, **more)
         kernel = part.kernel()
         around = kernel.prepare_finalize
-        assert (around.num_dispatchers(), around.output_is_reduced()) == (RANKS, True)
+        # Models that leave vLLM's sum over a tensor parallel group out assert that it is still to do.
+        assert (around.num_dispatchers(), around.output_is_reduced()) == (RANKS, False)
         for sizes in (None, list(shares)):
             part.check(kernel, sizes)
         config = kernel.fused_experts.shared.experts.config

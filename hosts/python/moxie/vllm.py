@@ -319,7 +319,9 @@ def _tokens_of_ranks():
 
 class MoxieDispatch(MoEPrepareAndFinalizeNoDPEPModular):
     """What vLLM has around experts where rows go to other ranks: nothing, since MoxieExperts take
-    them there, and bring the sums back."""
+    them there, and bring the sums back. Like vLLM's own it says nothing of a sum over a tensor
+    parallel group, which models may leave out (skip_final_all_reduce): dispatches() takes layers
+    alone whose group is one rank, or has other tokens on each, so that vLLM adds up nothing."""
 
     def __init__(self, ep_size):
         super().__init__()
@@ -327,9 +329,6 @@ class MoxieDispatch(MoEPrepareAndFinalizeNoDPEPModular):
 
     def num_dispatchers(self):
         return self.ep_size
-
-    def output_is_reduced(self):
-        return True
 
     def post_init_setup(self, fused_experts):
         fused_experts.dispatch()
