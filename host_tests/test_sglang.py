@@ -243,6 +243,9 @@ class Selection(unittest.TestCase):
                 ("apply_router_weight_on_input", {"apply_router_weight_on_input": True}, {})):
             with self.subTest(text=text):
                 self.assertIn(text, self.run_with(case, case.config(**config), case.quant(**quant)))
+        biased = Case(top_k=1, bias=True)
+        self.assertIn("router weights on the input of experts with biases", self.run_with(
+            biased, biased.config(apply_router_weight_on_input=True), biased.quant()))
         turns = Case("gpt-oss", "block")
         self.assertIn("gate and up take turns", self.run_with(turns, turns.config(), turns.quant()))
         scale = torch.ones(1, device=DEVICE)

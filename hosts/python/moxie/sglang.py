@@ -152,6 +152,8 @@ def describe(config, quant, number, top_k):
     if get_disagg().enable_pdmux:
         raise _not_taken("--enable-pdmux: prefill and replayed decode are on two streams at once, "
                          "and layers share their buffers")
+    if config.apply_router_weight_on_input and quant.b13 is not None:  # b13, too, there
+        raise _not_taken("router weights on the input of experts with biases of gate and up")
     activation, order = _activation(config, quant)
     weight_format, scales = _scales(quant, order)
     if number not in NUMBERS or (weight_format is None and not w1.dtype == w2.dtype == number):
