@@ -26,6 +26,7 @@ from experts_case import DEVICE, OFF_BY_MAX, ON_CPU, capturing, off_by, python
 from moxie import MoxieError, abi, vllm_plugin
 from moxie.modules import kind_of
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+from vllm.model_executor.layers.quantization.fp8 import Fp8Config
 
 if not (REAL or ON_CPU):
     torch_python.skip("vLLM is not installed")
@@ -168,6 +169,13 @@ def served():
         yield
 
 
+def configured(quant, cpu_offload_gb=0):
+    """A model in vLLM's configuration of it; quant: how it is quantised."""
+    config = types.SimpleNamespace(quant_config=quant, offload_config=types.SimpleNamespace(
+        uva=types.SimpleNamespace(cpu_offload_gb=cpu_offload_gb)))
+    return mock.patch.object(adapter, "get_current_vllm_config_or_none", lambda: config)
+
+
 class Selection(unittest.TestCase):
     def why_not(self, scheme=(None, None), **more):
         activation = more.pop("activation", MoEActivation.SILU)
@@ -205,12 +213,27 @@ class Selection(unittest.TestCase):
         ours = parallel(2, 0, dp_size=2)
         self.assertIn("1 experts on 2 ranks", self.why_not(
             moe_parallel_config=ours, num_experts=1, num_local_experts=1, experts_per_token=1))
-        config = types.SimpleNamespace(offload_config=types.SimpleNamespace(
-            uva=types.SimpleNamespace(cpu_offload_gb=1)))
-        with mock.patch.object(adapter, "get_current_vllm_config_or_none", lambda: config):
+        with configured(None, cpu_offload_gb=1):
             self.assertIn("--cpu-offload-gb", self.why_not())
         with mock.patch.object(type(ours), "use_batched_activation_format", True):
             self.assertIn("batched", self.why_not())
+
+    def test_blocks_of_another_size(self):
+        """Which vLLM has one key for: as each of its two configurations of fp8 says it."""
+        for blocks in ([128, 128], [64, 128], [128, 64], None):
+            checkpoint = Fp8Config(is_checkpoint_fp8_serialized=True, weight_block_size=blocks)
+            weights = types.SimpleNamespace(block_structure=blocks)
+            compressed = types.SimpleNamespace(target_scheme_map={
+                "Linear": {"weights": types.SimpleNamespace(block_structure=None)},
+                "RoutedExperts": {"weights": weights}})
+            for quant in (checkpoint, compressed):
+                with self.subTest(blocks=blocks, quant=quant), configured(quant):
+                    reason = self.why_not(BLOCK)
+                    self.assertIsNone(self.why_not(CHANNEL))
+                if blocks in ([128, 128], None):
+                    self.assertIsNone(reason)
+                else:
+                    self.assertIn(f"fp8 weights in blocks of {blocks}", reason or "")
 
     def test_a_library_that_is_not_there(self):
         with mock.patch.dict(os.environ, MOXIE_PLUGIN="/nowhere/libmoxie.so"):

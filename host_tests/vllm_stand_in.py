@@ -253,6 +253,14 @@ def select_fp8_moe_backend(config, weight_key, activation_key, allow_vllm_cutlas
     return "vLLM's", config
 
 
+class Fp8Config:
+    """What the quantisation_config of a checkpoint in fp8 becomes."""
+
+    def __init__(self, is_checkpoint_fp8_serialized=False, activation_scheme="dynamic",
+                 ignored_layers=None, weight_block_size=None):
+        self.weight_block_size = weight_block_size
+
+
 class Mxfp4MoeBackend(enum.Enum):
     EMULATION = "EMULATION"
 
@@ -317,7 +325,7 @@ def modules():
                            _user_moe_activation_override, maybe_make_prepare_finalize],
         # As the modules of vLLM's methods do, which import the selections by their names.
         MOE + "unquantized_fused_moe_method": [select_unquantized_moe_backend],
-        "vllm.model_executor.layers.quantization.fp8": [select_fp8_moe_backend],
+        "vllm.model_executor.layers.quantization.fp8": [select_fp8_moe_backend, Fp8Config],
         "vllm.model_executor.layers.quantization.mxfp4": [select_mxfp4_moe_backend],
         "vllm.model_executor.layers.quantization.quark.quark_moe": [select_mxfp4_moe_backend],
         "vllm.v1.worker.worker_base": [WorkerWrapperBase],

@@ -168,6 +168,25 @@ def _device_here():
     return torch.device("cpu")
 
 
+def _block_sizes():
+    """Of the model's fp8 weights, by vLLM's quantisation config: blocks of all sizes have one key."""
+    quant = getattr(get_current_vllm_config_or_none(), "quant_config", None)
+    schemes = getattr(quant, "target_scheme_map", None) or {}  # of compressed-tensors
+    found = [getattr(quant, "weight_block_size", None), *(
+        getattr(each.get("weights"), "block_structure", None) for each in schemes.values())]
+    return [list(each) for each in found if each is not None]
+
+
+def _why_not_fp8(moe, weight_format):
+    if weight_format != "fp8_block128":
+        return None
+    if ACTIVATIONS[moe.activation][1] == abi.ORDER_INTERLEAVED:
+        return ("kernel does not support scales of blocks in which rows of gate and up take turns, "
+                f"as {moe.activation} has them")
+    others = [each for each in _block_sizes() if each != [128, 128]]
+    return f"kernel does not support fp8 weights in blocks of {others[0]}" if others else None
+
+
 def why_not(moe, weight_key, activation_key):
     """Why Moxie leaves a layer to vLLM, or None where it takes it.
 
@@ -189,9 +208,9 @@ def why_not(moe, weight_key, activation_key):
     if gates:
         return f"kernel does not support a gate with {' and '.join(gates)}"
     weight_format = SCHEMES[weight_key, activation_key]
-    if weight_format == "fp8_block128" and ACTIVATIONS[moe.activation][1] == abi.ORDER_INTERLEAVED:
-        return ("kernel does not support scales of blocks in which rows of gate and up take turns, "
-                f"as {moe.activation} has them")
+    reason = _why_not_fp8(moe, weight_format)
+    if reason:
+        return reason
     try:
         keys = _keys(moe, weight_format, _device_here(), dispatches(moe))
         ENGINE.refuse(keys)
