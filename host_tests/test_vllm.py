@@ -235,6 +235,22 @@ class Selection(unittest.TestCase):
                 else:
                     self.assertIn(f"fp8 weights in blocks of {blocks}", reason or "")
 
+    def test_backends_that_the_environment_names(self):
+        """By the variables that vLLM reads of fp8 alone."""
+        use, moe, marlin = (*adapter.DEEP_GEMM, "VLLM_TEST_FORCE_FP8_MARLIN")
+        for values, said in (
+                ({}, ""), ({marlin: "0"}, ""), ({use: "0"}, ""), ({moe: "0"}, ""),
+                ({use: "0", moe: "1"}, ""), ({use: "1", moe: "0"}, ""), ({use: "1"}, use),
+                ({moe: "1"}, moe), ({use: "1", moe: "1"}, f"{use} and {moe}"),
+                ({marlin: "1"}, marlin), ({use: "0", marlin: "1"}, marlin)):
+            with mock.patch.dict(os.environ, values), self.subTest(values=values):
+                for name in {use, moe, marlin} - values.keys():
+                    os.environ.pop(name, None)
+                for scheme in (BLOCK, CHANNEL):
+                    self.assertEqual((self.why_not(scheme) or "").split(":")[0], said)
+                self.assertIsNone(self.why_not())
+                self.assertIsNone(self.why_not(MXFP4))
+
     def test_a_library_that_is_not_there(self):
         with mock.patch.dict(os.environ, MOXIE_PLUGIN="/nowhere/libmoxie.so"):
             self.assertIn("/nowhere/libmoxie.so", self.why_not())

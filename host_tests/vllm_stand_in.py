@@ -5,6 +5,7 @@ much as the adapter and its tests can tell. On a GPU test_vllm.py runs with vLLM
 
 import enum
 import logging
+import os
 import sys
 import types
 from dataclasses import dataclass, field
@@ -261,6 +262,15 @@ class Fp8Config:
         self.weight_block_size = weight_block_size
 
 
+def read_variable(name):
+    """A module's __getattr__, of these variables."""
+    unset = {"VLLM_USE_DEEP_GEMM": "1", "VLLM_MOE_USE_DEEP_GEMM": "1",
+             "VLLM_TEST_FORCE_FP8_MARLIN": "0"}
+    if name not in unset:
+        raise AttributeError(name)
+    return bool(int(os.environ.get(name, unset[name])))
+
+
 class Mxfp4MoeBackend(enum.Enum):
     EMULATION = "EMULATION"
 
@@ -304,7 +314,8 @@ def modules():
         "vllm": {"__version__": "0.26.0 (a stand-in)"},
         "vllm.config": [get_current_vllm_config_or_none],
         "vllm.distributed": [get_ep_group],
-        "vllm.envs": {"VLLM_USE_RAY_V2_EXECUTOR_BACKEND": True},
+        "vllm.envs": {"VLLM_USE_RAY_V2_EXECUTOR_BACKEND": True, "__getattr__": read_variable,
+                      "is_set": lambda name: name in os.environ},
         "vllm.forward_context": [get_forward_context, is_forward_context_available],
         "vllm.logger": {"init_logger": lambda name: Logger(logging.getLogger(name), {})},
         "vllm.platforms": {"current_platform": platform},

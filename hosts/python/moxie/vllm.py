@@ -177,9 +177,24 @@ def _block_sizes():
     return [list(each) for each in found if each is not None]
 
 
+# Where one is set and both are on they choose it; on by default they only allow it.
+DEEP_GEMM = "VLLM_USE_DEEP_GEMM", "VLLM_MOE_USE_DEEP_GEMM"
+
+
+def _chosen():
+    """What the environment says of fp8 as --moe-backend does of all, by vLLM's own rules, or None."""
+    named = [name for name in DEEP_GEMM if envs.is_set(name)]
+    if named and all(getattr(envs, name) for name in DEEP_GEMM):
+        return f"{' and '.join(named)}: DeepGEMM is chosen"
+    if envs.VLLM_TEST_FORCE_FP8_MARLIN:
+        return "VLLM_TEST_FORCE_FP8_MARLIN: Marlin is chosen"
+    return None
+
+
 def _why_not_fp8(moe, weight_format):
-    if weight_format != "fp8_block128":
-        return None
+    chosen = _chosen()
+    if chosen is not None or weight_format != "fp8_block128":
+        return chosen
     if ACTIVATIONS[moe.activation][1] == abi.ORDER_INTERLEAVED:
         return ("kernel does not support scales of blocks in which rows of gate and up take turns, "
                 f"as {moe.activation} has them")
@@ -208,7 +223,7 @@ def why_not(moe, weight_key, activation_key):
     if gates:
         return f"kernel does not support a gate with {' and '.join(gates)}"
     weight_format = SCHEMES[weight_key, activation_key]
-    reason = _why_not_fp8(moe, weight_format)
+    reason = _why_not_fp8(moe, weight_format) if str(weight_format).startswith("fp8") else None
     if reason:
         return reason
     try:
