@@ -14,8 +14,8 @@ import unittest
 from unittest import mock
 
 from transformers_case import (
-    DEVICE, LAYERS, MODELS, ON_CPU, ROOT, Case, adapter, logits, model_of, prompt, relative,
-    routed_as, spread_apart)
+    DEVICE, LAYERS, MODELS, ON_CPU, ROOT, Case, adapter, logits, model_of, prompt,
+    put_at_odd_addresses, relative, routed_as, spread_apart)
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -203,6 +203,13 @@ class Models(Near):
             for module in experts_of(fp8):
                 spread_apart(module, "gate_up_proj_scale_inv", "down_proj_scale_inv")
             self.near(fp8, plain)
+
+    @unittest.skipUnless(ON_CPU, "a GPU's memory is no mapped file")
+    def test_scales_at_odd_addresses(self):
+        fp8, plain = models("deepseek_v3", 112)
+        for module in experts_of(fp8):
+            put_at_odd_addresses(module, "gate_up_proj_scale_inv", "down_proj_scale_inv")
+        self.near(fp8, plain)
 
     def test_experts_that_were_left_in_16_bits(self):
         """FP8Experts' own linear takes weights as they are when they are not of one byte."""

@@ -16,7 +16,7 @@ from unittest import mock
 
 from transformers_case import (
     DEVICE, LAYERS, ON_CPU, TOKENS_MAX, Case, Options, adapter, logits, model_of, prompt,
-    relative, routed_as, toy, toy_input)
+    put_at_odd_addresses, relative, routed_as, toy, toy_input)
 
 import torch
 import transformers
@@ -298,6 +298,24 @@ class Layers(Case):
             adapter.release(module)
             self.assertTrue(torch.equal(seen, module(*given)))
             self.assertFalse(torch.equal(seen, first))
+
+    @unittest.skipUnless(ON_CPU, "a GPU's memory is no mapped file")
+    def test_weights_at_odd_addresses(self):
+        """Numbers of 32 bits are copied, anew when told; others are read where they lie."""
+        for dtype in (torch.float32, torch.bfloat16):
+            for turned in (False, True):
+                module, given = toy(Options(turned=turned), dtype=dtype, has_bias=True), toy_input(
+                    dtype=dtype)
+                other = copy.deepcopy(module)
+                put_at_odd_addresses(module, *(name for name, _ in module.named_parameters()))
+                self.assertTrue(torch.equal(module(*given), other(*given)))
+                for each in (module, other):
+                    each.gate_up_proj.data.mul_(2)
+                    each.down_proj_bias.data.add_(1)
+                    adapter.weights_updated(each)
+                self.assertTrue(torch.equal(module(*given), other(*given)))
+                read = adapter._layers[module].layer.weights.w2.contents.values.data
+                self.assertEqual(read == module.down_proj.data_ptr(), dtype == torch.bfloat16)
 
     def test_what_is_copied_waits_for_the_last_stream(self):
         """Of a layer that is made or made current on one stream, and used on another."""

@@ -210,6 +210,16 @@ def spread_apart(module, *names):
         each.data = torch.stack([each.data, each.data * 0], -1)[..., 0]
 
 
+def put_at_odd_addresses(module, *names):
+    """As a file that is mapped has tensors behind a header of odd length."""
+    for name in names:
+        each = getattr(module, name)
+        memory = bytearray(each.numel() * each.element_size() + 1)
+        moved = torch.frombuffer(memory, dtype=each.dtype, offset=1).view(each.shape)
+        assert moved.data_ptr() % 2 == 1
+        each.data = moved.copy_(each.data)
+
+
 class Added(torch.nn.Module):
     """A weight computed at each access, as an adapter that is not merged does."""
 

@@ -425,16 +425,26 @@ def _check_mxfp4(name, parts):
                           f"as uint8 of {wanted}: load the checkpoint anew")
 
 
+def _aligned(each):
+    """Itself, or a copy of numbers of 32 bits that lie anywhere, as in a file that is mapped."""
+    if each is None or each.element_size() < 4 or each.data_ptr() % 4 == 0:
+        return each
+    return each.detach().clone()
+
+
 def _readable(scales):
+    if scales is None:
+        return None
     scales = scales.detach()
-    return (scales if scales.dtype == torch.uint8 else scales.float()).contiguous()
+    return _aligned((scales if scales.dtype == torch.uint8 else scales.float()).contiguous())
 
 
-def readable_scales(parts):
-    """The scales as Moxie reads them: the module's own, or copies, which have to be kept, and may
-    be written to wherever they were made."""
+def readable(parts):
+    """The Parts as Moxie reads them: the module's own tensors, or copies, which have to be kept, and
+    may be written to wherever they were made."""
     with torch.inference_mode(False), torch.no_grad():
-        return tuple(_readable(each) if each is not None else None for each in parts.scales)
+        return Parts(_aligned(parts.w1), _aligned(parts.w2), tuple(map(_aligned, parts.biases)),
+                     tuple(map(_readable, parts.scales)))
 
 
 def shaped_scales(scales, weight_format):

@@ -37,8 +37,7 @@ from moxie import abi, gates, transformers_mxfp4
 from moxie.host import Libraries, default_path
 from moxie.modules import (
     FLOATS, INTEGERS, NUMBERS, Shared, check_module, keys_of, kind_of, layers_of, marks_of, named,
-    parts_of, readable_scales, refusal, shaped_scales, sizes_of, tensors_of, weight_format_of,
-    with_room)
+    parts_of, readable, refusal, shaped_scales, sizes_of, tensors_of, weight_format_of, with_room)
 
 TOKENS_MAX = 4096  # of one call: enough for the weights to be read once per many rows
 
@@ -171,8 +170,7 @@ class Prepared(NamedTuple):
     seen: list
     shared: Shared
     layer: Any
-    scales: tuple  # of fp8 and mxfp4 weights, as Moxie reads them: the module's own, or copies
-    originals: tuple  # of the copies, so that no others come to lie where these were
+    copies: list  # with the module's own, so that no others come to lie where these were
 
 
 def _seen(parts, *given):
@@ -229,18 +227,19 @@ def _prepare(module, parts, model, path, number, device, top_k):
                       "cannot be while a graph is captured: call moxie.transformers.prepare(model)"
                       ", or the model once, before the capture")
     order, activation = gates.recognise(module, device, named(module, path))
-    weight_format, scales = weight_format_of(module, parts), readable_scales(parts)
+    weight_format, read = weight_format_of(module, parts), readable(parts)
     config = {**keys_of(device, weight_format, number), "num_layers": layers_of(module.config),
               **_settings, **sizes_of(module, parts), **activation, "top_k": top_k}
     config.pop("plugin")
-    shaped = [shaped_scales(each, weight_format) for each in scales]
+    shaped = [shaped_scales(each, weight_format) for each in read.scales]
     with _memory_named(config["forward_tokens_max"]):
         shared = _share(module, model, config, device)
-        layer = shared.add_layer(parts[:2], weight_format, (order, abi.ORDER_PLAIN), parts.biases,
+        layer = shared.add_layer(read[:2], weight_format, (order, abi.ORDER_PLAIN), read.biases,
                                  shaped, module.is_transposed)
-    prepared = Prepared(_seen(parts, number, device, top_k), shared, layer, scales,
-                        tuple(each.detach() for each in parts.scales if each is not None))
-    shared.follow_here(device)  # copies of scales were asked for there
+    copies = [(mine, theirs.detach()) for mine, theirs in zip(tensors_of(read), tensors_of(parts))
+              if mine.data_ptr() != theirs.data_ptr()]
+    prepared = Prepared(_seen(parts, number, device, top_k), shared, layer, copies)
+    shared.follow_here(device)  # copies were asked for there
     _layers[module] = prepared
     return prepared
 
@@ -331,9 +330,8 @@ def _update(module, prepared, parts):
         del _layers[module]  # it describes memory that may be somebody else's by now
         return
     prepared.shared.follow_here(parts.w1.device)  # which may still be reading the copies
-    for mine, theirs in zip(prepared.scales, parts.scales):
-        if mine is not None and mine.data_ptr() != theirs.data_ptr():
-            mine.copy_(theirs)
+    for mine, theirs in prepared.copies:
+        mine.copy_(theirs)
     prepared.layer.weights_updated()
 
 
