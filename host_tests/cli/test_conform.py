@@ -57,8 +57,9 @@ FAULTS = {
 }
 
 
-def walk(plugin, *options):
-    done = subprocess.run([COMMAND, "conform", "--plugin", plugin, "--json", *options], capture_output=True, text=True)
+def walk(plugin, *options, **variables):
+    done = subprocess.run([COMMAND, "conform", "--plugin", plugin, "--json", *options], capture_output=True, text=True,
+                          env={**os.environ, **variables})
     print(done.stderr)
     return done.returncode, json.loads(done.stdout)
 
@@ -100,9 +101,12 @@ def usage(plugin):
         check(code == 2 and "dlopen" in failures(document)["entry"], document)
         code, document = walk(empty.name)
         check(list(failures(document)) == ["entry"], failures(document))
+        folder, name = os.path.split(empty.name)
+        code, document = walk(name, "--rule", "entry", LD_LIBRARY_PATH=folder)
+        check(code == 2 and "too short" in failures(document)["entry"], document)
     for wrong in (["--rule", "nothing"], ["--deadline", "0"], ["argument"], ["--plugin", "/nonexistent.so"],
                   ["--plugin", "/nonexistent.so", "--json"], ["--plugin", "/nonexistent.so", "--rule", "entry"],
-                  ["--plugin", "/"], ["--plugin", ""], ["--trace"], ["--rule", "entry", "--rule", "probe"]):
+                  ["--plugin", "nonexistent.so"], ["--plugin", "nonexistent.so", "--rule", "probe"], ["--plugin", "/"], ["--plugin", ""], ["--trace"], ["--rule", "entry", "--rule", "probe"]):
         done = subprocess.run([COMMAND, "conform", "--plugin", plugin, *wrong], capture_output=True)
         check(done.returncode == 1 and done.stdout == b"" and done.stderr != b"", wrong)
 

@@ -244,6 +244,7 @@ int command_conform(int argc, char **argv, struct fault *fault)
     if (options.list) return list_rules(&options, fault);
     TRY(plugin_find(&plugin, options.common.plugin, fault));
     TRY(plugin_check_file(&plugin, options.common.plugin, fault));
+    TRY(plugin_check_name(&plugin, options.common.plugin, options.deadline_s, fault));
     if (options.print_plan) return print_plan(plugin.path, fault);
     result.rows = json_array();
     table_init(&result.table, 3, 0, heading);

@@ -6,14 +6,17 @@
 
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define LIBRARY_NAME "libmoxie.so"
 #define LIBRARY_ABI  LIBRARY_NAME "." LIBRARY_SOVERSION // all that a package for users has
+#define NO_FILE      113                                // unlike what a library would exit with
 
 // Beside the executable, in ../lib, and where this build has it or installs it. 0 when there is
 // none; `folder` is empty when the executable cannot be told.
@@ -96,6 +99,40 @@ int plugin_check_file(const struct plugin *plugin, const char *path, struct faul
         return fault_set(fault, EXIT_TROUBLE, "%s%s cannot be loaded: not a regular file",
                          named_by(path), plugin->path);
     return EXIT_OK;
+}
+
+// The exit code of a process that asks the loader. What is found may do anything as it is loaded,
+// and is not judged here.
+static int ask_loader(const char *name, int64_t deadline_s)
+{
+    int nowhere = open("/dev/null", O_WRONLY);
+    char wanted[PATH_MAX + 64];
+
+    (void)dup2(nowhere, STDOUT_FILENO);
+    (void)dup2(nowhere, STDERR_FILENO);
+    (void)alarm((unsigned)deadline_s);
+    if (dlopen(name, RTLD_NOW | RTLD_LOCAL) != NULL) return EXIT_OK;
+    // Of a library that it needs, the text begins with that one's name.
+    (void)snprintf(wanted, sizeof wanted, "%s: cannot open shared object file", name);
+    return strncmp(dlerror(), wanted, strlen(wanted)) == 0 ? NO_FILE : EXIT_OK;
+}
+
+int plugin_check_name(const struct plugin *plugin, const char *path, int64_t deadline_s,
+                      struct fault *fault)
+{
+    pid_t asking = 0;
+    int status = 0;
+
+    if (strchr(plugin->path, '/') != NULL) return EXIT_OK;
+    asking = fork();
+    if (asking == 0) _exit(ask_loader(plugin->path, deadline_s));
+    while (asking > 0 && waitpid(asking, &status, 0) < 0 && errno == EINTR)
+        continue;
+    if (asking < 0 || !WIFEXITED(status) || WEXITSTATUS(status) != NO_FILE) return EXIT_OK;
+    return fault_set(fault, EXIT_TROUBLE,
+                     "%s%s cannot be loaded: no file of that name here, nor where the system looks "
+                     "for libraries",
+                     named_by(path), plugin->path);
 }
 
 int plugin_load(struct plugin *plugin, const char *path, struct fault *fault)

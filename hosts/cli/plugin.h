@@ -22,6 +22,10 @@ int plugin_find(struct plugin *plugin, const char *path, struct fault *fault);
 // Whether what was found is a regular file that can be read; the loader waits at a pipe. A name
 // without a slash is the loader's to look for. path: as for plugin_find.
 int plugin_check_file(const struct plugin *plugin, const char *path, struct fault *fault);
+// Whether the loader finds a file of a name without a slash, for who does not load it: asked in a
+// process of its own, which has deadline_s seconds. path: as for plugin_find.
+int plugin_check_name(const struct plugin *plugin, const char *path, int64_t deadline_s,
+                      struct fault *fault);
 // Finds, checks and loads.
 int plugin_load(struct plugin *plugin, const char *path, struct fault *fault);
 // 1 when that file is the library that is loaded, or this program.
