@@ -27,8 +27,9 @@ struct transport {
 
 static int64_t now_ns;
 
+// Used: by nobody that an optimising linker sees.
 int64_t __wrap_clock_ns(void);
-int64_t __wrap_clock_ns(void)
+__attribute__((used)) int64_t __wrap_clock_ns(void)
 {
     return now_ns;
 }
