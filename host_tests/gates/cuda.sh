@@ -18,11 +18,12 @@ END
     chmod +x "$work/bin/nvcc"
 }
 
-# expect CODE TEXT VALUE: with MOXIE_CUDA=VALUE the configuration ends with CODE and says TEXT, however it breaks lines.
+# expect CODE TEXT VALUE OPTION...: with MOXIE_CUDA=VALUE the configuration ends with CODE and says TEXT, however it breaks
+# lines.
 expect() {
     local code=0 said
     cmake -S . -B "$work/build" -G Ninja -DCMAKE_C_COMPILER="$cc" -DMOXIE_TESTS=OFF -DMOXIE_CLI=OFF "-DMOXIE_CUDA=$3" \
-        >"$work/said" 2>&1 || code=$?
+        "${@:4}" >"$work/said" 2>&1 || code=$?
     said=$(tr -s ' \n' ' ' <"$work/said")
     [[ $code -eq $1 && $said == *"$2"* ]] && return
     echo "MOXIE_CUDA='$3': wanted exit code $1 and '$2', got $code and:"
@@ -48,6 +49,19 @@ done
 expect 1 "MOXIE_CUDA is 'maybe': it may be AUTO; ON," maybe
 nvcc 12.5
 expect 0 "GPU kernels: no, because $work/bin/nvcc of CUDA 12.5 compiles nothing here" AUTO
+
+# One that is not on PATH, but where CMake looks for programs by itself, as /usr/local/bin.
+mkdir "$work/path" "$work/system"
+mv "$work/bin" "$work/system"
+IFS=: read -ra folders <<<"$PATH"
+for folder in "${folders[@]}"; do
+    find "$folder" -maxdepth 1 ! -name nvcc ! -type d -exec ln -s -t "$work/path" {} + 2>/dev/null || true
+done
+export PATH=$work/path
+rm -r "$work/build"
+expect 0 "GPU kernels: no, because there is no nvcc on PATH or in CUDACXX" AUTO "-DCMAKE_INSTALL_PREFIX=$work/system"
+CUDA_PATH=$work/system expect 0 "$work/system/bin/nvcc of CUDA 12.5 compiles nothing here" AUTO
+CUDACXX=$work/system/bin/nvcc expect 0 "$work/system/bin/nvcc of CUDA 12.5 compiles nothing here" AUTO
 
 if ! grep -q 'CUDA 12\.5' README.md; then
     echo "README.md: does not say which CUDA is wanted"
