@@ -3,14 +3,7 @@
 
 set(cuda_wanted 12.5) # the first with cudaGetDriverEntryPointByVersion
 
-string(TOUPPER "${MOXIE_CUDA}" cuda_choice)
-if(NOT MOXIE_CUDA)
-    set(cuda_choice OFF)
-elseif(cuda_choice MATCHES "^(1|ON|YES|TRUE|Y)$")
-    set(cuda_choice ON)
-elseif(NOT cuda_choice STREQUAL "AUTO")
-    message(FATAL_ERROR "MOXIE_CUDA is '${MOXIE_CUDA}': it may be AUTO; ON, YES, TRUE, Y or 1; OFF, NO, FALSE, N or 0")
-endif()
+moxie_read_choice(MOXIE_CUDA cuda_choice)
 
 # The nvcc to take, and its version, before CMake tries it: an older one, as of Debian 12 and Ubuntu 24.04, would stop the
 # configuration in words that do not help.

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # cuda.sh CC: what MOXIE_CUDA says is understood in every spelling or refused, and an nvcc that is too old, or that does not
-# work, leaves the build for the CPU as it is. Why there are no GPU kernels is said.
+# work, leaves the build for the CPU as it is. Why there are no GPU kernels is said. MOXIE_CLI has the same spellings.
 set -euo pipefail
 
 cc=$1
@@ -26,7 +26,7 @@ expect() {
         "${@:4}" >"$work/said" 2>&1 || code=$?
     said=$(tr -s ' \n' ' ' <"$work/said")
     [[ $code -eq $1 && $said == *"$2"* ]] && return
-    echo "MOXIE_CUDA='$3': wanted exit code $1 and '$2', got $code and:"
+    echo "MOXIE_CUDA='$3' ${*:4}: wanted exit code $1 and '$2', got $code and:"
     cat "$work/said"
     failed=1
 }
@@ -47,6 +47,9 @@ for word in OFF off 0 False no ''; do
     expect 0 "GPU kernels: no, because MOXIE_CUDA is '$word'" "$word"
 done
 expect 1 "MOXIE_CUDA is 'maybe': it may be AUTO; ON," maybe
+PKG_CONFIG_LIBDIR=$work expect 0 "jansson (Debian: libjansson-dev) and pkg-config: it is left out" OFF -DMOXIE_CLI=auto
+PKG_CONFIG_LIBDIR=$work expect 1 "-DMOXIE_CLI=OFF builds without it" OFF -DMOXIE_CLI=yes
+expect 1 "MOXIE_CLI is 'maybe': it may be AUTO; ON," OFF -DMOXIE_CLI=maybe
 nvcc 12.5
 expect 0 "GPU kernels: no, because $work/bin/nvcc of CUDA 12.5 compiles nothing here" AUTO
 

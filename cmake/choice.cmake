@@ -1,0 +1,12 @@
+# moxie_read_choice(OPTION RESULT): what an option of three values says in any spelling: ON, OFF or AUTO.
+function(moxie_read_choice option result)
+    string(TOUPPER "${${option}}" choice)
+    if(NOT ${option})
+        set(choice OFF)
+    elseif(choice MATCHES "^(1|ON|YES|TRUE|Y)$")
+        set(choice ON)
+    elseif(NOT choice STREQUAL "AUTO")
+        message(FATAL_ERROR "${option} is '${${option}}': it may be AUTO; ON, YES, TRUE, Y or 1; OFF, NO, FALSE, N or 0")
+    endif()
+    set(${result} ${choice} PARENT_SCOPE)
+endfunction()
