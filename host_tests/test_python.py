@@ -11,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import unittest
 from unittest import mock
 
@@ -160,6 +161,30 @@ class Refusals(unittest.TestCase):
             with self.assertRaisesRegex(abi.MoxieError, "/nowhere/libmoxie.so cannot be loaded"):
                 load()
             self.assertEqual(load(path).path, path)
+
+    def test_path_that_the_loader_finds(self):
+        """By the soname, or by libmoxie.so where there is none that serves."""
+        code = "import moxie; print(moxie.load().path)"
+        plugin = os.environ["MOXIE_PLUGIN"]
+        for names, seen in (({host.SONAME: plugin}, f"{host.SONAME}\n"),
+                            ({host.SONAME: plugin, "libmoxie.so": __file__}, f"{host.SONAME}\n"),
+                            ({"libmoxie.so": plugin}, "libmoxie.so\n"),
+                            ({host.SONAME: __file__, "libmoxie.so": plugin}, "libmoxie.so\n"),
+                            ({host.SONAME: __file__}, f"{host.SONAME} cannot .*invalid ELF header"),
+                            ({}, f"{host.SONAME} cannot .*No such file.*set the variable")):
+            with self.subTest(names), tempfile.TemporaryDirectory() as folder:
+                for name, target in names.items():
+                    os.symlink(target, f"{folder}/{name}")
+                env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path),
+                       "LD_LIBRARY_PATH": folder}
+                del env["MOXIE_PLUGIN"]
+                ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                                     check=False, env=env)
+                self.assertRegex(ran.stdout or ran.stderr, seen)
+
+    def test_soname(self):
+        found = pathlib.Path(os.environ["MOXIE_PLUGIN"]).with_name(host.SONAME)
+        self.assertTrue(found.samefile(os.environ["MOXIE_PLUGIN"]))
 
     def test_errors_are_copied_whole(self):
         """As a pool of processes does with what its workers raise."""

@@ -11,8 +11,9 @@ import os
 
 from moxie.abi import (
     ABI_VERSION, CONFIG_ABSENT, CONFIG_FOUND, CONFIG_WRONG_TYPE, E_CONFIG, E_INTERNAL, E_INVALID,
-    E_UNAVAILABLE, E_UNSUPPORTED, E_VERSION, OK, VERSION, ConfigEntry, Host, MoxieError, Probe,
-    Request, ask, check, entries, layout_mismatches, signals_wait, table_fault, type_of)
+    E_UNAVAILABLE, E_UNSUPPORTED, E_VERSION, OK, VERSION, VERSION_MAJOR, VERSION_MINOR, ConfigEntry,
+    Host, MoxieError, Probe, Request, ask, check, entries, layout_mismatches, signals_wait,
+    table_fault, type_of)
 
 # Of MOXIE_LOG_*, in their order; what is an error there is raised, too.
 LOG_LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.INFO, logging.ERROR,
@@ -20,6 +21,8 @@ LOG_LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.INFO, loggin
 logger = logging.getLogger("moxie")
 
 
+# As cmake/folders.cmake names it: before 1.0 a new minor number is a new ABI.
+SONAME = f"libmoxie.so.{VERSION_MAJOR}" + (f".{VERSION_MINOR}" if VERSION_MAJOR == 0 else "")
 ADVICE = "pass the path of a libmoxie.so, or set the variable MOXIE_PLUGIN to it"
 
 
@@ -108,8 +111,16 @@ def _numbers(version):
 
 
 def default_path():
-    """That of MOXIE_PLUGIN in the environment, or else libmoxie.so where the loader looks."""
-    return os.environ.get("MOXIE_PLUGIN") or "libmoxie.so"
+    """That of MOXIE_PLUGIN in the environment, or else what the loader finds: the library by the
+    name of this ABI, which is all that a package for users has, or libmoxie.so."""
+    named = os.environ.get("MOXIE_PLUGIN")
+    for name in () if named else (SONAME, "libmoxie.so"):
+        try:
+            ctypes.CDLL(name)
+            return name
+        except OSError:
+            pass
+    return named or SONAME
 
 
 def load(path=None, host_build=f"moxie for Python {VERSION}", advice=ADVICE):

@@ -83,8 +83,8 @@ _layers = weakref.WeakKeyDictionary()  # experts module -> Prepared
 def configure(plugin=..., forward_tokens_max=..., **keys):
     """Says which library to load, and what else a forward may be.
 
-    plugin: the path of a libmoxie; without it MOXIE_PLUGIN of the environment, or libmoxie.so where
-    the loader looks. forward_tokens_max: the most tokens of one call, which the memory is planned
+    plugin: the path of a libmoxie; without it MOXIE_PLUGIN of the environment, or the one that the
+    loader finds. forward_tokens_max: the most tokens of one call, which the memory is planned
     for; a larger batch goes in several. keys: any others of docs/configuration.md, such as
     device_memory_budget_bytes. None takes back what was set before; what is not named stays. Where
     that changes a setting, what was prepared before is prepared anew, and graphs that were captured
