@@ -46,7 +46,7 @@ variable() {
 cflags=() libs=()
 eval "cflags=($(pkg-config --cflags moxie)) libs=($(pkg-config --libs moxie))"
 loader=$(variable loader)
-plugin=$(variable plugin)
+plugin=$(realpath -s "$(variable plugin)")
 [ "$(pkg-config --modversion moxie)" = "$version" ] || { echo "moxie.pc: not version $version"; exit 1; }
 "$cc" "${cflags[@]}" host_tests/package/linked.c "${libs[@]}" -o "$work/pc/linked"
 expect_version "$work/pc/linked"
@@ -121,7 +121,13 @@ fi
 
 if [ -x "$prefix/bin/moxie" ]; then
     "$prefix/bin/moxie" info >/dev/null
-    rm "$prefix/$lib/libmoxie.so" # which a package for developers has
+fi
+# What a package for developers has; hosts that were built by it run on.
+rm -r "$prefix/$lib/libmoxie.so" "$prefix/$lib/pkgconfig" "$prefix/$lib/cmake" "$prefix/include" "$prefix/share"
+for program in "$work"/pc/* "$work"/cmake/linked "$work"/cmake/loaded; do
+    expect_version "$program"
+done
+if [ -x "$prefix/bin/moxie" ]; then
     "$prefix/bin/moxie" info >/dev/null
     mv "$prefix/$lib" "$prefix/elsewhere"
     ! "$prefix/bin/moxie" info 2>"$work/log" || { echo "moxie info: found a library that is not there"; exit 1; }
