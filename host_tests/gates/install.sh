@@ -87,6 +87,15 @@ while IFS=: read -r file link; do
     [[ $link == *:* || -e $(dirname "$file")/$link ]] || { echo "${file#"$prefix/"}: links to $link, which is not installed"; exit 1; }
 done < <(grep -roE --include='*.md' '\]\([^)#]+' "$doc" "$prefix/share/moxie" | sed 's/:](/:/')
 
+# What `pip show` says, by the setuptools that pip builds with.
+if python3 -c 'import setuptools, sys; sys.exit(int(setuptools.__version__.split(".")[0]) < 61)' 2>/dev/null; then
+    cp -r "$prefix/share/moxie/python" "$work/python"
+    (cd "$work/python" && quiet python3 -c 'from setuptools import build_meta; build_meta.get_requires_for_build_wheel()')
+    for line in "Version: $version" "License: Apache-2.0"; do
+        grep -qx "$line" "$work/python/moxie.egg-info/PKG-INFO" || { echo "metadata of the Python package: no '$line'"; exit 1; }
+    done
+fi
+
 quiet cmake -S host_tests/package -B "$work/cmake" -G Ninja -DCMAKE_C_COMPILER="$cc" -DCMAKE_PREFIX_PATH="$prefix"
 quiet cmake --build "$work/cmake"
 expect_version "$work/cmake/linked"
