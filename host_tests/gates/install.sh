@@ -31,6 +31,13 @@ for file in "${wanted[@]}"; do
     [ -e "$prefix/$file" ] || { echo "not installed: $file"; exit 1; }
 done
 
+# Every file is of one component, for distributions that make a package of each.
+for component in runtime development python documents; do
+    quiet cmake --install "$build" --prefix "$work/parts/$component" --component "moxie_$component"
+done
+diff <(cd "$prefix" && find . ! -type d | sort) <(cd "$work/parts" && find . ! -type d | sed 's|^./[^/]*|.|' | sort) ||
+    { echo "above: of no component, or of two"; exit 1; }
+
 # expect_version PROGRAM: it runs, and speaks to the library of this version.
 expect_version() {
     local seen
@@ -131,8 +138,9 @@ fi
 if [ -x "$prefix/bin/moxie" ]; then
     "$prefix/bin/moxie" info >/dev/null
 fi
-# What a package for developers has; hosts that were built by it run on.
-rm -r "$prefix/$lib/libmoxie.so" "$prefix/$lib/pkgconfig" "$prefix/$lib/cmake" "$prefix/include" "$prefix/share"
+# A package for users is enough for hosts that were built by one for developers.
+rm -r "$prefix"
+mv "$work/parts/runtime" "$prefix"
 for program in "$work"/pc/* "$work"/cmake/linked "$work"/cmake/loaded; do
     expect_version "$program"
 done
