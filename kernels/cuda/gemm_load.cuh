@@ -446,17 +446,30 @@ __device__ __forceinline__ void load_lot(const gemm_args &args, gemm_smem<P> &sm
     }
 }
 
+// How often a warp of a launch looks for mid at most, more than a minute: it is not there before only where the host, or a peer, wrote
+// over ids or counts while blocks counted them, which then have other tiles each.
+#ifndef GEMMS_LOOKS_MOST
+#define GEMMS_LOOKS_MOST (1 << 26)
+#endif
+
+// Of a block's tiles of down.
+struct mid_waits {
+    bool early_ended;
+    int32_t looks; // so far
+};
+
 // Until mid is there, the loading warps ask for weights as far as there is room; the first step of this one whose weights are not under
 // way.
 template <class P>
 __device__ __forceinline__ int32_t await_mid(const gemms_args_device &args, gemm_smem<P> &smem, const gate_up_tiles &of, const tile &t, stage_ring ring,
-                                             bool &early_ended)
+                                             mid_waits &waits)
 {
     const int32_t last = min(steps_of<P>(args.down), ring.count);
     int32_t step = loading_warp();
 
     ring.advance(step);
-    while (!__all_sync(~0u, mid_is_there<P>(args, smem, of, t.expert, early_ended))) {
+    while (!__all_sync(~0u, mid_is_there<P>(args, smem, of, t.expert, waits.early_ended)) && waits.looks < GEMMS_LOOKS_MOST) {
+        waits.looks++;
         if (step >= last || !__all_sync(~0u, mbarrier_test(&smem.empty[ring.stage], ring.round_odd ^ 1))) {
             spin_pause(20);
             continue;
@@ -558,10 +571,10 @@ __device__ __forceinline__ int32_t load_gate_up(const gemms_args_device &args, g
 template <class U, class D, bool in_lots>
 __device__ __forceinline__ void load_down(const gemms_args_device &args, gemm_smem<U> &smem, tile_source<U, D> &source, stage_ring &ring, int32_t at)
 {
-    bool early_ended = false;
+    mid_waits waits = {};
 
     for (tile t = smem.tiles[at]; t.tokens > 0; t = smem.tiles[at]) {
-        int32_t ahead = await_mid<D>(args, smem, source.tiles_of_gate_up(), t, ring, early_ended);
+        int32_t ahead = await_mid<D>(args, smem, source.tiles_of_gate_up(), t, ring, waits);
 
         at = (at + (in_lots ? t.lot_tiles : 1)) % kTiles;
         if (finds_tiles<U>()) source.ask();

@@ -475,11 +475,15 @@ __device__ __forceinline__ void keep_coded_rows(const layer_args_device &args, l
 constexpr int kLooks = 3;            // of a lane, under way at once
 constexpr int kLookColumns = 32 * 8; // of a warp's lanes
 // Of several slabs: a dispatcher keeps few ids where no peer writes. In slabs of a host's own they may change while blocks read them, which
-// then have unequal jobs, and nobody makes what one waits for. So a look at what is missing ends, after a second.
+// then have unequal jobs, and nobody makes what one waits for. So a look at what is missing ends, after a second; in one slab, which who
+// calls writes himself, after a minute.
 #ifndef LAYER_LOOKS_MOST
 #define LAYER_LOOKS_MOST (1 << 20)
 #endif
-constexpr int32_t kLooksMost = LAYER_LOOKS_MOST;
+#ifndef LAYER_LOOKS_ALONE_MOST
+#define LAYER_LOOKS_ALONE_MOST (1 << 26)
+#endif
+template <class P> constexpr int32_t kLooksMost = P::has_slabs ? LAYER_LOOKS_MOST : LAYER_LOOKS_ALONE_MOST;
 
 // Of this launch 0, of the next 1.
 __device__ __forceinline__ uint32_t *mid_half(const layer_args_device &args, const layer_smem &smem, uint32_t next)
@@ -553,7 +557,7 @@ template <class P> __device__ __forceinline__ void keep_mid(const layer_args_dev
 #pragma unroll
             for (int32_t i = 0; i < kLooks; i++)
                 at[i] = mid_eight_at(by, mid, row, column + i * kLookColumns, end);
-            for (int32_t looks = 0; !are_there(at) && (!P::has_slabs || looks < kLooksMost); looks++) {
+            for (int32_t looks = 0; !are_there(at) && looks < kLooksMost<P>; looks++) {
                 spin_pause(20);
 #pragma unroll
                 for (int32_t i = 0; i < kLooks; i++)
