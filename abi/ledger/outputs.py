@@ -189,9 +189,10 @@ DOCUMENT_HEAD = """# The ABI, field by field
 
 {mark}
 
-This is where everything lies; what it means stands in [abi.h](../abi.h). ABI {version} on 64-bit
-machines, layout digest `0x{digest:016x}`. A struct may be larger than when it was first published:
-a host of that time passes the first number of bytes, and the library takes the rest as zero.
+This lists where everything lies; what it means is in [abi.h](../abi.h). ABI {version} on 64-bit
+machines, layout digest `0x{digest:016x}`. If a struct is larger than when it was first
+published, both sizes are given: a host of that time passes the smaller one, and the library takes
+the rest as zero.
 
 Tags of a slot:
 
