@@ -180,9 +180,9 @@ Written by the test `matrix`, which ran each cell; do not edit. To write it anew
 --preset dev --target compatibility`.
 
 Hosts and libraries of three generations are built from this tree. *Current* is the tree.
-*Previous* is ABI 0.(N-1): the same but for the number, because a changed number alone must refuse.
+*Previous* is ABI 0.(N-1), the same tree with another number: the number alone has to be refused.
 *Future* is the same 0.N after appends: one slot at the end of every table of functions and one
-field at the end of every other struct but DLPack's. A host that works was walked from load to
+field at the end of every other struct but DLPack's. *Works* means that the host went from load to
 close, with a forward whose result was compared.
 
 ## Versions that meet
@@ -199,7 +199,7 @@ For every struct that a host hands over or sizes:
 - *older, shorter*: a library after the appends, and a host that passes the size before them;
 - *newer*: a library before the appends, and a host that passes the size after them; with the
   appended bytes 0, with one that is not 0, and with one that is not 0 where the library knows it;
-- *too short*: 8 bytes fewer than this tree's size.
+- *too short*: 8 bytes fewer than this tree's size, which works where a struct has grown.
 
 A refusal's text names the offset of the byte, or both sizes (`config` has nowhere to write one). A
 `moxie_error` is written and not read; one that is too short gets no text.
