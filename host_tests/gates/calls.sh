@@ -18,10 +18,16 @@ if [ "$build" = release ]; then
     calls+=(__assert_fail)
 fi
 
+for folder in abi plugin kernels/cpu; do
+    if [[ " $*" != *"/$folder/"* ]]; then
+        echo "no object of $folder/: the gate looks in the wrong place"
+        exit 1
+    fi
+done
 failed=0
 for object in "$@"; do
-    found=$(nm --undefined-only --format=posix "$object" | awk '{ print $1 }' |
-        grep -xF -f <(printf '%s\n' "${calls[@]}") || true)
+    undefined=$(nm --undefined-only --format=posix "$object" | awk '{ print $1 }')
+    found=$(grep -xF -f <(printf '%s\n' "${calls[@]}") <<<"$undefined" || true)
     [ -z "$found" ] && continue
     printf '%s: calls %s\n' "$object" "$(tr '\n' ' ' <<<"$found")"
     failed=1

@@ -3,6 +3,12 @@
 # pointers lie in .data.rel.ro, which is read-only once loaded.
 set -euo pipefail
 
+for folder in abi plugin kernels/cpu; do
+    if [[ " $*" != *"/$folder/"* ]]; then
+        echo "no object of $folder/: the gate looks in the wrong place"
+        exit 1
+    fi
+done
 failed=0
 for object in "$@"; do
     # name | value | class | type | size | line | section
