@@ -105,6 +105,7 @@ struct visitor {
     const moxie_runner_api *runners;
     moxie_instance *instance;
     moxie_runner *runner; // of layer 0, alive
+    moxie_dispatcher *dispatcher;
     struct layer_weights_view weights;
     struct said said;
     int32_t visit; // 1: the next allocation does
@@ -133,6 +134,8 @@ static int32_t visit_at_once(void *ctx, const moxie_allocation *asked, void **me
         SAID(&visitor->said, MOXIE_E_INVALID,
              visitor->api->close(visitor->instance, &visitor->said.error), "within a callback");
         if (visitor->runner != NULL) visitor->runners->destroy(visitor->runner);
+        if (visitor->dispatcher != NULL)
+            mock_dispatcher(&visitor->mock, "local")->api->destroy(visitor->dispatcher);
     }
     return visitor->allocate(&visitor->mock, asked, memory);
 }
@@ -171,6 +174,7 @@ static void visitor_open(struct visitor *visitor,
     layer_configure(&visitor->layer, mock);
     mock_set_i64(mock, "num_layers", 2);
     mock_set_i64(mock, "forward_tokens_max", 8);
+    mock_set_i64(mock, "capture_routed_experts", 1); // or a dispatcher beside a runner takes none
     said_init(&visitor->said);
     visitor->allocate = mock->host.allocate;
     mock->host.allocate = allocate; // its ctx is the mock's, which the visitor begins with
@@ -201,6 +205,7 @@ START_TEST(a_callback_that_comes_back_is_refused)
     struct visitor visitor;
     struct mock_host *mock = &visitor.mock;
     moxie_dispatcher *dispatcher;
+    moxie_runner *runner;
 
     visitor_open(&visitor, visit_at_once);
     ck_assert_int_eq(visitor.visit, 0);
@@ -210,7 +215,20 @@ START_TEST(a_callback_that_comes_back_is_refused)
         mock_dispatcher(mock, "local")->api->create(visitor.instance, &dispatcher, &mock->error) ==
             MOXIE_OK,
         "%s", mock->text);
+    ck_assert_int_eq(visitor.visit, 0);
     // The runner outlived its destruction from there.
+    SAID(&visitor.said, MOXIE_E_INVALID, visitor.api->close(visitor.instance, &visitor.said.error),
+         "2 runners and dispatchers");
+    // And so does the dispatcher, from where a runner is created.
+    runner = visitor.runner;
+    visitor.runner = NULL;
+    visitor.runners->destroy(runner);
+    visitor.dispatcher = dispatcher;
+    visitor.visit = 1;
+    ck_assert_msg(visitor.runners->create(visitor.instance, 0, &visitor.weights.weights,
+                                          &visitor.runner, &mock->error) == MOXIE_OK,
+                  "%s", mock->text);
+    ck_assert_int_eq(visitor.visit, 0);
     SAID(&visitor.said, MOXIE_E_INVALID, visitor.api->close(visitor.instance, &visitor.said.error),
          "2 runners and dispatchers");
     mock_dispatcher(mock, "local")->api->destroy(dispatcher);
