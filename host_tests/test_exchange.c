@@ -389,6 +389,57 @@ START_TEST(captured_rounds_end_with_the_valid_tokens)
 }
 END_TEST
 
+// Rows lie apart in every tensor of the batch, and a later round finds its own.
+static void strided_scenario(struct crew_member *member)
+{
+    const int64_t top_k = member->crew->layer.top_k, hidden = member->crew->layer.hidden;
+    moxie_batch *batch = &member->batch.batch;
+    moxie_tensor *tensors[] = {&batch->x, &batch->ids, &batch->weights, &batch->y};
+    moxie_captured captured = {.struct_size = sizeof captured, .dp_rank = member->index};
+    const int32_t *ids = batch->ids.data, *rows;
+    unsigned char *rooms[4];
+    int64_t strides[4][2];
+
+    for (int32_t i = 0; i < 4; i++) {
+        const int64_t row = tensors[i]->shape[1] * tensor_element_bytes(tensors[i]);
+
+        rooms[i] = calloc((size_t)member->tokens, 2 * (size_t)row);
+        ck_assert_ptr_nonnull(rooms[i]);
+        for (int64_t token = 0; token < member->tokens; token++)
+            memcpy(rooms[i] + 2 * row * token, tensor_data(tensors[i]) + row * token, (size_t)row);
+        strides[i][0] = 2 * tensors[i]->shape[1];
+        strides[i][1] = 1;
+        tensors[i]->strides = strides[i];
+        tensors[i]->data = rooms[i];
+    }
+    crew_forward(member);
+    for (int64_t token = 0; token < member->tokens; token++)
+        memcpy(member->y + token * hidden, (float *)(void *)rooms[3] + 2 * token * hidden,
+               (size_t)hidden * sizeof *member->y);
+    crew_expect(member,
+                instance_captured(member->rank.instance, &captured, &member->rank.mock.error),
+                MOXIE_OK, NULL);
+    rows = captured.ids.data;
+    for (int64_t i = 0; i < member->tokens * top_k; i++)
+        ck_assert_int_eq(rows[i / top_k * captured.ids.strides[0] + i % top_k], ids[i]);
+    for (int32_t i = 0; i < 4; i++)
+        free(rooms[i]);
+}
+
+START_TEST(rounds_find_rows_that_lie_apart)
+{
+    struct crew crew = {.layer_name = "qwen3_moe_a",
+                        .ranks = 2,
+                        .dispatcher = "alltoall",
+                        .configure = captured_rounds,
+                        .scenario = strided_scenario};
+
+    crew_run(&crew);
+    ck_assert_double_le(golden_error(crew.y, &crew.layer.want), 2e-6);
+    crew_fini(&crew);
+}
+END_TEST
+
 // ---- rows that are moved -----------------------------------------------------------------------
 
 // Rank 1 brings a token, and only MAX_LEN moves as many rows as rank 0 has.
@@ -531,6 +582,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, rows_of_another_round_are_none);
     tcase_add_test(tests, rows_of_earlier_rounds_end_with_the_tokens);
     tcase_add_test(tests, captured_rounds_end_with_the_valid_tokens);
+    tcase_add_test(tests, rounds_find_rows_that_lie_apart);
     tcase_add_loop_test(tests, only_max_len_moves_rows_without_tokens, MOXIE_PADDING_NONE,
                         MOXIE_PADDING_SUM_LEN + 1);
     tcase_add_loop_test(tests, forward_allocates_nothing, 0, 3);
