@@ -375,6 +375,58 @@ START_TEST(all_that_is_planned_is_counted)
 }
 END_TEST
 
+// ---- a layer that fails ------------------------------------------------------------------------
+
+// y is the left half of wider rows: a failure makes that half zero, and is no failure of the other.
+// Each is counted once, however often it is told.
+static void wide_failure_scenario(struct crew_member *member)
+{
+    const int64_t hidden = member->crew->layer.hidden, count = 2 * hidden * member->tokens;
+    int64_t wide[] = {2 * hidden, 1};
+    moxie_dispatcher *dispatcher = member->rank.dispatcher;
+    moxie_batch *batch = &member->batch.batch;
+    moxie_host *host = &member->rank.mock.host;
+    float *room = malloc((size_t)count * sizeof *room);
+    moxie_stats stats;
+
+    ck_assert_ptr_nonnull(room);
+    for (int64_t i = 0; i < count; i++)
+        room[i] = 1.0f;
+    crew_forward(member);
+    batch->y.data = room;
+    batch->y.strides = wide;
+    member->step.slot = batch->slot = member->index;
+    crew_begin(member);
+    for (int32_t turn = 0; turn < 2; turn++)
+        crew_expect(member,
+                    forward_run(dispatcher, member->rank.runner, batch, &member->rank.mock.error),
+                    MOXIE_E_TIMEOUT, NULL);
+    ck_assert_int_eq(host->barrier(host->ctx), 0);
+    for (int64_t i = 0; i < count; i++)
+        ck_assert_float_eq(room[i], i % (2 * hidden) < hidden ? 0.0f : 1.0f);
+    ck_assert(mock_logged(&member->rank.mock, "ERROR dispatcher: the ranks 0x"));
+    instance_stats(member->rank.instance, &stats);
+    ck_assert_uint_eq(stats.forwards, 2);
+    ck_assert_uint_eq(stats.dispatches, 2);
+    ck_assert_uint_eq(stats.combines, 1);
+    ck_assert_uint_eq(stats.tokens, 2 * (uint64_t)member->tokens);
+    ck_assert_uint_eq(stats.peer_failures, 1);
+    free(room);
+}
+
+START_TEST(a_failure_is_counted_and_zeroes_y_alone)
+{
+    struct crew crew = {.layer_name = "qwen3_moe_a",
+                        .ranks = 2,
+                        .dispatcher = "alltoall",
+                        .configure = apart_failure_keys,
+                        .scenario = wide_failure_scenario};
+
+    crew_run(&crew);
+    crew_fini(&crew);
+}
+END_TEST
+
 // ---- a create that fails -----------------------------------------------------------------------
 
 static _Thread_local int32_t gathers_left;
@@ -531,6 +583,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, a_layer_that_fails_leaves_its_slot);
     tcase_add_test(tests, local_runs_a_step_again_that_failed);
     tcase_add_test(tests, all_that_is_planned_is_counted);
+    tcase_add_test(tests, a_failure_is_counted_and_zeroes_y_alone);
     tcase_add_test(tests, a_refused_configuration_comes_first);
     tcase_add_test(tests, a_create_that_fails_leaves_the_count_of_bytes);
     tcase_add_test(tests, another_thread_polls_while_failures_come_and_go);
