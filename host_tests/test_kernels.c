@@ -4,6 +4,7 @@
 #include "kernels/kernels.h"
 
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu/isa.h"
 
 #include "host_tests/golden.h"
 #include "host_tests/stream.h"
@@ -212,8 +213,32 @@ START_TEST(golden_layers)
 }
 END_TEST
 
+// Every other test runs the sets up to the best: one that is not found is not tested, nor used. The
+// compiler looks by itself.
+START_TEST(the_best_instructions_are_found)
+{
+    struct cpu_stream stream = {.isa = CPU_SCALAR};
+
+    ck_assert_ptr_eq(cpu_ops_of(&stream), &cpu_ops_scalar);
+#if defined(__x86_64__)
+    int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    int avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                 __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+
+    ck_assert_int_eq(cpu_isa_best(), avx2 ? avx512 ? CPU_AVX512 : CPU_AVX2 : CPU_SCALAR);
+    stream.isa = CPU_AVX2;
+    ck_assert_ptr_eq(cpu_ops_of(&stream), &cpu_ops_avx2);
+    stream.isa = CPU_AVX512;
+    ck_assert_ptr_eq(cpu_ops_of(&stream), &cpu_ops_avx512);
+#else
+    ck_assert_int_eq(cpu_isa_best(), CPU_SCALAR);
+#endif
+}
+END_TEST
+
 static void add(TCase *tests)
 {
+    tcase_add_test(tests, the_best_instructions_are_found);
     tcase_add_loop_test(tests, golden_layers, 0, (int)(sizeof layers / sizeof layers[0]));
 }
 
