@@ -11,6 +11,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #define MIB (UINT64_C(1) << 20)
@@ -51,6 +52,22 @@ void *__wrap_mmap(void *at, size_t bytes, int protection, int flags, int fd, off
     return MAP_FAILED;
 }
 
+static uint64_t shm_pages; // of 4 KiB, that /dev/shm has free for this user; 0: what it has
+
+int __real_statvfs(const char *path, struct statvfs *seen);
+int __wrap_statvfs(const char *path, struct statvfs *seen);
+
+int __wrap_statvfs(const char *path, struct statvfs *seen)
+{
+    if (shm_pages == 0 || strcmp(path, "/dev/shm") != 0) return __real_statvfs(path, seen);
+    *seen = (struct statvfs){.f_bsize = 65536,
+                             .f_frsize = 4096,
+                             .f_blocks = 4 * shm_pages,
+                             .f_bfree = 2 * shm_pages,
+                             .f_bavail = shm_pages};
+    return 0;
+}
+
 static int32_t check(uint64_t bytes, int32_t ranks, int32_t windows, struct said *said)
 {
     return shared_memory_check(
@@ -79,6 +96,24 @@ START_TEST(no_more_than_there_is)
     ACCEPTED(&said, check(available / 2, 2, 1, &said));
     ck_assert_int_eq(check(available / 2 + 1, 2, 1, &said), MOXIE_E_MEMORY);
     kernel_files = NULL;
+}
+END_TEST
+
+// Nor than /dev/shm has, which may be little on a machine of much memory: all ranks' windows, of all
+// forwards in flight.
+START_TEST(no_more_than_dev_shm_has)
+{
+    struct said said;
+
+    said_init(&said);
+    shm_pages = 10 * MIB / 4096;
+    ACCEPTED(&said, check(5 * MIB, 2, 1, &said));
+    ACCEPTED(&said, check(5 * MIB, 1, 2, &said));
+    SAID(&said, MOXIE_E_MEMORY, check(5 * MIB + 4096, 2, 1, &said), "the 10485760 bytes free in",
+         "/dev/shm; enlarge it (docker: --shm-size), or set max_dispatch_tokens_per_rank lower");
+    SAID(&said, MOXIE_E_MEMORY, check(5 * MIB, 1, 3, &said), "for 1 ranks x 3 forwards in flight",
+         "the 10485760 bytes free in /dev/shm", "or forwards_in_flight_max lower");
+    shm_pages = 0;
 }
 END_TEST
 
@@ -293,6 +328,7 @@ END_TEST
 static void add(TCase *tests)
 {
     tcase_add_loop_test(tests, no_more_than_there_is, 0, 2);
+    tcase_add_test(tests, no_more_than_dev_shm_has);
     tcase_add_loop_test(tests, a_groups_limit_is_for_its_own_ranks, 0, 3);
     tcase_add_test(tests, all_windows_are_counted_at_first);
     tcase_add_test(tests, one_forward_cannot_be_fewer);
