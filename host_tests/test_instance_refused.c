@@ -185,6 +185,41 @@ START_TEST(a_plan_past_what_is_free_is_refused)
 }
 END_TEST
 
+// The windows between ranks among it, which are opened last.
+START_TEST(windows_are_of_what_is_taken)
+{
+    const uint32_t set = 1u << BUFFER_PAIR_ROW | 1u << BUFFER_CPU_SCRATCH;
+    char meminfo[64], words[64];
+    const struct kernel_file machine[] = {{"/proc/meminfo", meminfo}, {0}};
+    struct mock_host mock;
+    moxie_instance *instance;
+    uint64_t apart, symmetric;
+    struct said said;
+
+    said_init(&said);
+    mock_host_init(&mock);
+    mock_set_ranks(&mock, 2);
+    mock_set_i64(&mock, "forward_tokens_max", 4096);
+    mock.host.allocate = NULL;
+    mock.host.release = NULL;
+    instance = open_instance(&mock);
+    apart = instance->plan.device_bytes + instance->plan.host_bytes;
+    symmetric = instance->plan.symmetric_bytes;
+    ck_assert_uint_gt(symmetric, 4096);
+    (void)snprintf(words, sizeof words, " + symmetric %llu + host ", (unsigned long long)symmetric);
+    ACCEPTED(&said, instance_device(instance, &said.error));
+    kernel_files = machine;
+    free_kib(meminfo, apart + symmetric - 1024);
+    SAID(&said, MOXIE_E_MEMORY, instance_take(instance, set, &said.error), words, "(the machine's)");
+    free_kib(meminfo, apart + symmetric + 1024);
+    ACCEPTED(&said, instance_take(instance, set, &said.error));
+    instance_drop(instance, set);
+    kernel_files = NULL;
+    ACCEPTED(&said, instance_close(instance, &said.error));
+    mock_host_fini(&mock);
+}
+END_TEST
+
 static void add(TCase *tests)
 {
     tcase_add_test(tests, a_plan_over_its_budget_shows_no_buffers);
@@ -192,6 +227,7 @@ static void add(TCase *tests)
     tcase_add_loop_test(tests, no_number_raises_anything_in_the_hosts_thread, 0, 3);
     tcase_add_test(tests, what_cannot_be_taken_leaves_nothing);
     tcase_add_test(tests, a_plan_past_what_is_free_is_refused);
+    tcase_add_test(tests, windows_are_of_what_is_taken);
 }
 
 SUITE_MAIN("instance_refused", 20, add)
