@@ -235,6 +235,7 @@ START_TEST(a_thread_that_cannot_start_ends_the_others)
     char text[256], wanted[64];
     moxie_error error = {.struct_size = sizeof error, .text = text, .text_bytes = sizeof text};
     struct threads *threads;
+    sigset_t mask;
 
     for (int32_t nth = 0; nth < 5; nth++) {
         starts_left = nth;
@@ -250,6 +251,8 @@ START_TEST(a_thread_that_cannot_start_ends_the_others)
         expect_threads(before);
     }
     starts_left = -1;
+    (void)pthread_sigmask(SIG_SETMASK, NULL, &mask);
+    ck_assert_int_eq(sigismember(&mask, SIGUSR1), 0); // nor are the caller's signals left blocked
 }
 END_TEST
 
