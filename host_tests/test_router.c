@@ -308,6 +308,21 @@ START_TEST(more_places_than_experts_in_the_groups)
 }
 END_TEST
 
+// A group of one expert scores what that has: the best groups are the best experts.
+START_TEST(a_group_of_one_scores_as_its_expert)
+{
+    static struct input input, plain;
+    struct router_args args = input_init(&input, FORMAT_F32);
+    struct router_args plain_args = input_init(&plain, FORMAT_F32);
+
+    args.groups = EXPERTS;
+    args.groups_top = TOP_K;
+    run(&args, 1);
+    run(&plain_args, 1);
+    ck_assert_mem_eq(input.ids, plain.ids, sizeof input.ids);
+}
+END_TEST
+
 START_TEST(groups_that_do_not_fit)
 {
     static struct input input;
@@ -331,6 +346,7 @@ static void add(TCase *tests)
     tcase_add_loop_test(tests, an_epsilon_joins_the_sum_of_the_weights, 0, 3);
     tcase_add_loop_test(tests, a_nan_never_wins, 0, 6);
     tcase_add_loop_test(tests, infinities_are_limits, 0, 3);
+    tcase_add_test(tests, a_group_of_one_scores_as_its_expert);
     tcase_add_test(tests, groups_that_do_not_fit);
     tcase_add_test(tests, more_places_than_experts_in_the_groups);
 }
