@@ -51,6 +51,8 @@ static uint32_t values_type(int32_t format)
     return is_packed(format) ? TENSOR_UINT8 : TENSOR_E4M3;
 }
 
+#define MAP_STRIDE_LIMIT (INT64_C(1) << 40) // of all rows of an expert, too
+
 // What a tensor map can describe.
 static int32_t check_device_values(const struct reading *r, const struct weight_view *view,
                                    moxie_error *error)
@@ -67,6 +69,13 @@ static int32_t check_device_values(const struct reading *r, const struct weight_
         return fail_with(error, MOXIE_E_UNSUPPORTED,
                          "%s: at %p with strides of %lld and %lld bytes; want multiples of 16",
                          r->values, view->values, (long long)view->expert_stride_bytes,
+                         (long long)view->row_stride_bytes);
+    if ((r->experts > 1 && view->expert_stride_bytes >= MAP_STRIDE_LIMIT) ||
+        view->row_stride_bytes >= MAP_STRIDE_LIMIT / (r->n > r->k ? r->n : r->k))
+        return fail_with(error, MOXIE_E_UNSUPPORTED,
+                         "%s: experts %lld and rows %lld bytes apart; want one expert's rows, and "
+                         "the next expert, within 2^40 bytes",
+                         r->values, (long long)view->expert_stride_bytes,
                          (long long)view->row_stride_bytes);
     return MOXIE_OK;
 }

@@ -403,12 +403,19 @@ END_TEST
 
 START_TEST(weights_lie_on_16_bytes)
 {
+    static int64_t far_experts[] = {INT64_C(1) << 39, 1 << 12, 1};
+    static int64_t far_rows[] = {INT64_C(1) << 38, INT64_C(1) << 36, 1};
     struct gpu_layer gpu;
 
     gpu_layer_open(&gpu, "mixtral_a", bf16);
     gpu.weights.w2.values.byte_offset += 2;
     refuse_weights(&gpu, MOXIE_E_UNSUPPORTED, "want multiples of 16");
     gpu.weights.w2.values.byte_offset -= 2;
+    gpu.weights.w2.values.strides = far_experts;
+    refuse_weights(&gpu, MOXIE_E_UNSUPPORTED, "within 2^40 bytes");
+    gpu.weights.w2.values.strides = far_rows;
+    refuse_weights(&gpu, MOXIE_E_UNSUPPORTED, "within 2^40 bytes");
+    gpu.weights.w2.values.strides = NULL;
     gpu.weights.w1.values.device.id++;
     refuse_weights(&gpu, MOXIE_E_INVALID, "on device 1");
     gpu_layer_close(&gpu);
