@@ -66,6 +66,9 @@ optional_needs=(
     "clang have clang"
     "libclang-rt-dev fuzz_compiler"
     "libclang-rt-18-dev fuzz_compiler"
+    "clang-format-14 have clang-format-14"
+    "shellcheck have shellcheck"
+    "codespell have codespell"
 )
 
 # missing_of NEED...: the packages whose command fails.

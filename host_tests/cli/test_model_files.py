@@ -50,7 +50,7 @@ class Words(Case):
 
     def test_faults_keep_their_place(self):
         for ours, others in (('{"a": Infinity,\n "b": -Infinity, x}', '{"a": 12345678,\n "b": 123456789, x}'),
-                             ('{"a": NaN,\n "b": Infinit}', '{"a": 123,\n "b": Infinit}'),
+                             ('{"a": NaN,\n "b": Infinix}', '{"a": 123,\n "b": Infinix}'),
                              ('{"a": [NaN}', '{"a": [null}'), ("{Infinity: 1}", "{null    : 1}"), ("NaN", "null"),
                              ('{"a": 1NaN}', '{"a": 1null}'), ('{"a": "NaN\\', '{"a": "xxx\\')):
             with self.subTest(text=ours):
