@@ -473,7 +473,6 @@ START_TEST(two_instances_do_not_mix)
 }
 END_TEST
 
-// An error that cannot be one costs the text, not the answer.
 static void add(TCase *tests)
 {
     tcase_add_checked_fixture(tests, setup, NULL);

@@ -210,7 +210,8 @@ START_TEST(windows_are_of_what_is_taken)
     ACCEPTED(&said, instance_device(instance, &said.error));
     kernel_files = machine;
     free_kib(meminfo, apart + symmetric - 1024);
-    SAID(&said, MOXIE_E_MEMORY, instance_take(instance, set, &said.error), words, "(the machine's)");
+    SAID(&said, MOXIE_E_MEMORY, instance_take(instance, set, &said.error), words,
+         "(the machine's)");
     free_kib(meminfo, apart + symmetric + 1024);
     ACCEPTED(&said, instance_take(instance, set, &said.error));
     instance_drop(instance, set);

@@ -99,8 +99,8 @@ START_TEST(no_more_than_there_is)
 }
 END_TEST
 
-// Nor than /dev/shm has, which may be little on a machine of much memory: all ranks' windows, of all
-// forwards in flight.
+// Nor than /dev/shm has, which may be little on a machine of much memory: all ranks' windows, of
+// all forwards in flight.
 START_TEST(no_more_than_dev_shm_has)
 {
     struct said said;
