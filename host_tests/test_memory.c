@@ -297,9 +297,8 @@ END_TEST
 static const struct mock_host *watched;
 static uint64_t releases_when_waited;
 
-static int32_t note_wait(int32_t ordinal)
+static int32_t note_wait(void)
 {
-    (void)ordinal;
     releases_when_waited = watched->release_calls;
     return 0;
 }

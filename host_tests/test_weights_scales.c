@@ -26,6 +26,7 @@
 static struct {
     int32_t synchronized, fetches, fails_at; // fails_at: the fetch that fails, from 1 on; 0: none
     int32_t unsynchronized;                  // fetches before anything was waited for
+    int32_t visits, left, left_behind;       // left_behind: as many waits as leaves
     int64_t bytes_most;
     int32_t fetch_answer, synchronize_answer; // fetch's where it fails
 } told;
@@ -40,9 +41,8 @@ static int32_t device_fetch(void *to, const void *from, int64_t bytes)
     return 0;
 }
 
-static int32_t device_synchronize(int32_t ordinal)
+static int32_t device_synchronize(void)
 {
-    ck_assert_int_eq(ordinal, ORDINAL);
     told.synchronized++;
     return told.synchronize_answer;
 }
@@ -119,7 +119,7 @@ static void sample_lay(struct sample *s, int32_t matrix, int64_t n, int64_t k, i
 
 static int32_t check(struct sample *s)
 {
-    return weights_check_scales(&s->weights, 0, EXPERTS, &s->device, ORDINAL, &s->said.error);
+    return weights_check_scales(&s->weights, 0, EXPERTS, &s->device, &s->said.error);
 }
 
 struct block {
@@ -222,12 +222,12 @@ START_TEST(experts_are_checked_alone)
 
     sample_init(&s, FORMAT_MXFP4, _i);
     set_block(&s, &middle, 255, 0);
-    ACCEPTED(&s.said, weights_check_scales(&s.weights, 0, 1, &s.device, ORDINAL, &s.said.error));
-    ACCEPTED(&s.said, weights_check_scales(&s.weights, 2, 1, &s.device, ORDINAL, &s.said.error));
-    ACCEPTED(&s.said, weights_check_scales(&s.weights, 0, 0, &s.device, ORDINAL, &s.said.error));
+    ACCEPTED(&s.said, weights_check_scales(&s.weights, 0, 1, &s.device, &s.said.error));
+    ACCEPTED(&s.said, weights_check_scales(&s.weights, 2, 1, &s.device, &s.said.error));
+    ACCEPTED(&s.said, weights_check_scales(&s.weights, 0, 0, &s.device, &s.said.error));
     for (int32_t count = 1; count <= 2; count++)
         SAID(&s.said, MOXIE_E_INVALID,
-             weights_check_scales(&s.weights, 1, count, &s.device, ORDINAL, &s.said.error),
+             weights_check_scales(&s.weights, 1, count, &s.device, &s.said.error),
              "weights.w2.scales", "expert 1, row 0, block 0");
     sample_free(&s);
 }
@@ -373,9 +373,19 @@ START_TEST(nothing_is_read_while_a_graph_is_captured)
 }
 END_TEST
 
-static int32_t another_is_current(void)
+static int32_t device_visit(int32_t ordinal, struct device_visit *visit)
 {
-    return ORDINAL + 1;
+    ck_assert_int_eq(ordinal, ORDINAL);
+    told.visits++;
+    *visit = (struct device_visit){&told, ordinal};
+    return 0;
+}
+
+static void device_leave(const struct device_visit *visit)
+{
+    ck_assert_ptr_eq(visit->before, &told);
+    told.left++;
+    told.left_behind += told.synchronized == told.left;
 }
 
 // Matrices of zeros.
@@ -412,15 +422,20 @@ START_TEST(the_device_of_the_weights_is_waited_for)
     mock_set_str(&mock, "weight_format", "mxfp4");
     ACCEPTED(&said, instance_open(&mock.host, &none, &instance, &said.error));
     ACCEPTED(&said, runner_create(instance, 0, &weights, &runner, &said.error));
-    device.ordinal = another_is_current;
+    device.visit = device_visit;
+    device.leave = device_leave;
     device.synchronize = device_synchronize;
     instance->device = &device;
     instance->ordinal = ORDINAL;
     ACCEPTED(&said, runner_weights_updated(runner, NULL, 0, &said.error));
     ACCEPTED(&said, runner_weights_updated(runner, &expert, 1, &said.error));
     ck_assert_int_eq(told.synchronized, 2);
-    instance->device = &device_cpu;
+    ck_assert_int_eq(told.visits, 2);
     runner_destroy(runner);
+    ck_assert_int_eq(told.visits, 3);
+    ck_assert_int_eq(told.left, 3);
+    ck_assert_int_eq(told.left_behind, 3); // what was waited for there
+    instance->device = &device_cpu;
     ACCEPTED(&said, instance_close(instance, &said.error));
     mock_host_fini(&mock);
 }

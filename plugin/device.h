@@ -18,6 +18,12 @@ struct device_windows {
     void (*unmap)(void *memory, uint64_t bytes);
 };
 
+// What a thread has current besides.
+struct device_visit {
+    void *before;    // that of the thread; NULL: it has used no device
+    int32_t ordinal; // visited; -1: none, the device was current already
+};
+
 struct device {
     const char *name;      // the word of the key `device`
     int32_t tensor_device; // MOXIE_DEVICE_* of every tensor a host passes
@@ -34,12 +40,16 @@ struct device {
     // In stream order.
     void (*zero)(void *memory, int64_t bytes, void *stream);
     // NULL: the windows between ranks are host memory, and the host waits for flags; the
-    // five ops that follow are NULL, too.
+    // seven ops that follow are NULL, too.
     const struct device_windows *windows;
     // 1 while what is launched on `stream` becomes part of a graph.
     int (*is_capturing)(void *stream);
-    // Waits for everything that was launched on that device; the current one stays the current one.
-    int32_t (*synchronize)(int32_t ordinal);
+    // Makes that device the thread's current one, and then again what was. A thread that has used
+    // no device has none after it: `leave` makes no context. Not to be left when `visit` fails.
+    int32_t (*visit)(int32_t ordinal, struct device_visit *visit);
+    void (*leave)(const struct device_visit *visit);
+    // Waits for everything that was launched on the current device.
+    int32_t (*synchronize)(void);
     // A stream that no other waits for, or is waited for by; waits for what was launched on it.
     // Neither while a stream is captured. `stream_close` of NULL is a no-op.
     int32_t (*stream_open)(void **stream);

@@ -66,14 +66,9 @@ static int cuda_is_capturing(void *stream)
            status == cudaStreamCaptureStatusActive;
 }
 
-static int32_t cuda_synchronize(int32_t ordinal)
+static int32_t cuda_synchronize(void)
 {
-    const int32_t current = cuda_ordinal();
-    cudaError_t st = current != ordinal ? cudaSetDevice(ordinal) : cudaSuccess;
-
-    if (st == cudaSuccess) st = cudaDeviceSynchronize();
-    if (current != ordinal) (void)cudaSetDevice(current);
-    return (int32_t)st;
+    return (int32_t)cudaDeviceSynchronize();
 }
 
 static int32_t cuda_stream_open(void **stream)
@@ -91,11 +86,74 @@ static void cuda_stream_close(void *stream)
     if (stream != NULL) (void)cudaStreamDestroy(stream);
 }
 
+// ---- The driver --------------------------------------------------------------------------------
+
+// One of its functions, looked up through the runtime so that libcuda is not linked.
+static int32_t find_function(const char *name, void *at)
+{
+    enum cudaDriverEntryPointQueryResult found;
+    void *function = NULL;
+    cudaError_t st =
+        cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &found);
+
+    if (st == cudaSuccess && found != cudaDriverEntryPointSuccess) st = cudaErrorSymbolNotFound;
+    memcpy(at, &function, sizeof function);
+    return (int32_t)st;
+}
+
+// ---- Other threads -----------------------------------------------------------------------------
+
+// By the driver's contexts: cudaSetDevice back to a device that the thread has not used makes a
+// context there, of some hundred MiB.
+struct contexts {
+    CUresult (*get_current)(CUcontext *);
+    CUresult (*set_current)(CUcontext);
+    CUresult (*retain)(CUcontext *, CUdevice);
+    CUresult (*release)(CUdevice);
+};
+
+static int32_t find_contexts(struct contexts *contexts)
+{
+    int32_t st = find_function("cuCtxGetCurrent", &contexts->get_current);
+
+    if (st == 0) st = find_function("cuCtxSetCurrent", &contexts->set_current);
+    if (st == 0) st = find_function("cuDevicePrimaryCtxRetain", &contexts->retain);
+    if (st == 0) st = find_function("cuDevicePrimaryCtxRelease", &contexts->release);
+    return st;
+}
+
+static int32_t cuda_visit(int32_t ordinal, struct device_visit *visit)
+{
+    struct contexts contexts;
+    CUcontext before = NULL, context = NULL;
+    int32_t st = find_contexts(&contexts);
+
+    *visit = (struct device_visit){NULL, -1};
+    if (st == 0) st = (int32_t)contexts.get_current(&before);
+    if (st != 0 || (before != NULL && cuda_ordinal() == ordinal)) return st;
+    st = (int32_t)contexts.retain(&context, ordinal);
+    if (st != 0) return st;
+    st = (int32_t)contexts.set_current(context);
+    if (st == 0)
+        *visit = (struct device_visit){before, ordinal};
+    else
+        (void)contexts.release(ordinal);
+    return st;
+}
+
+static void cuda_leave(const struct device_visit *visit)
+{
+    struct contexts contexts;
+
+    if (visit->ordinal < 0 || find_contexts(&contexts) != 0) return;
+    (void)contexts.set_current(visit->before);
+    (void)contexts.release(visit->ordinal);
+}
+
 // ---- Windows: the driver's virtual memory ------------------------------------------------------
 
 #define GRANULE_BYTES (2 << 20)
 
-// The driver's functions, looked up through the runtime so that libcuda is not linked.
 struct driver {
     CUresult (*granularity)(size_t *, const CUmemAllocationProp *,
                             CUmemAllocationGranularity_flags);
@@ -111,18 +169,6 @@ struct driver {
     CUresult (*unmap)(CUdeviceptr, size_t);
     CUresult (*set_access)(CUdeviceptr, size_t, const CUmemAccessDesc *, size_t);
 };
-
-static int32_t find_function(const char *name, void *at)
-{
-    enum cudaDriverEntryPointQueryResult found;
-    void *function = NULL;
-    cudaError_t st =
-        cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &found);
-
-    if (st == cudaSuccess && found != cudaDriverEntryPointSuccess) st = cudaErrorSymbolNotFound;
-    memcpy(at, &function, sizeof function);
-    return (int32_t)st;
-}
 
 static int32_t find_driver(struct driver *driver)
 {
@@ -301,6 +347,8 @@ const struct device device_cuda = {
     .zero = cuda_zero,
     .windows = &cuda_windows,
     .is_capturing = cuda_is_capturing,
+    .visit = cuda_visit,
+    .leave = cuda_leave,
     .synchronize = cuda_synchronize,
     .stream_open = cuda_stream_open,
     .stream_finish = cuda_stream_finish,

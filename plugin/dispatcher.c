@@ -173,18 +173,19 @@ out:
 
 void dispatcher_destroy(moxie_dispatcher *dispatcher)
 {
-    struct exchange_group *group;
+    struct device_visit visit;
 
     if (dispatcher == NULL) return;
     dispatcher->magic = 0;
-    group = &dispatcher->group;
-    if (group->transport != NULL) {
+    if (dispatcher->taken) (void)instance_visit(dispatcher->instance, &visit);
+    if (dispatcher->group.transport != NULL) {
         dispatcher->instance->stats.bytes_allocated -= dispatcher->bytes_mapped;
-        exchange_close(group, dispatcher->exchanges, limits_of(dispatcher)->slots);
-        group->ops->destroy(group->transport);
+        exchange_close(&dispatcher->group, dispatcher->exchanges, limits_of(dispatcher)->slots);
+        dispatcher->group.ops->destroy(dispatcher->group.transport);
     }
     if (dispatcher->instance != NULL) leave_slots(dispatcher);
     if (dispatcher->taken) instance_drop(dispatcher->instance, DISPATCHER_BUFFERS);
+    if (dispatcher->taken) instance_leave(dispatcher->instance, &visit);
     (void)pthread_mutex_destroy(&dispatcher->failure_lock);
     free(dispatcher->exchanges);
     free(dispatcher);

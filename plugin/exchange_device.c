@@ -107,7 +107,7 @@ static void close_device(struct exchange_group *group)
     group->stream = NULL;
     if (group->report == NULL) return;
     // What still waits reads the windows and writes the report.
-    (void)group->instance->device->synchronize(group->instance->ordinal);
+    (void)group->instance->device->synchronize();
     while (*link != &group->link)
         link = &(*link)->next;
     *link = group->link.next;

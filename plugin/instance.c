@@ -498,10 +498,22 @@ out:
 void instance_drop(moxie_instance *instance, uint32_t set)
 {
     // A host's pool may give the memory to another stream at once.
-    if (instance->device->synchronize != NULL)
-        (void)instance->device->synchronize(instance->ordinal);
+    if (instance->device->synchronize != NULL) (void)instance->device->synchronize();
     memory_drop(&instance->memory, set);
     instance->users--;
+}
+
+int32_t instance_visit(const moxie_instance *instance, struct device_visit *visit)
+{
+    *visit = (struct device_visit){NULL, -1};
+    // Before anything is taken the thread is the one that creates it.
+    if (instance->users == 0 || instance->device->visit == NULL) return 0;
+    return instance->device->visit(instance->ordinal, visit);
+}
+
+void instance_leave(const moxie_instance *instance, const struct device_visit *visit)
+{
+    if (visit->ordinal >= 0) instance->device->leave(visit);
 }
 
 void *instance_stream(moxie_instance *instance, void *host_stream)

@@ -120,6 +120,11 @@ int32_t instance_device(moxie_instance *instance, moxie_error *error);
 int32_t instance_take(moxie_instance *instance, uint32_t set, moxie_error *error);
 void instance_drop(moxie_instance *instance, uint32_t set);
 
+// Between the two the device of what the instance has is the thread's current one, whichever is
+// before and after it. Answers as device.visit does; to be left in any case.
+int32_t instance_visit(const moxie_instance *instance, struct device_visit *visit);
+void instance_leave(const moxie_instance *instance, const struct device_visit *visit);
+
 // What kernels get as their stream: the host's on a GPU, the instance's threads on the CPU.
 void *instance_stream(moxie_instance *instance, void *host_stream);
 

@@ -49,7 +49,7 @@ int32_t runner_create(moxie_instance *instance, int32_t layer, const moxie_weigh
     TRY(weights_read(weights, &instance->plan.limits, instance_place(instance), &runner->weights,
                      error));
     TRY(weights_check_scales(&runner->weights, 0, instance->plan.limits.experts_local,
-                             instance->device, instance->ordinal, error));
+                             instance->device, error));
     TRY(instance_take(instance, RUNNER_BUFFERS, error));
     runner->taken = 1;
     TRY(capture_clear_load(instance, layer, error));
@@ -63,9 +63,15 @@ out:
 
 void runner_destroy(moxie_runner *runner)
 {
+    struct device_visit visit;
+
     if (runner == NULL) return;
     runner->magic = 0;
-    if (runner->taken) instance_drop(runner->instance, RUNNER_BUFFERS);
+    if (runner->taken) {
+        (void)instance_visit(runner->instance, &visit);
+        instance_drop(runner->instance, RUNNER_BUFFERS);
+        instance_leave(runner->instance, &visit);
+    }
     free(runner);
 }
 
@@ -210,26 +216,37 @@ out:
     return st;
 }
 
-int32_t runner_weights_updated(moxie_runner *runner, const int32_t *experts, uint64_t count,
-                               moxie_error *error)
+// Those of `experts`, or of all where that is NULL.
+static int32_t check_updated(const moxie_runner *runner, const int32_t *experts, uint64_t count,
+                             moxie_error *error)
 {
     const moxie_instance *instance = runner->instance;
     int32_t experts_local = instance->plan.limits.experts_local;
     int32_t st = MOXIE_OK;
 
     if (experts == NULL)
-        return weights_check_scales(&runner->weights, 0, experts_local, instance->device,
-                                    instance->ordinal, error);
+        return weights_check_scales(&runner->weights, 0, experts_local, instance->device, error);
     for (uint64_t i = 0; i < count; i++) {
         int32_t expert = experts[i];
 
         if (expert < 0 || expert >= experts_local)
             TRY(fail_with(error, MOXIE_E_INVALID, "ids[%" PRIu64 "]: %d; want a local expert 0..%d",
                           i, expert, experts_local - 1));
-        TRY(weights_check_scales(&runner->weights, expert, 1, instance->device, instance->ordinal,
-                                 error));
+        TRY(weights_check_scales(&runner->weights, expert, 1, instance->device, error));
     }
 out:
+    return st;
+}
+
+int32_t runner_weights_updated(moxie_runner *runner, const int32_t *experts, uint64_t count,
+                               moxie_error *error)
+{
+    struct device_visit visit;
+    int32_t st = instance_launched(runner->instance, instance_visit(runner->instance, &visit),
+                                   "weights_updated", error);
+
+    if (st == MOXIE_OK) st = check_updated(runner, experts, count, error);
+    instance_leave(runner->instance, &visit);
     return st;
 }
 

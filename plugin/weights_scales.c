@@ -167,7 +167,7 @@ out:
 }
 
 int32_t weights_check_scales(const struct layer_weights *weights, int32_t first, int32_t count,
-                             const struct device *device, int32_t ordinal, moxie_error *error)
+                             const struct device *device, moxie_error *error)
 {
     const int32_t format = weights->w1.format; // of both
     const struct expert_range experts = {first, count};
@@ -176,7 +176,7 @@ int32_t weights_check_scales(const struct layer_weights *weights, int32_t first,
 
     if (count == 0 || (format != FORMAT_MXFP4 && format != FORMAT_NVFP4)) return MOXIE_OK;
     // Whatever stream the host writes weights on.
-    if (device->synchronize != NULL) answer = device->synchronize(ordinal);
+    if (device->synchronize != NULL) answer = device->synchronize();
     if (device->is_capture_error(answer)) TRY(fail_capturing("weights.w1.scales", error));
     if (answer != 0)
         TRY(fail_with(error, MOXIE_E_DEVICE, "weights: work before they are read has failed: %s",

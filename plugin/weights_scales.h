@@ -8,8 +8,8 @@
 
 // That no scale of mxfp4 overflows with its values, or is over GEMMS_E8M0_MOST on a GPU, and none
 // of nvfp4 is NaN, of `count` local experts from `first` on; other formats are not looked at. What
-// lies on a GPU, the one of that ordinal, is fetched: not while a stream is captured.
+// lies on a GPU, the current one, is fetched: not while a stream is captured.
 int32_t weights_check_scales(const struct layer_weights *weights, int32_t first, int32_t count,
-                             const struct device *device, int32_t ordinal, moxie_error *error);
+                             const struct device *device, moxie_error *error);
 
 #endif

@@ -17,6 +17,12 @@ constexpr size_t kDeviceBytes = size_t{1} << 30;
 
 int device_count();
 
+// The calling thread's, kNoDevice before it has used one.
+constexpr int kNoDevice = -1;
+int current_device();
+// kNoDevice: none any more.
+void set_current_device(int device);
+
 static inline bool is_device(int ordinal)
 {
     return ordinal >= 0 && ordinal < device_count();

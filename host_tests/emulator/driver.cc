@@ -65,13 +65,23 @@ FUNCTION cuDevicePrimaryCtxRelease_v2(int device)
     return emulator::is_device(device) ? cudaSuccess : cudaErrorInvalidDevice;
 }
 
+FUNCTION cuCtxGetCurrent(void **context)
+{
+    const int device = emulator::current_device();
+
+    *context = device == emulator::kNoDevice ? nullptr : &contexts[device];
+    return cudaSuccess;
+}
+
 // The runtime's calls of this thread are for the context's device from now on; without a context,
 // for the first.
 FUNCTION cuCtxSetCurrent(void *context)
 {
     for (int device = 0; device < emulator::device_count(); device++)
         if (context == &contexts[device]) return cudaSetDevice(device);
-    return context == nullptr ? cudaSetDevice(0) : cudaErrorDeviceUninitialized;
+    if (context != nullptr) return cudaErrorDeviceUninitialized;
+    emulator::set_current_device(emulator::kNoDevice);
+    return cudaSuccess;
 }
 
 FUNCTION cuMemGetInfo_v2(size_t *available, size_t *total)

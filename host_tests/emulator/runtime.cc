@@ -124,7 +124,7 @@ namespace
 {
 
 thread_local int captures; // of this thread's, under way
-thread_local int current_device;
+thread_local int device_in_use = emulator::kNoDevice;
 thread_local CUstream_st *own_stream; // what a null stream is, once something on it has waited
 
 void make_worker(CUstream_st *stream)
@@ -206,6 +206,8 @@ void drain_all()
 // What must not be called while the thread captures.
 cudaError_t check_eager()
 {
+    // Whatever else it does, a call of the runtime's makes the first device's context.
+    if (device_in_use == emulator::kNoDevice) device_in_use = 0;
     return captures == 0 ? cudaSuccess : cudaErrorStreamCaptureUnsupported;
 }
 
@@ -271,6 +273,9 @@ CUresult encode_tiled(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t ran
 }
 
 // The driver's functions that the library asks for by name.
+extern "C" int cuCtxGetCurrent(void **), cuCtxSetCurrent(void *);
+extern "C" int cuDevicePrimaryCtxRetain(void **, int), cuDevicePrimaryCtxRelease_v2(int);
+
 struct entry {
     const char *name;
     void *function;
@@ -292,6 +297,10 @@ const entry entries[] = {
     ENTRY(cuMemMap),
     ENTRY(cuMemUnmap),
     ENTRY(cuMemSetAccess),
+    ENTRY(cuCtxGetCurrent),
+    ENTRY(cuCtxSetCurrent),
+    ENTRY(cuDevicePrimaryCtxRetain),
+    {"cuDevicePrimaryCtxRelease", reinterpret_cast<void *>(cuDevicePrimaryCtxRelease_v2)},
 };
 
 } // namespace
@@ -309,6 +318,16 @@ cudaError_t emulator::enqueue_launch(cudaStream_t stream, const launch &launch)
 cudaError_t emulator::enqueue_wait(cudaStream_t stream, std::function<void()> work)
 {
     return enqueue(stream, work_item{std::move(work), true});
+}
+
+int emulator::current_device()
+{
+    return device_in_use;
+}
+
+void emulator::set_current_device(int device)
+{
+    device_in_use = device;
 }
 
 int emulator::device_count()
@@ -338,13 +357,13 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, 
 cudaError_t cudaSetDevice(int device)
 {
     if (!emulator::is_device(device)) return cudaErrorInvalidDevice;
-    current_device = device;
+    device_in_use = device;
     return cudaSuccess;
 }
 
 cudaError_t cudaGetDevice(int *device)
 {
-    *device = current_device;
+    *device = std::max(device_in_use, 0);
     return cudaSuccess;
 }
 

@@ -19,6 +19,7 @@ extern "C" {
 int cuDeviceGetCount(int *count);
 int cuDeviceGet(int *device, int ordinal);
 int cuDevicePrimaryCtxRetain(void **context, int device);
+int cuCtxGetCurrent(void **context);
 int cuCtxSetCurrent(void *context);
 }
 
@@ -357,7 +358,7 @@ void try_waiting()
 void try_devices()
 {
     int count = 0, device = -1, other = -1, value = -1;
-    void *context = nullptr;
+    void *context = nullptr, *current = nullptr;
 
     check(cudaGetDeviceCount(&count) == cudaSuccess && count == 2 &&
               cuDeviceGetCount(&count) == 0 && count == 2,
@@ -367,13 +368,21 @@ void try_devices()
     check(cudaSetDevice(2) == cudaErrorInvalidDevice && cudaSetDevice(-1) == cudaErrorInvalidDevice,
           "a device that is none");
     check(cuDevicePrimaryCtxRetain(&context, 1) == 0 && cuCtxSetCurrent(context) == 0 &&
-              cudaGetDevice(&device) == cudaSuccess && device == 1,
+              cudaGetDevice(&device) == cudaSuccess && device == 1 &&
+              cuCtxGetCurrent(&current) == 0 && current == context,
           "the driver's context is the runtime's device");
-    std::thread([&] { (void)cudaGetDevice(&other); }).join();
+    std::thread([&] {
+        (void)cudaGetDevice(&other);
+        (void)cuCtxGetCurrent(&current);
+        (void)cudaFree(nullptr);
+        (void)cuCtxGetCurrent(&context);
+    }).join();
     check(other == 0, "a thread begins with the first device");
+    check(current == nullptr && context != nullptr, "and with its context when it uses it");
     check(cuCtxSetCurrent(&count) != 0 && cuDevicePrimaryCtxRetain(&context, 2) != 0,
           "a context that is none");
-    check(cuCtxSetCurrent(nullptr) == 0 && cudaGetDevice(&device) == cudaSuccess && device == 0,
+    check(cuCtxSetCurrent(nullptr) == 0 && cudaGetDevice(&device) == cudaSuccess && device == 0 &&
+              cuCtxGetCurrent(&current) == 0 && current == nullptr,
           "without a context, the first device");
     check(cudaDeviceGetAttribute(&value, cudaDevAttrComputeCapabilityMajor, 1) == cudaSuccess &&
               value == 9 &&

@@ -183,7 +183,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     w2.block_offset = fuzz_u8(&input) < 240 ? w1.block_offset : (int32_t)fuzz_i64(&input);
     if (maker.absent && limits.weight_format >= FORMAT_MXFP4) return 0; // the scales are looked at
     st = weights_read(&weights, &limits, (moxie_device){MOXIE_DEVICE_CPU, 0}, &read, &error);
-    if (st == MOXIE_OK) st = weights_check_scales(&read, 0, EXPERTS, &device_cpu, 0, &error);
+    if (st == MOXIE_OK) st = weights_check_scales(&read, 0, EXPERTS, &device_cpu, &error);
     PROPERTY(st >= MOXIE_OK && st < MOXIE_E_INTERNAL);
     PROPERTY(st == MOXIE_OK || (error.code == st && text[0] != '\0'));
     // The products cost most of an input's time, and those of right tensors are all alike.

@@ -5,9 +5,10 @@
 #include "host_tests/suite.h"
 #include "kernels/gemm.h"
 
+#include <pthread.h>
 #include <string.h>
 
-static const struct gpu_options bf16 = {0}, fp8 = {.fp8 = 1};
+static const struct gpu_options bf16 = {0}, fp8 = {.fp8 = 1}, mxfp4 = {.mxfp4 = 1};
 
 #ifndef REPEATS
 #define REPEATS 100 // of a forward that must give the same bits
@@ -51,7 +52,7 @@ START_TEST(golden_layers_in_mxfp4)
 {
     static const char *const names[2] = {"qwen3_moe_a", "qwen3_moe_t1"};
 
-    repeat(names[_i], (struct gpu_options){.mxfp4 = 1});
+    repeat(names[_i], mxfp4);
 }
 END_TEST
 
@@ -440,6 +441,51 @@ START_TEST(weights_lie_alike)
 }
 END_TEST
 
+// What the driver has current on this thread.
+static const void *context_of_thread(void)
+{
+    enum cudaDriverEntryPointQueryResult found;
+    int (*get_current)(const void **) = NULL;
+    void *function = NULL;
+    const void *context = NULL;
+
+    must(cudaGetDriverEntryPointByVersion("cuCtxGetCurrent", &function, 12000, cudaEnableDefault,
+                                          &found));
+    memcpy(&get_current, &function, sizeof function);
+    ck_assert_int_eq(get_current(&context), 0);
+    return context;
+}
+
+static void *update_and_destroy(void *arg)
+{
+    struct gpu_layer *gpu = arg;
+
+    ck_assert_ptr_null(context_of_thread());
+    gpu_accept(gpu, runner_weights_updated(gpu->runner, NULL, 0, &gpu->mock.error));
+    ck_assert_ptr_null(context_of_thread());
+    dispatcher_destroy(gpu->dispatcher);
+    ck_assert_ptr_null(context_of_thread());
+    runner_destroy(gpu->runner);
+    ck_assert_ptr_null(context_of_thread());
+    return NULL;
+}
+
+// A context on a device that is not the instance's would take some hundred MiB there.
+START_TEST(a_thread_without_a_device_is_left_without)
+{
+    struct gpu_layer gpu;
+    pthread_t thread;
+
+    gpu_layer_open(&gpu, "qwen3_moe_a", mxfp4);
+    gpu_forward(&gpu);
+    ck_assert_int_eq(pthread_create(&thread, NULL, update_and_destroy, &gpu), 0);
+    ck_assert_int_eq(pthread_join(thread, NULL), 0);
+    gpu.runner = NULL;
+    gpu.dispatcher = NULL;
+    gpu_layer_close(&gpu);
+}
+END_TEST
+
 static void add(TCase *tests)
 {
     tcase_add_loop_test(tests, golden_layers, 0, GPU_LAYERS);
@@ -458,6 +504,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, a_shard_begins_with_a_block);
     tcase_add_test(tests, weights_lie_on_16_bytes);
     tcase_add_test(tests, weights_lie_alike);
+    tcase_add_test(tests, a_thread_without_a_device_is_left_without);
 }
 
 int main(void)

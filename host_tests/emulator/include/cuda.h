@@ -46,6 +46,9 @@ typedef struct __attribute__((aligned(64))) CUtensorMap {
     uint16_t element_bytes;
 } CUtensorMap;
 
+typedef int CUdevice;
+typedef struct CUctx_st *CUcontext;
+
 // ---- Memory by handles -------------------------------------------------------------------------
 
 #define CUDAAPI
