@@ -101,6 +101,18 @@ static void version_text(int version, char text[32])
     (void)snprintf(text, 32, "%d.%d.%d", version / 10000, version / 100 % 100, version % 100);
 }
 
+// As NCCL reads it: 1 overrides what `join` asks for.
+static int32_t check_environment(moxie_error *error)
+{
+    const char *blocking = getenv("NCCL_COMM_BLOCKING");
+
+    if (blocking == NULL || strtol(blocking, NULL, 0) != 1) return MOXIE_OK;
+    return fail_with(error, MOXIE_E_UNAVAILABLE,
+                     "transport nccl: NCCL_COMM_BLOCKING is %s, with which NCCL waits for ever for "
+                     "a rank that does not come; unset it",
+                     blocking);
+}
+
 static int32_t load(struct library *nccl, int *version, moxie_error *error)
 {
     void *handle = dlopen(LIBRARY_NAME, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD | RTLD_NODELETE);
@@ -208,6 +220,7 @@ static int32_t bring_id(struct transport *transport, struct meeting *meeting)
     int32_t st = MOXIE_OK;
     int answer;
 
+    TRY(check_environment(error));
     TRY(load(&transport->nccl, &version, error));
     meeting->mine.bytes = (uint64_t)version;
     if (transport->bootstrap.rank != 0) goto out;

@@ -28,6 +28,8 @@ failed=0
 for object in "$@"; do
     undefined=$(nm --undefined-only --format=posix "$object" | awk '{ print $1 }')
     found=$(grep -xF -f <(printf '%s\n' "${calls[@]}") <<<"$undefined" || true)
+    # A variable that NCCL reads as the ranks join takes the deadline from that call, so it is looked at before.
+    [[ $object == */transport_nccl.c.o ]] && found=$(grep -vxF getenv <<<"$found" || true)
     [ -z "$found" ] && continue
     printf '%s: calls %s\n' "$object" "$(tr '\n' ' ' <<<"$found")"
     failed=1

@@ -27,7 +27,7 @@
 #ifdef FAKE_NCCL
 
 struct refusal {
-    const char *name, *value; // an environment variable of the fake library
+    const char *name, *value; // an environment variable
     const char *lacks;
     int missing;
     int32_t code, rank;
@@ -49,6 +49,11 @@ static const struct refusal refusals[] = {
      .value = "2708",
      .code = MOXIE_E_UNAVAILABLE,
      .text = "libnccl.so.2 is NCCL before 2.9; install 2.14"},
+    {.name = "NCCL_COMM_BLOCKING",
+     .value = "1",
+     .code = MOXIE_E_UNAVAILABLE,
+     .text = "rank 0: transport nccl: NCCL_COMM_BLOCKING is 1, with which NCCL waits for ever for "
+             "a rank that does not come; unset it"},
     {.name = "FAKE_NCCL_VERSION_STEP",
      .value = "100",
      .code = MOXIE_E_COLLECTIVE_MISMATCH,
