@@ -35,7 +35,7 @@ struct meeting_message {
     unsigned char token[MEETING_TOKEN_BYTES];
     int64_t tenancy_fd; // from STAGE_MADE on: the sender's, for ranks of its process
     uint64_t group;     // at STAGE_JOIN: the sender's control group that limits memory; 0: none
-    unsigned char id[MEETING_ID_BYTES]; // of what rank 0 made for all of them to join
+    unsigned char id[MEETING_ID_BYTES]; // from STAGE_OFFER on: of what rank 0 made for all to join
     char text[FAILURE_TEXT_BYTES];      // why status is what it is
 };
 

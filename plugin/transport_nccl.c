@@ -211,26 +211,35 @@ static void destroy(struct transport *transport)
     free(transport);
 }
 
-// Rank 0 brings the name that all join by.
-static int32_t bring_id(struct transport *transport, struct meeting *meeting)
+// What each rank needs of its own.
+static int32_t prepare(struct transport *transport, struct meeting *meeting)
 {
-    moxie_error *error = &meeting->local;
-    struct nccl_id id;
     int version = 0;
     int32_t st = MOXIE_OK;
-    int answer;
 
-    TRY(check_environment(error));
-    TRY(load(&transport->nccl, &version, error));
+    if (transport == NULL)
+        TRY(fail_with(&meeting->local, MOXIE_E_MEMORY, "a transport: out of memory"));
+    TRY(check_environment(&meeting->local));
+    TRY(load(&transport->nccl, &version, &meeting->local));
     meeting->mine.bytes = (uint64_t)version;
-    if (transport->bootstrap.rank != 0) goto out;
-    answer = transport->nccl.unique_id(&id);
-    if (answer != NCCL_SUCCESS)
-        TRY(fail_nccl(transport, MOXIE_E_UNAVAILABLE, "no name for the ranks to join by", answer,
-                      error));
-    memcpy(meeting->mine.id, id.bytes, sizeof meeting->mine.id);
 out:
     return st;
+}
+
+// Rank 0 brings the name that all join by. Once all are ready: NCCL listens in a thread of its own
+// from then on, until all have joined.
+static int32_t bring_id(const struct transport *transport, struct meeting *meeting)
+{
+    struct nccl_id id;
+    int answer;
+
+    if (transport->bootstrap.rank != 0) return MOXIE_OK;
+    answer = transport->nccl.unique_id(&id);
+    if (answer != NCCL_SUCCESS)
+        return fail_nccl(transport, MOXIE_E_UNAVAILABLE, "no name for the ranks to join by", answer,
+                         &meeting->local);
+    memcpy(meeting->mine.id, id.bytes, sizeof meeting->mine.id);
+    return MOXIE_OK;
 }
 
 static int32_t same_version(const struct meeting *meeting, moxie_error *error)
@@ -281,21 +290,18 @@ static int32_t join(struct transport *transport, const struct meeting *meeting, 
 static int32_t create(const struct bootstrap *bootstrap, struct transport **out, moxie_error *error)
 {
     struct transport *transport = NULL;
-    struct transport blank = {.bootstrap = *bootstrap};
+    const struct meeting_identity nobody = {.pid = 0};
     struct meeting meeting;
     int32_t st = MOXIE_OK;
-    int32_t step;
 
     *out = NULL;
     TRY(transport_check_bootstrap(bootstrap, error));
-    meeting_init(&meeting, &blank.bootstrap, &blank.identity, 0);
-    step = bring_id(&blank, &meeting);
+    meeting_init(&meeting, bootstrap, &nobody, 0);
     transport = calloc(1, sizeof *transport);
-    if (transport == NULL)
-        step = fail_with(&meeting.local, MOXIE_E_MEMORY, "a transport: out of memory");
-    TRY(meeting_meet(&meeting, STAGE_JOIN, step, error));
+    if (transport != NULL) transport->bootstrap = *bootstrap;
+    TRY(meeting_meet(&meeting, STAGE_JOIN, prepare(transport, &meeting), error));
     TRY(same_version(&meeting, error));
-    *transport = blank;
+    TRY(meeting_meet(&meeting, STAGE_OFFER, bring_id(transport, &meeting), error));
     TRY(meet(&meeting, join(transport, &meeting, &meeting.local), error));
     *out = transport;
     transport = NULL;

@@ -31,6 +31,7 @@ struct refusal {
     const char *lacks;
     int missing;
     int32_t code, rank;
+    int32_t names; // that were made for the ranks to join by
     const char *text;
 };
 
@@ -63,11 +64,13 @@ static const struct refusal refusals[] = {
      .value = "1",
      .code = MOXIE_E_UNAVAILABLE,
      .rank = 1,
+     .names = 1,
      .text = "rank 1: NCCL: the ranks cannot be joined: unhandled system error; rank 1 has no "
              "network"},
     {.name = "FAKE_NCCL_FAIL_AFTER",
      .value = "0",
      .code = MOXIE_E_PEER,
+     .names = 1,
      .text = "rank 0: NCCL: an exchange failed: remote process exited"},
 };
 
@@ -82,6 +85,15 @@ static void expect_refusal(struct gpu_member *member, int32_t answer)
     ck_assert_msg(strstr(mock->text, refusal->text) != NULL, "%s", mock->text);
     ck_assert_msg(mock->error.rank == refusal->rank, "%s", mock->text);
     ck_assert_ptr_null(member->rank.dispatcher);
+}
+
+static int32_t names_made(void)
+{
+    void *handle = dlopen(FAKE_NCCL, RTLD_NOW | RTLD_LOCAL);
+    const int *names = handle == NULL ? NULL : dlsym(handle, "fake_nccl_names");
+
+    ck_assert_ptr_nonnull(names);
+    return *names;
 }
 
 // Every rank hears the words of the one that cannot.
@@ -101,6 +113,7 @@ START_TEST(what_is_missing_is_refused_everywhere)
     if (refusal.name != NULL) ck_assert_int_eq(setenv(refusal.name, refusal.value, 1), 0);
     gpu_crew_run(&crew);
     ck_assert_double_le(gpu_seconds_since(began_ns), PATIENCE_S);
+    ck_assert_int_eq(names_made(), refusal.names);
     gpu_crew_fini(&crew);
 }
 END_TEST
