@@ -4,6 +4,7 @@
 
 #include "host_tests/suite.h"
 
+#include <errno.h>
 #include <string.h>
 
 START_TEST(memory_is_aligned)
@@ -47,7 +48,9 @@ START_TEST(it_is_the_cpu)
     ck_assert(bytes[0] == 0xff && bytes[1] == 0xff && bytes[2] == 1);
     ck_assert_int_eq(device_cpu.fetch(fetched, bytes, 2), 0);
     ck_assert(fetched[0] == 0xff && fetched[1] == 0xff && fetched[2] == 2);
-    ck_assert_int_eq(device_cpu.is_capture_error(900), 0);
+    ck_assert_int_eq(device_cpu.status(0), MOXIE_OK);
+    ck_assert_int_eq(device_cpu.status(ENOMEM), MOXIE_E_MEMORY);
+    ck_assert_int_eq(device_cpu.status(900), MOXIE_E_DEVICE);
     ck_assert_str_ne(device_cpu.error_text(1), "");
     ck_assert_ptr_eq(device_cpu.kernels, &kernels_cpu);
     ck_assert_ptr_null(device_cpu.windows);

@@ -565,9 +565,9 @@ START_TEST(a_kernels_answer_is_told)
 
     mock_host_init(&mock);
     instance = open_instance(&mock);
-    ck_assert_int_eq(instance_launched(instance, 0, "route", &mock.error), MOXIE_OK);
     ck_assert_int_eq(instance_launched(instance, 22, "route", &mock.error), MOXIE_E_DEVICE);
     ck_assert_str_eq(mock.text, "route: a CPU kernel refused its arguments (22)");
+    ck_assert_int_eq(instance_launched(instance, 12, "x", &mock.error), MOXIE_E_MEMORY); // ENOMEM
     ck_assert_ptr_eq(instance_stream(instance, NULL), &instance->stream);
     close_instance(&mock, instance);
 }

@@ -294,6 +294,40 @@ START_TEST(without_an_allocator_the_device_gives)
 }
 END_TEST
 
+static int32_t synchronize(void)
+{
+    return 0;
+}
+
+static int32_t allocate_failing(const moxie_allocation *request, void **memory)
+{
+    (void)request;
+    *memory = NULL;
+    return 7;
+}
+
+// A device that tells so late, and of whatever it is asked for.
+START_TEST(what_failed_before_is_no_want_of_memory)
+{
+    struct device device = device_cpu;
+    struct sample s;
+
+    sample_init(&s);
+    s.mock.host.allocate = NULL;
+    s.mock.host.release = NULL;
+    s.memory.device = &device;
+    device.synchronize = synchronize;
+    device.allocate = allocate_failing;
+    SAID(&s.said, MOXIE_E_DEVICE, take(&s, ALL), "the device could not give",
+         "refused its arguments); work that was launched before this may have failed");
+    device.allocate = device_cpu.allocate;
+    device.fill = fill_failing;
+    SAID(&s.said, MOXIE_E_DEVICE, take(&s, ALL), "(7); work that was launched before");
+    ck_assert_uint_eq(s.memory.bytes_held, 0);
+    mock_host_fini(&s.mock);
+}
+END_TEST
+
 static const struct mock_host *watched;
 static uint64_t releases_when_waited;
 
@@ -337,6 +371,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, careless_allocators_are_refused);
     tcase_add_loop_test(tests, what_is_counted_begins_at_zero, 0, 2);
     tcase_add_test(tests, without_an_allocator_the_device_gives);
+    tcase_add_test(tests, what_failed_before_is_no_want_of_memory);
     tcase_add_test(tests, runners_give_back_behind_what_uses_it);
 }
 

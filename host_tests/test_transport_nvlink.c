@@ -14,9 +14,10 @@
 #define GRANULE   8192
 #define WINDOW    ((uint64_t)TRANSPORT_CONTROL_BYTES(RANKS) + 5000)
 #define CAPTURING 900 // what the device answers while a graph is captured
+#define BROKEN    700 // after a failure of what was launched
 
 static const struct transport_ops *const nvlink = &transport_nvlink;
-static _Thread_local int32_t capturing;
+static _Thread_local int32_t window_answer; // 0: a window is made
 static _Atomic int32_t windows_mapped;
 
 #define WRAP(type, name, parameters, arguments, failure)                                           \
@@ -72,7 +73,7 @@ static int32_t window_map(int fd, uint64_t bytes, void **memory)
 static int32_t window_make(uint64_t bytes, void **memory, int *fd)
 {
     ck_assert_uint_eq(bytes % GRANULE, 0);
-    if (capturing) return CAPTURING;
+    if (window_answer != 0) return window_answer;
     if (call_fails()) return 1;
     *fd = memfd_create("window", MFD_CLOEXEC);
     ck_assert_int_eq(ftruncate(*fd, (off_t)bytes), 0);
@@ -90,15 +91,22 @@ static const char *error_text(int32_t code)
     return code == CAPTURING ? "capturing" : "the device says no";
 }
 
-static int is_capture_error(int32_t code)
+static int32_t status(int32_t answer)
 {
-    return code == CAPTURING;
+    if (answer == CAPTURING) return MOXIE_E_CAPTURING;
+    if (answer == BROKEN) return MOXIE_E_DEVICE;
+    return answer == 0 ? MOXIE_OK : MOXIE_E_MEMORY;
+}
+
+static int32_t synchronize(void)
+{
+    return BROKEN;
 }
 
 static const struct device_windows windows = {
     .granule_bytes = GRANULE, .make = window_make, .map = window_map, .unmap = window_unmap};
 static const struct device device = {
-    .windows = &windows, .error_text = error_text, .is_capture_error = is_capture_error};
+    .windows = &windows, .synchronize = synchronize, .error_text = error_text, .status = status};
 
 // ---- ranks -------------------------------------------------------------------------------------
 
@@ -127,7 +135,7 @@ static void take_part(struct rank *rank)
 
     rank->bootstrap.device = &device;
     if (mine == trial->victim) calls_left = trial->call;
-    capturing = mine == trial->victim && trial->captures;
+    window_answer = mine == trial->victim ? trial->window_answer : 0;
     trial_open(nvlink, rank, (const uint64_t[]){WINDOW, trial->bytes[mine]}, outcome, &opened);
     outcome->failed = calls_end();
     if (outcome->code == MOXIE_OK) use(rank, opened.windows[1]);
@@ -258,10 +266,21 @@ START_TEST(no_window_while_a_graph_is_captured)
 {
     struct trial *trial = trial_create(WINDOW);
 
-    trial->captures = 1;
+    trial->window_answer = CAPTURING;
     trial_run(trial, take_part);
     trial_alike(trial, MOXIE_E_CAPTURING, 1);
     ck_assert_int_eq(windows_mapped, 0);
+}
+END_TEST
+
+START_TEST(what_failed_before_is_no_want_of_memory)
+{
+    struct trial *trial = trial_create(WINDOW);
+
+    trial->window_answer = BROKEN;
+    trial_run(trial, take_part);
+    trial_alike(trial, MOXIE_E_DEVICE, 1);
+    ck_assert_ptr_nonnull(strstr(trial->outcomes[0].text, "launched before this may have failed"));
 }
 END_TEST
 
@@ -394,6 +413,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, every_failing_all_gather_leaves_nothing);
     tcase_add_loop_test(tests, sizes_are_refused_in_words, 0, sizeof sizes / sizeof sizes[0]);
     tcase_add_test(tests, no_window_while_a_graph_is_captured);
+    tcase_add_test(tests, what_failed_before_is_no_want_of_memory);
     tcase_add_test(tests, a_box_that_cannot_be_made_says_why);
     tcase_add_test(tests, what_is_no_letter_is_passed_over);
     tcase_add_test(tests, who_connects_without_end_is_not_waited_for);

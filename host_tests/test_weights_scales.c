@@ -47,9 +47,10 @@ static int32_t device_synchronize(void)
     return told.synchronize_answer;
 }
 
-static int device_is_capture_error(int32_t code)
+static int32_t device_status(int32_t answer)
 {
-    return code == CAPTURING;
+    if (answer == 0) return MOXIE_OK;
+    return answer == CAPTURING ? MOXIE_E_CAPTURING : MOXIE_E_DEVICE;
 }
 
 struct sample {
@@ -101,7 +102,7 @@ static void sample_init(struct sample *s, int32_t format, int32_t on_device)
     if (on_device) {
         s->device.fetch = device_fetch;
         s->device.synchronize = device_synchronize;
-        s->device.is_capture_error = device_is_capture_error;
+        s->device.status = device_status;
     }
     s->weights.w1.format = s->weights.w2.format = format;
     sample_matrix(s, 0, 320, 192, 0);

@@ -53,7 +53,7 @@ struct trial {
     uint64_t bytes[RANKS]; // of the second window
     int32_t victim;        // the rank that something happens to
     int32_t call;          // its call that fails, or NEVER
-    int32_t captures;      // it captures a graph
+    int32_t window_answer; // of its device for a window; 0: it is made
     int32_t offset, flip;  // of what it sends
     int32_t at_call;       // the all_gather tampered with, or died at; NEVER: all
     int64_t pid;           // rank 0's

@@ -20,6 +20,13 @@ const struct device *device_find(const char *name)
     return NULL;
 }
 
+const char *device_earlier(const struct device *device, int32_t status)
+{
+    return status == MOXIE_E_DEVICE && device->synchronize != NULL
+               ? "; work that was launched before this may have failed"
+               : "";
+}
+
 int32_t device_probe(const char *name, char reason[160])
 {
     const struct device *device = device_find(name);

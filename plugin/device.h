@@ -62,8 +62,10 @@ struct device {
     int32_t (*probe)(char reason[160]);
     // Words for the non-zero answer of a kernel launcher or of an op above.
     const char *(*error_text)(int32_t code);
-    // 1 for the answer of what must not be called while a graph is captured.
-    int (*is_capture_error)(int32_t code);
+    // What an answer of those is to a host: MOXIE_E_CAPTURING of what must not be called while a
+    // graph is captured, MOXIE_E_MEMORY where none is left, MOXIE_E_UNAVAILABLE of what the machine
+    // cannot do or does not permit, else MOXIE_E_DEVICE; MOXIE_OK of 0.
+    int32_t (*status)(int32_t answer);
 };
 
 extern const struct device device_cpu;
@@ -73,6 +75,10 @@ extern const struct device device_cuda;
 
 // The device of that word of the key `device`; NULL when this build has none.
 const struct device *device_find(const char *name);
+
+// What follows the text of an answer of that status: a GPU tells of what has failed when it is
+// asked for something next, whatever that is.
+const char *device_earlier(const struct device *device, int32_t status);
 
 // How well the device of that word would serve here: 0 cannot. Always fills `reason`.
 int32_t device_probe(const char *name, char reason[160]);

@@ -60,10 +60,10 @@ static const char *cpu_error_text(int32_t code)
     return code == ENOMEM ? "out of memory" : "a CPU kernel refused its arguments";
 }
 
-static int cpu_is_capture_error(int32_t code)
+static int32_t cpu_status(int32_t answer)
 {
-    (void)code;
-    return 0;
+    if (answer == 0) return MOXIE_OK;
+    return answer == ENOMEM ? MOXIE_E_MEMORY : MOXIE_E_DEVICE;
 }
 
 const struct device device_cpu = {
@@ -79,5 +79,5 @@ const struct device device_cpu = {
     .prepare = cpu_prepare,
     .probe = cpu_probe,
     .error_text = cpu_error_text,
-    .is_capture_error = cpu_is_capture_error,
+    .status = cpu_status,
 };

@@ -20,7 +20,8 @@ static int32_t cuda_allocate(const moxie_allocation *request, void **memory)
     if (request->kind == MOXIE_MEMORY_DEVICE) return (int32_t)cudaMalloc(memory, request->bytes);
     if (request->kind == MOXIE_MEMORY_PINNED)
         return (int32_t)cudaMallocHost(memory, request->bytes);
-    return posix_memalign(memory, align, (size_t)request->bytes);
+    return posix_memalign(memory, align, (size_t)request->bytes) == 0 ? cudaSuccess
+                                                                      : cudaErrorMemoryAllocation;
 }
 
 static void cuda_release(const moxie_allocation *request, void *memory)
@@ -312,27 +313,40 @@ static int32_t cuda_probe(char reason[160])
     return is_hopper(reason) ? 100 : 0;
 }
 
+static int32_t cuda_status(int32_t answer)
+{
+    if (answer >= cudaErrorStreamCaptureUnsupported && answer <= cudaErrorCapturedEvent)
+        return MOXIE_E_CAPTURING;
+    switch (answer) {
+    case cudaSuccess:
+        return MOXIE_OK;
+    case cudaErrorMemoryAllocation:
+        return MOXIE_E_MEMORY;
+    case cudaErrorNotPermitted:
+    case cudaErrorNotSupported:
+        return MOXIE_E_UNAVAILABLE;
+    default:
+        return MOXIE_E_DEVICE;
+    }
+}
+
 static int32_t cuda_prepare(moxie_error *error)
 {
     char reason[160];
-    int32_t answer;
+    int32_t answer, st;
 
     if (!is_hopper(reason))
         return fail_with(error, MOXIE_E_UNAVAILABLE, "%s; set device to cpu", reason);
     answer = kernels_cuda_load();
     if (answer == 0) return MOXIE_OK;
-    return fail_with(error, MOXIE_E_DEVICE, "the kernels cannot be loaded: %s",
-                     cudaGetErrorString((cudaError_t)answer));
+    st = cuda_status(answer);
+    return fail_with(error, st, "the kernels cannot be loaded: %s%s",
+                     cudaGetErrorString((cudaError_t)answer), device_earlier(&device_cuda, st));
 }
 
 static const char *cuda_error_text(int32_t code)
 {
     return cudaGetErrorString((cudaError_t)code);
-}
-
-static int cuda_is_capture_error(int32_t code)
-{
-    return code >= cudaErrorStreamCaptureUnsupported && code <= cudaErrorCapturedEvent;
 }
 
 const struct device device_cuda = {
@@ -356,5 +370,5 @@ const struct device device_cuda = {
     .prepare = cuda_prepare,
     .probe = cuda_probe,
     .error_text = cuda_error_text,
-    .is_capture_error = cuda_is_capture_error,
+    .status = cuda_status,
 };

@@ -34,7 +34,7 @@ static void say_misbehaving(const struct memory *memory, const moxie_buffer *buf
 static int32_t check_made(const struct memory *memory, enum buffer_id id,
                           const moxie_buffer *buffer, void *base, moxie_error *error)
 {
-    int32_t answer;
+    int32_t answer, st;
 
     if (((uintptr_t)base & (buffer->align - 1)) != 0) {
         say_misbehaving(memory, buffer);
@@ -44,10 +44,10 @@ static int32_t check_made(const struct memory *memory, enum buffer_id id,
     }
     if ((BUFFERS_ZERO & 1u << id) == 0) return MOXIE_OK;
     answer = memory->device->fill(base, 0, (int64_t)buffer->bytes);
-    if (answer == 0) return MOXIE_OK;
-    return fail_with(error,
-                     memory->device->is_capture_error(answer) ? MOXIE_E_CAPTURING : MOXIE_E_DEVICE,
-                     "%s: %s (%d)", buffer->name, memory->device->error_text(answer), answer);
+    st = memory->device->status(answer);
+    if (st == MOXIE_OK) return MOXIE_OK;
+    return fail_with(error, st, "%s: %s (%d)%s", buffer->name, memory->device->error_text(answer),
+                     answer, device_earlier(memory->device, st));
 }
 
 // What helps when there is no memory of this kind: the budget counts the device's alone, and the
@@ -55,22 +55,25 @@ static int32_t check_made(const struct memory *memory, enum buffer_id id,
 static const char *remedy_for(int32_t kind)
 {
     if (kind == MOXIE_MEMORY_DEVICE)
-        return "set device_memory_budget_bytes to what is free, and the refusal says which key to "
-               "set to what";
-    return kind == MOXIE_MEMORY_HOST ? "set cpu_threads lower" : "free page-locked memory";
+        return "; set device_memory_budget_bytes to what is free, and the refusal says which key "
+               "to set to what";
+    return kind == MOXIE_MEMORY_HOST ? "; set cpu_threads lower" : "; free page-locked memory";
 }
 
 // An allocator of the host's has reasons of its own.
 static int32_t not_given(const struct memory *memory, const moxie_buffer *buffer, int32_t answer,
                          moxie_error *error)
 {
+    const int32_t st = answer == 0 ? MOXIE_E_MEMORY : memory->device->status(answer);
+
     if (memory->host->allocate != NULL)
         return fail_with(error, MOXIE_E_MEMORY,
                          "%s: the host's allocator could not give %" PRIu64 " bytes (answer %d%s)",
                          buffer->name, buffer->bytes, answer, answer == 0 ? ", and no memory" : "");
-    return fail_with(error, MOXIE_E_MEMORY,
-                     "%s: the device could not give %" PRIu64 " bytes (%s); %s", buffer->name,
-                     buffer->bytes, memory->device->error_text(answer), remedy_for(buffer->kind));
+    return fail_with(error, st, "%s: the device could not give %" PRIu64 " bytes (%s)%s",
+                     buffer->name, buffer->bytes, memory->device->error_text(answer),
+                     st == MOXIE_E_MEMORY ? remedy_for(buffer->kind)
+                                          : device_earlier(memory->device, st));
 }
 
 int32_t memory_make(struct memory *memory, enum buffer_id id, void **base, moxie_error *error)
@@ -86,7 +89,7 @@ int32_t memory_make(struct memory *memory, enum buffer_id id, void **base, moxie
         answer = memory->host->allocate(memory->host->ctx, &request, base);
     else
         answer = memory->device->allocate(&request, base);
-    if (memory->host->allocate == NULL && memory->device->is_capture_error(answer))
+    if (memory->host->allocate == NULL && memory->device->status(answer) == MOXIE_E_CAPTURING)
         return fail_with(error, MOXIE_E_CAPTURING,
                          "%s: no memory can be taken while a graph is captured; create runners "
                          "and dispatchers before",

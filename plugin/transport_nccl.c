@@ -337,7 +337,7 @@ static int32_t make(const struct transport *transport, uint64_t bytes, struct wi
     int64_t mapped = 0;
     void *base = NULL;
     int fd = -1;
-    int32_t answer;
+    int32_t answer, st;
 
     if (window == NULL) return fail_with(error, MOXIE_E_MEMORY, "a window's header: out of memory");
     if (bytes > INT64_MAX || !size_align((int64_t)bytes, device->windows->granule_bytes, &mapped))
@@ -345,13 +345,14 @@ static int32_t make(const struct transport *transport, uint64_t bytes, struct wi
                          bytes);
     answer = device->windows->make((uint64_t)mapped, &base, &fd);
     if (fd >= 0) (void)close(fd); // nobody maps it
-    if (answer != 0)
-        return fail_with(error,
-                         device->is_capture_error(answer) ? MOXIE_E_CAPTURING : MOXIE_E_MEMORY,
-                         "a window of %" PRId64
-                         " bytes cannot be made (%s); create dispatchers while no graph is "
-                         "captured, and leave them room",
-                         mapped, device->error_text(answer));
+    st = device->status(answer);
+    if (st != MOXIE_OK)
+        return fail_with(error, st, "a window of %" PRId64 " bytes cannot be made (%s)%s", mapped,
+                         device->error_text(answer),
+                         st == MOXIE_E_CAPTURING || st == MOXIE_E_MEMORY
+                             ? "; create dispatchers while no graph is captured, and leave them "
+                               "room"
+                             : device_earlier(device, st));
     window->base = base;
     window->peer[transport->bootstrap.rank] = base;
     window->bytes = bytes;

@@ -103,23 +103,21 @@ static int32_t make_own(const struct transport *transport, struct opening *openi
     moxie_error *error = &opening->meeting.local;
     void *base = NULL;
     int32_t answer = device->windows->make(window->bytes_mapped, &base, &opening->own_fd);
+    int32_t st = device->status(answer);
 
-    if (device->is_capture_error(answer))
+    if (st == MOXIE_E_CAPTURING)
         return fail_with(error, MOXIE_E_CAPTURING,
                          "a window cannot be made while a graph is captured; create dispatchers "
                          "before");
-    if (answer != 0)
-        return fail_with(error, MOXIE_E_MEMORY,
-                         "the device could not give a window of %" PRIu64
-                         " bytes that peers can map (%s)",
-                         window->bytes_mapped, device->error_text(answer));
+    if (st != MOXIE_OK)
+        return fail_with(
+            error, st,
+            "the device could not give a window of %" PRIu64 " bytes that peers can map (%s)%s",
+            window->bytes_mapped, device->error_text(answer), device_earlier(device, st));
     window->base = base;
     window->peer[own] = base;
     for (int32_t r = 0; r < transport->bootstrap.ranks; r++) {
-        int32_t st = r == own
-                         ? MOXIE_OK
-                         : mail_post(opening->meeting.tokens[r], own, r, opening->own_fd, error);
-
+        if (r != own) st = mail_post(opening->meeting.tokens[r], own, r, opening->own_fd, error);
         if (st != MOXIE_OK) return st;
     }
     return MOXIE_OK;

@@ -36,7 +36,7 @@ static int32_t fetch(const struct checked *c, void *to, const void *from, int64_
     const int32_t answer = c->device->fetch(to, from, bytes);
 
     if (answer == 0) return MOXIE_OK;
-    if (c->device->is_capture_error(answer)) return fail_capturing(c->name, error);
+    if (c->device->status(answer) == MOXIE_E_CAPTURING) return fail_capturing(c->name, error);
     return fail_with(error, MOXIE_E_DEVICE, "%s: cannot be read at %p: %s", c->name, from,
                      c->device->error_text(answer));
 }
@@ -177,7 +177,8 @@ int32_t weights_check_scales(const struct layer_weights *weights, int32_t first,
     if (count == 0 || (format != FORMAT_MXFP4 && format != FORMAT_NVFP4)) return MOXIE_OK;
     // Whatever stream the host writes weights on.
     if (device->synchronize != NULL) answer = device->synchronize();
-    if (device->is_capture_error(answer)) TRY(fail_capturing("weights.w1.scales", error));
+    if (device->status(answer) == MOXIE_E_CAPTURING)
+        TRY(fail_capturing("weights.w1.scales", error));
     if (answer != 0)
         TRY(fail_with(error, MOXIE_E_DEVICE, "weights: work before they are read has failed: %s",
                       device->error_text(answer)));

@@ -67,6 +67,11 @@ static const struct refusal refusals[] = {
      .names = 1,
      .text = "rank 1: NCCL: the ranks cannot be joined: unhandled system error; rank 1 has no "
              "network"},
+    {.name = "MOXIE_EMULATOR_SHARING",
+     .value = "0",
+     .code = MOXIE_E_UNAVAILABLE,
+     .names = 1,
+     .text = "bytes cannot be made (operation not supported)"},
     {.name = "FAKE_NCCL_FAIL_AFTER",
      .value = "0",
      .code = MOXIE_E_PEER,

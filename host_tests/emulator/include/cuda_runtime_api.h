@@ -23,6 +23,7 @@ typedef enum cudaError {
     cudaErrorInvalidDevice = 101,
     cudaErrorDeviceUninitialized = 201,
     cudaErrorSymbolNotFound = 500,
+    cudaErrorNotPermitted = 800,
     cudaErrorNotSupported = 801,
     cudaErrorStreamCaptureUnsupported = 900,
     cudaErrorCapturedEvent = 907,
