@@ -281,16 +281,21 @@ static const struct device_windows cuda_windows = {.granule_bytes = GRANULE_BYTE
 
 // ---- The device --------------------------------------------------------------------------------
 
+static cudaError_t capability(int device, int *major, int *minor)
+{
+    cudaError_t st = cudaDeviceGetAttribute(major, cudaDevAttrComputeCapabilityMajor, device);
+
+    if (st != cudaSuccess) return st;
+    return cudaDeviceGetAttribute(minor, cudaDevAttrComputeCapabilityMinor, device);
+}
+
 // 0 and a reason when the current device is not a 9.0.
 static int is_hopper(char reason[160])
 {
     int device = 0, major = 0, minor = 0;
     cudaError_t st = cudaGetDevice(&device);
 
-    if (st == cudaSuccess)
-        st = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    if (st == cudaSuccess)
-        st = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+    if (st == cudaSuccess) st = capability(device, &major, &minor);
     if (st != cudaSuccess) {
         (void)cudaGetLastError();
         // The runtime's own words for it suppose that there is a driver.
@@ -306,6 +311,18 @@ static int is_hopper(char reason[160])
     (void)snprintf(reason, 160, "device %d has compute capability %d.%d; the kernels are for 9.0",
                    device, major, minor);
     return major == 9 && minor == 0;
+}
+
+// The first device that is a 9.0; -1: none.
+static int first_hopper(void)
+{
+    int devices = 0, major = 0, minor = 0;
+
+    (void)cudaGetDeviceCount(&devices);
+    for (int device = 0; device < devices; device++)
+        if (capability(device, &major, &minor) == cudaSuccess && major == 9 && minor == 0)
+            return device;
+    return -1;
 }
 
 static int32_t cuda_probe(char reason[160])
@@ -333,10 +350,16 @@ static int32_t cuda_status(int32_t answer)
 static int32_t cuda_prepare(moxie_error *error)
 {
     char reason[160];
-    int32_t answer, st;
+    int32_t answer, st, hopper;
 
-    if (!is_hopper(reason))
-        return fail_with(error, MOXIE_E_UNAVAILABLE, "%s; set device to cpu", reason);
+    if (!is_hopper(reason)) {
+        hopper = first_hopper();
+        if (hopper < 0)
+            return fail_with(error, MOXIE_E_UNAVAILABLE, "%s; set device to cpu", reason);
+        return fail_with(error, MOXIE_E_UNAVAILABLE,
+                         "%s; device %d is one: make it current, or set CUDA_VISIBLE_DEVICES",
+                         reason, hopper);
+    }
     answer = kernels_cuda_load();
     if (answer == 0) return MOXIE_OK;
     st = cuda_status(answer);

@@ -228,13 +228,19 @@ cudaError_t release(void *memory)
     return st;
 }
 
-// "9.0", or what MOXIE_EMULATOR_CAPABILITY says.
-int capability(int part)
+// "9.0", or what MOXIE_EMULATOR_CAPABILITY says: of each device, the last of all that follow.
+int capability(int device, int part)
 {
-    const char *word = getenv("MOXIE_EMULATOR_CAPABILITY");
+    const char *words = getenv("MOXIE_EMULATOR_CAPABILITY");
+    const char *word = words != nullptr ? words : "9.0";
     char *rest = nullptr;
-    long major = strtol(word != nullptr ? word : "9.0", &rest, 10);
+    long major;
 
+    for (const char *next = strchr(word, ','); device > 0 && next != nullptr; device--) {
+        word = next + 1;
+        next = strchr(word, ',');
+    }
+    major = strtol(word, &rest, 10);
     return static_cast<int>(part == 0 ? major : strtol(rest + 1, nullptr, 10));
 }
 
@@ -381,8 +387,8 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
     if (attribute == cudaDevAttrMultiProcessorCount) *value = 3;
     if (attribute == cudaDevAttrMemoryClockRate) *value = 2619000; // an H100's
     if (attribute == cudaDevAttrGlobalMemoryBusWidth) *value = 5120;
-    if (attribute == cudaDevAttrComputeCapabilityMajor) *value = capability(0);
-    if (attribute == cudaDevAttrComputeCapabilityMinor) *value = capability(1);
+    if (attribute == cudaDevAttrComputeCapabilityMajor) *value = capability(device, 0);
+    if (attribute == cudaDevAttrComputeCapabilityMinor) *value = capability(device, 1);
     return cudaSuccess;
 }
 

@@ -1,5 +1,5 @@
-// plugin/device_cuda.c where an emulated GPU can be what a real one is not: what its answers are to
-// a host.
+// plugin/device_cuda.c where an emulated GPU can be what a real one is not: what its
+// answers are to a host, and which devices a machine has.
 
 #include "plugin/device.h"
 
@@ -47,9 +47,30 @@ START_TEST(host_memory_is_wanted_as_the_devices_is)
 }
 END_TEST
 
+START_TEST(another_device_that_would_do_is_named)
+{
+    static const struct {
+        const char *capabilities, *text;
+    } machines[] = {
+        {"8.6,9.0",
+         "device 0 has compute capability 8.6; the kernels are for 9.0; device 1 is one: "
+         "make it current, or set CUDA_VISIBLE_DEVICES"},
+        {"8.6,10.0", "device 0 has compute capability 8.6; the kernels are for 9.0; set device to "
+                     "cpu"},
+    };
+    char text[256];
+    moxie_error error = {.struct_size = sizeof error, .text = text, .text_bytes = sizeof text};
+
+    ck_assert_int_eq(setenv("MOXIE_EMULATOR_CAPABILITY", machines[_i].capabilities, 1), 0);
+    ck_assert_int_eq(device_cuda.prepare(&error), MOXIE_E_UNAVAILABLE);
+    ck_assert_str_eq(text, machines[_i].text);
+}
+END_TEST
+
 static void add(TCase *tests)
 {
     tcase_add_test(tests, answers_have_a_status);
+    tcase_add_loop_test(tests, another_device_that_would_do_is_named, 0, 2);
     tcase_add_test(tests, host_memory_is_wanted_as_the_devices_is);
 }
 
