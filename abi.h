@@ -505,7 +505,7 @@ typedef struct moxie_api {
     // An extension's table ("moxie.routing/1"), or NULL. [any, eager; plugin; 0.1]
     const void *(*get_extension)(const char *name);
     // Fills up to `capacity` entries, `stride` bytes apart, each with its struct_size set by the
-    // caller; *count is how many there are. Touches nothing. [any, eager; caller; 0.1]
+    // caller; *count is how many there are. May start the GPU's driver. [any, eager; caller; 0.1]
     int32_t (*probe)(moxie_probe *entries, uint32_t stride, uint64_t capacity, uint64_t *count,
                      moxie_error *);
 
