@@ -243,25 +243,6 @@ int32_t dispatcher_poll_error(moxie_dispatcher *dispatcher, moxie_error *error)
     return st;
 }
 
-static void zero_y(const moxie_dispatcher *dispatcher, const moxie_batch *batch)
-{
-    const moxie_tensor *y = &batch->y;
-
-    for (int64_t token = 0; token < y->shape[0]; token++)
-        dispatcher->instance->device->zero(tensor_data(y) + token * tensor_stride_bytes(y, 0),
-                                           y->shape[1] * tensor_element_bytes(y), batch->stream);
-}
-
-// Where a step of the exchange writes its failure.
-static moxie_error error_in(char text[FAILURE_TEXT_BYTES])
-{
-    text[0] = 0;
-    return (moxie_error){.struct_size = sizeof(moxie_error),
-                         .rank = -1,
-                         .text_bytes = FAILURE_TEXT_BYTES,
-                         .text = text};
-}
-
 // Makes a failure that happened among the ranks stick.
 static void stick(moxie_dispatcher *dispatcher, int32_t code, const moxie_error *seen)
 {
@@ -277,8 +258,23 @@ static void stick(moxie_dispatcher *dispatcher, int32_t code, const moxie_error 
     log_line(&instance->host, MOXIE_LOG_ERROR, "dispatcher", "%s", seen->text);
 }
 
-// A step of the slot's round with the peers, where there are any. Failures among ranks stick, and
-// the caller gets the same text.
+// A layer of which nothing has run may begin anew: no peer has been told of it.
+static void leave_layer(moxie_dispatcher *dispatcher, int32_t slot)
+{
+    dispatcher->slots[slot].state = SLOT_BEGUN;
+    if (!is_local(dispatcher)) dispatcher->instance->slot_users[slot] = NULL;
+}
+
+// Whether the failure sticks: it came from a peer, or a peer may wait for the rest of the layer.
+static int sticks(const moxie_dispatcher *dispatcher, int32_t slot, int32_t code)
+{
+    return dispatcher->exchanges[slot].went_out || code == MOXIE_E_PEER ||
+           code == MOXIE_E_TIMEOUT || code == MOXIE_E_COLLECTIVE_MISMATCH ||
+           wait_failure(dispatcher, NULL) != MOXIE_OK;
+}
+
+// A step of the slot's round with the peers, where there are any. The caller gets the text of what
+// sticks, too.
 static int32_t take_step(moxie_dispatcher *dispatcher, int32_t slot,
                          int32_t (*step)(struct exchange_group *, struct exchange *,
                                          const struct exchange_round *, moxie_error *),
@@ -286,14 +282,18 @@ static int32_t take_step(moxie_dispatcher *dispatcher, int32_t slot,
 {
     const struct exchange_round *round = &dispatcher->slots[slot].round;
     char text[FAILURE_TEXT_BYTES];
-    moxie_error seen = error_in(text);
+    moxie_error seen = failure_error(text);
     int32_t answer;
 
     if (is_local(dispatcher)) return MOXIE_OK;
     answer = step(&dispatcher->group, &dispatcher->exchanges[slot], round, &seen);
     if (answer == MOXIE_OK) return MOXIE_OK;
+    if (!sticks(dispatcher, slot, answer)) {
+        leave_layer(dispatcher, slot);
+        return fail_rank(error, answer, seen.rank, "%s", seen.text);
+    }
     stick(dispatcher, answer, &seen);
-    zero_y(dispatcher, round->batch);
+    step_zero_y(dispatcher->instance, round->batch);
     return stuck(dispatcher, error);
 }
 
@@ -301,7 +301,7 @@ static int32_t take_step(moxie_dispatcher *dispatcher, int32_t slot,
 static int32_t notice(moxie_dispatcher *dispatcher, moxie_error *error)
 {
     char text[FAILURE_TEXT_BYTES];
-    moxie_error seen = error_in(text);
+    moxie_error seen = failure_error(text);
     int32_t st = MOXIE_OK;
 
     if (atomic_load(&dispatcher->failed) == MOXIE_OK) st = wait_failure(dispatcher, &seen);
@@ -319,7 +319,7 @@ static int32_t check_failure(moxie_dispatcher *dispatcher, const moxie_batch *ba
     if (st != MOXIE_OK && batch->y.ndim == 2 && batch->y.shape != NULL &&
         step_check_batch(dispatcher->instance, is_local(dispatcher), batch->y.shape[0], batch,
                          NULL) == MOXIE_OK)
-        zero_y(dispatcher, batch);
+        step_zero_y(dispatcher->instance, batch);
     return st;
 }
 
@@ -430,7 +430,8 @@ out:
 
 void dispatcher_forward_abandon(moxie_dispatcher *dispatcher, int32_t slot)
 {
-    if (is_local(dispatcher)) dispatcher->slots[slot].state = SLOT_BEGUN;
+    if (is_local(dispatcher) || !dispatcher->exchanges[slot].went_out)
+        leave_layer(dispatcher, slot);
 }
 
 static int32_t capture_round(moxie_dispatcher *dispatcher, const struct slot *slot,
@@ -488,6 +489,7 @@ int32_t dispatcher_send_round(moxie_dispatcher *dispatcher, const moxie_batch *b
     };
     if (slot->shape.padding == MOXIE_PADDING_MAX_LEN) slot->round.pad_rows = slot->round.rows_most;
     slot->rows = step_rows_of(batch);
+    if (round == 0) dispatcher->exchanges[batch->slot].went_out = 0;
     TRY(capture_round(dispatcher, slot, batch, error));
     TRY(take_step(dispatcher, batch->slot, exchange_dispatch_send, error));
     slot->state = SLOT_SENT;

@@ -29,8 +29,9 @@ moxie_instance *dispatcher_instance(const moxie_dispatcher *dispatcher);
 // For forward.c. Checks that the batch can run now, and says in how many rounds.
 int32_t dispatcher_forward_begin(moxie_dispatcher *dispatcher, const moxie_batch *batch,
                                  int32_t *rounds, moxie_error *error);
-// A forward that failed between its halves: without peers the slot is ready again; with peers, who
-// wait for this rank, only set_active_ranks makes it so.
+// A forward that failed between its halves: without peers, and where nothing of it has run because
+// a capture keeps it, the slot is ready again; with peers, who wait for this rank, only
+// set_active_ranks makes it so.
 void dispatcher_forward_abandon(moxie_dispatcher *dispatcher, int32_t slot);
 // A round of a checked batch: what dispatch_send, dispatch_recv, combine_send and combine_recv do,
 // in this order, once they have checked theirs. The batch stays until the round is finished.

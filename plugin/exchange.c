@@ -43,9 +43,8 @@ void exchange_choose(struct exchange_group *group)
 int32_t exchange_open(struct exchange_group *group, struct exchange *slots, int32_t slots_count,
                       moxie_error *error)
 {
-    char text[FAILURE_TEXT_BYTES] = "";
-    moxie_error seen = {
-        .struct_size = sizeof seen, .rank = -1, .text_bytes = sizeof text, .text = text};
+    char text[FAILURE_TEXT_BYTES];
+    moxie_error seen = failure_error(text);
     int32_t st = MOXIE_OK;
 
     for (int32_t i = 0; i < slots_count; i++)
@@ -69,6 +68,18 @@ void exchange_close(struct exchange_group *group, struct exchange *slots, int32_
 }
 
 // ---- dispatch ----------------------------------------------------------------------------------
+
+int32_t exchange_launched(const struct exchange_group *group, struct exchange *slot,
+                          const struct exchange_round *round, int32_t answer, const char *kernel,
+                          moxie_error *error)
+{
+    const struct device *device = group->instance->device;
+
+    if (answer == 0 && !slot->went_out)
+        slot->went_out =
+            device->is_capturing == NULL || !device->is_capturing(round->batch->stream);
+    return instance_launched(group->instance, answer, kernel, error);
+}
 
 // Where a rank's ids are for the experts: `slab` of its own or of its window, or their place among
 // few.
@@ -220,9 +231,10 @@ static int32_t dispatch_words(struct exchange_group *group, struct exchange *slo
         if (exchange_is_peer(group, rank))
             to[rank].rows = piece_to(window, w->ll, w->ll_slab_bytes, limits->rank, rank);
     }
-    return instance_launched(
-        group->instance, group->instance->device->kernels->dispatch_ll(&args, round->batch->stream),
-        "dispatch_ll", error);
+    return exchange_launched(
+        group, slot, round,
+        group->instance->device->kernels->dispatch_ll(&args, round->batch->stream), "dispatch_ll",
+        error);
 }
 
 int32_t exchange_dispatch_send(struct exchange_group *group, struct exchange *slot,
@@ -241,8 +253,8 @@ int32_t exchange_dispatch_send(struct exchange_group *group, struct exchange *sl
     for (int32_t rank = 0; rank < exchange_limits(group)->ranks; rank++)
         to[rank] = push_to(group, slot, round, rank);
     args.to = to;
-    TRY(instance_launched(
-        instance,
+    TRY(exchange_launched(
+        group, slot, round,
         instance->device->kernels->dispatch(&args, instance_stream(instance, round->batch->stream)),
         "dispatch", error));
     TRY(group->flags->send(group, slot, round, WORD_DISPATCH, error));
@@ -509,7 +521,7 @@ static int32_t sum_words(struct exchange_group *group, struct exchange *slot,
                                   limits->rank, rank),
             };
     }
-    return instance_launched(group->instance,
+    return exchange_launched(group, slot, round,
                              group->instance->device->kernels->sum_ll(&args, round->batch->stream),
                              "sum_ll", error);
 }
@@ -540,8 +552,8 @@ int32_t exchange_combine_recv(struct exchange_group *group, struct exchange *slo
                 piece(slot->window->base, w->results, w->results_slab_bytes, rank, limits->rank);
     }
     args.parts = parts;
-    TRY(instance_launched(
-        instance,
+    TRY(exchange_launched(
+        group, slot, round,
         instance->device->kernels->sum(&args, instance_stream(instance, round->batch->stream)),
         "sum", error));
 out:

@@ -56,6 +56,7 @@ struct exchange {
     int32_t *counts; // [ranks] rows that came, where the runner reads them: on the device, or:
     int32_t host_counts[MOXIE_RANKS_MAX];
     int64_t counts_dim;
+    int32_t went_out; // 1: something of the layer runs, or has; 0: a graph may hold what there is
 };
 
 // The tokens of one round.
@@ -123,6 +124,11 @@ static inline int32_t *exchange_few_ids(const struct exchange_group *group,
     return (int32_t *)memory_slot(&group->instance->memory, BUFFER_FEW_IDS, round->slot) +
            KERNEL_RANKS_MAX;
 }
+
+// As instance_launched, of a round: notes what went out.
+int32_t exchange_launched(const struct exchange_group *group, struct exchange *slot,
+                          const struct exchange_round *round, int32_t answer, const char *kernel,
+                          moxie_error *error);
 
 // Host arrays that await_args point to.
 struct exchange_peers {

@@ -157,8 +157,9 @@ static int32_t send_device(struct exchange_group *group, struct exchange *slot,
 
     if (waits_send(group, round)) return MOXIE_OK;
     find_peers(group, slot->window, peers);
-    return instance_launched(
-        group->instance, kernels_of(group)->signal(&args, round->batch->stream), "signal", error);
+    return exchange_launched(group, slot, round,
+                             kernels_of(group)->signal(&args, round->batch->stream), "signal",
+                             error);
 }
 
 struct await_args exchange_await_stage(const struct exchange_group *group,
@@ -204,8 +205,8 @@ static int32_t wait_device(struct exchange_group *group, struct exchange *slot,
     struct await_args args = exchange_await_stage(group, slot, round, word, &peers);
 
     if (!waits_send(group, round)) args.peers = NULL;
-    return instance_launched(group->instance, kernels_of(group)->await(&args, round->batch->stream),
-                             "await", error);
+    return exchange_launched(group, slot, round,
+                             kernels_of(group)->await(&args, round->batch->stream), "await", error);
 }
 
 // The kind is written last, so the rest is there when it is.

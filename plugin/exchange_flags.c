@@ -197,8 +197,10 @@ static int32_t begin_host(struct exchange_group *group, struct exchange *slot, m
 {
     int32_t st = exchange_check_peers(group, slot, error);
 
-    slot->epoch += st == MOXIE_OK;
-    return st;
+    if (st != MOXIE_OK) return st;
+    slot->epoch++;
+    slot->went_out = 1;
+    return MOXIE_OK;
 }
 
 static int32_t send_host(struct exchange_group *group, struct exchange *slot,

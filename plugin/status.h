@@ -26,6 +26,16 @@ int32_t fail_with(moxie_error *error, int32_t code, const char *format, ...)
 int32_t fail_rank(moxie_error *error, int32_t code, int32_t rank, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 
+// Where a step writes a failure that may be kept.
+static inline moxie_error failure_error(char text[FAILURE_TEXT_BYTES])
+{
+    text[0] = 0;
+    return (moxie_error){.struct_size = sizeof(moxie_error),
+                         .rank = -1,
+                         .text_bytes = FAILURE_TEXT_BYTES,
+                         .text = text};
+}
+
 // "CAPACITY" for MOXIE_E_CAPACITY; "UNKNOWN" for a number that is no code.
 const char *status_name(int32_t code);
 

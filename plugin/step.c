@@ -151,6 +151,15 @@ out:
     return st;
 }
 
+void step_zero_y(const moxie_instance *instance, const moxie_batch *batch)
+{
+    const moxie_tensor *y = &batch->y;
+
+    for (int64_t token = 0; token < y->shape[0]; token++)
+        instance->device->zero(tensor_data(y) + token * tensor_stride_bytes(y, 0),
+                               y->shape[1] * tensor_element_bytes(y), batch->stream);
+}
+
 int32_t step_check_rounds(const struct step_shape *shape, const moxie_batch *batch,
                           moxie_error *error)
 {

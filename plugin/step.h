@@ -27,6 +27,9 @@ int32_t step_check_slot(const moxie_instance *instance, const char *name, int32_
 int32_t step_check_batch(const moxie_instance *instance, int local, int64_t tokens,
                          const moxie_batch *batch, moxie_error *error);
 
+// y of a batch that was checked, in stream order.
+void step_zero_y(const moxie_instance *instance, const moxie_batch *batch);
+
 // Of a forward in rounds: y, which the first of them writes, lies over nothing that later ones
 // read.
 int32_t step_check_rounds(const struct step_shape *shape, const moxie_batch *batch,

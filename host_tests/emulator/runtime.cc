@@ -3,6 +3,7 @@
 
 #include "host_tests/emulator/block.h"
 #include "host_tests/emulator/device.h"
+#include "host_tests/emulator/refuse.h"
 
 #include <cuda.h>
 #include <cuda_runtime.h>
@@ -108,6 +109,7 @@ worker_list &workers()
 
 struct CUstream_st {
     work_list *captured = nullptr;  // NULL: not capturing
+    bool spoilt = false;            // what is captured is invalid
     std::shared_ptr<worker> behind; // NULL: nothing on it has waited
 };
 struct CUevent_st {
@@ -123,7 +125,9 @@ struct CUgraphExec_st {
 namespace
 {
 
-thread_local int captures; // of this thread's, under way
+thread_local int captures;      // of this thread's, under way
+thread_local int launches_left; // before those that are refused
+thread_local cudaError_t refusal;
 thread_local int device_in_use = emulator::kNoDevice;
 thread_local CUstream_st *own_stream; // what a null stream is, once something on it has waited
 
@@ -201,6 +205,14 @@ void drain_all()
     }
     for (const auto &each : mine)
         each->drain();
+}
+
+cudaError_t refuse(cudaStream_t stream)
+{
+    if (stream != nullptr && stream->captured != nullptr &&
+        refusal >= cudaErrorStreamCaptureUnsupported && refusal <= cudaErrorCapturedEvent)
+        stream->spoilt = true;
+    return refusal;
 }
 
 // What must not be called while the thread captures.
@@ -313,6 +325,7 @@ const entry entries[] = {
 
 cudaError_t emulator::enqueue_launch(cudaStream_t stream, const launch &launch)
 {
+    if (refusal != cudaSuccess && launches_left-- <= 0) return refuse(stream);
     if (launch.grid.x == 0 || launch.grid.y != 1 || launch.grid.z != 1 || launch.block.x == 0 ||
         launch.block.x > kThreadsMax || launch.block.y != 1 || launch.block.z != 1)
         return cudaErrorInvalidConfiguration;
@@ -345,6 +358,12 @@ int emulator::device_count()
 }
 
 extern "C" {
+
+void emulator_refuse_launches(int after, int code)
+{
+    launches_left = after;
+    refusal = static_cast<cudaError_t>(code);
+}
 
 cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned,
                                              unsigned long long,
@@ -422,6 +441,8 @@ const char *cudaGetErrorString(cudaError_t error)
         return "operation not supported";
     case cudaErrorStreamCaptureUnsupported:
         return "operation not permitted when stream is capturing";
+    case cudaErrorStreamCaptureInvalidated:
+        return "operation failed due to a previous error during capture";
     default:
         return "an error of the emulator";
     }
@@ -503,19 +524,25 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode)
 
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus *status)
 {
-    *status = stream != nullptr && stream->captured != nullptr ? cudaStreamCaptureStatusActive
-                                                               : cudaStreamCaptureStatusNone;
+    if (stream == nullptr || stream->captured == nullptr)
+        *status = cudaStreamCaptureStatusNone;
+    else
+        *status =
+            stream->spoilt ? cudaStreamCaptureStatusInvalidated : cudaStreamCaptureStatusActive;
     return cudaSuccess;
 }
 
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
 {
+    const bool spoilt = stream != nullptr && stream->spoilt;
+
     if (stream == nullptr || stream->captured == nullptr) return cudaErrorInvalidValue;
-    *graph = new CUgraph_st{std::move(*stream->captured)};
+    *graph = spoilt ? nullptr : new CUgraph_st{std::move(*stream->captured)};
     delete stream->captured;
     stream->captured = nullptr;
+    stream->spoilt = false;
     captures--;
-    return cudaSuccess;
+    return spoilt ? cudaErrorStreamCaptureInvalidated : cudaSuccess;
 }
 
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long)
