@@ -349,6 +349,50 @@ class Forward(unittest.TestCase):
         self.assertFalse(experts.dead)
         self.compare(model, given)
 
+    def test_what_is_given_up_in_a_capture_outlives_it(self):
+        """Its end would wait for the device, and spoil the capture."""
+        capturing, given = mock.Mock(return_value=False), Input(1)
+        experts, layer = self.run_layer(Model(), given, capturing=capturing)
+        kept = experts.add_layer(*Model(2).matrices())
+        capturing.return_value = True
+        index = layer.index
+        del layer
+        kept.forward(given.tokens, *given.rows())
+        with self.assertRaisesRegex(MoxieError, "layers are in use"):
+            experts.add_layer(*Model(3).matrices())
+        self.assertEqual((list(experts.made), list(experts.dead)), ([0, 1], [index]))
+        capturing.return_value = False
+        kept.forward(given.tokens, *given.rows())
+        self.assertEqual((list(experts.made), list(experts.dead)), ([1], []))
+
+    def test_experts_given_up_in_a_capture(self):
+        capturing, given = mock.Mock(return_value=True), Input(1)
+        others, other = self.run_layer(Model(), given, capturing=capturing)
+        for after in (lambda: other.forward(given.tokens, *given.rows()),
+                      lambda: others.add_layer(*Model(3).matrices()),
+                      lambda: Experts(self.library, CONFIG), others.close):
+            allocator = Allocator()
+            experts, layer = self.run_layer(Model(), given, allocator=allocator,
+                                            capturing=capturing)
+            held = set(allocator.held)
+            del experts, layer
+            gc.collect()
+            other.forward(given.tokens, *given.rows())
+            self.assertTrue(held)
+            self.assertEqual(set(allocator.held), held)
+            capturing.return_value = False
+            after()
+            self.assertEqual((allocator.held, len(self.library.given_up)), ({}, 0))
+            capturing.return_value = True
+
+    def test_closed_in_a_capture(self):
+        allocator = Allocator()
+        with Experts(self.library, CONFIG, allocator=allocator, capturing=lambda: True) as experts:
+            layer = experts.add_layer(*Model().matrices())
+            del layer
+            self.assertTrue(allocator.held)
+        self.assertEqual((allocator.held, experts.made), ({}, {}))
+
     def test_threads_take_turns(self):
         models, inputs = (Model(1), Model(2)), (Input(9, 3), Input(9, 4))
         experts = Experts(self.library, CONFIG)

@@ -24,7 +24,7 @@ import experts_case
 import torch_python
 from experts_case import DEVICE, OFF_BY_MAX, ON_CPU, capturing, off_by, python
 from moxie import MoxieError, abi, vllm_plugin
-from moxie.modules import kind_of
+from moxie.modules import Shared, kind_of
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.quantization.fp8 import Fp8Config
 
@@ -159,6 +159,11 @@ class Sharing(experts_case.Sharing, unittest.TestCase):
         with capturing(), self.assertRaises(MoxieError) as caught:
             case.run(case.made())
         self.assertEqual(caught.exception.code, abi.E_CAPTURING)
+
+    def test_no_layer_ends_in_a_capture(self):
+        with mock.patch("moxie.modules.Experts") as made:
+            Shared(None, {}, "test", DEVICE)
+        self.assertIs(made.call_args.args[-1], kind_of(DEVICE).capturing)
 
 
 @contextlib.contextmanager

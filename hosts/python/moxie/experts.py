@@ -142,6 +142,10 @@ class Experts:
     device by the order of the stream. Close it, use it in a with statement, or give it up with all
     its layers.
 
+    capturing() says whether the calling thread captures a graph, which would be spoilt by the end
+    of a layer, or of this: while it does, what was given up waits for the next call of any Experts
+    of this library. close() does not wait.
+
     Over several ranks (ep_size of them, ep_rank is this one) each has a process with an Experts of
     the same keys, made by all at once, an all_gather as Library.open has it, and the weights of its
     own experts, the ep_rank-th part of num_experts. Then each forward is of all ranks: as often on
@@ -149,17 +153,19 @@ class Experts:
     """
 
     def __init__(self, library, config, name="python", allocator=None, device=(DEVICE_CPU, 0),
-                 all_gather=None):
+                 all_gather=None, capturing=lambda: False):
         _instance("library", library, Library, "load")
         if not isinstance(config, collections.abc.Mapping):
             raise MoxieError(E_INVALID, -1, f"config: a {type(config).__name__}; want a dict of "
                              "the keys of docs/configuration.md")
         self.config = dict(config)
         _check_ranks(self.config, all_gather)
+        self.capturing, self.given_up = capturing, library.given_up
+        self.dead = collections.deque()  # layers to destroy when no step is under way
+        self._drain()
         self.instance = library.open(self.config, name, allocator, all_gather)
         self.lock = threading.Lock()
         self.polling = threading.Lock()  # of check() alone, which waits for no forward
-        self.dead = collections.deque()  # layers to destroy when no step is under way
         self.made = {}  # of the layers that are not destroyed, by index: the runners
         self.error_text = ctypes.create_string_buffer(ERROR_BYTES)
         self.error = Error(rank=-1, text_bytes=ERROR_BYTES,
@@ -179,15 +185,17 @@ class Experts:
                     self.moves.destroy(self.dispatcher)
                 self.instance.close()
             raise
-        self.finalizer = weakref.finalize(self, _close, self.instance, self.moves, self.runs,
-                                          self.dispatcher, self.made)
+        self.held = self.instance, self.moves, self.runs, self.dispatcher, self.made
+        self.finalizer = weakref.finalize(self, _give_up, capturing, self.given_up, self.held)
         self.finalizer.atexit = False
 
     def close(self):
         """Gives back all that this has, once: the layers compute no more, and their weights may go.
         Waits for forwards of other threads; on a device, what they enqueued has to be done."""
-        with self.lock, self.polling, signals_wait():  # a finalizer that ends early is gone, too
-            self.finalizer()
+        with self.lock, self.polling, signals_wait():
+            if self.finalizer.detach():
+                _close(*self.held)
+            self._drain()
 
     def __enter__(self):
         return self
@@ -317,7 +325,7 @@ class Experts:
                 self.lock.release()
 
     def _drain(self):
-        if not self.dead:
+        if not (self.dead or self.given_up) or self.capturing():
             return
         with signals_wait():
             while self.dead:
@@ -326,6 +334,12 @@ class Experts:
                 if handle is not None:  # else they were closed
                     self.runs.destroy(handle)
                 self.free.append(index)
+            while self.given_up:
+                try:
+                    parts = self.given_up.popleft()
+                except IndexError:
+                    break  # another thread's Experts had the last
+                _close(*parts)
 
     def _begin(self, tokens, rank_tokens):
         """A step goes on for as many layers as there are: only another size needs another."""
@@ -396,7 +410,7 @@ class Experts:
             self._begin(count, rank_tokens)
             call(self.instance.api.forward, self.dispatcher, layer.handle,
                  ctypes.byref(self.batch))
-        if self.dead:
+        if self.dead or self.given_up:
             self._drain()
 
 
@@ -417,6 +431,13 @@ def _not_here(library, kind, name, device):
                   "it is not registered")
     return MoxieError(E_UNAVAILABLE, -1, f"{kind} {name} cannot run on {device}: {reason}; load a "
                       "library that was built where nvcc is, or use another device", ("device",))
+
+
+def _give_up(capturing, given_up, parts):
+    if capturing():
+        given_up.append(parts)
+    else:
+        _close(*parts)
 
 
 def _close(instance, moves, runs, dispatcher, made):

@@ -5,6 +5,7 @@
             print(reason)
 """
 
+import collections
 import ctypes
 import logging
 import os
@@ -34,6 +35,7 @@ class Library:
             # dlopen gives the program itself for it.
             raise MoxieError(E_INVALID, -1, f'"" names no library: {advice}')
         self.path = path
+        self.given_up = collections.deque()  # of Experts that ended while a graph was captured
         try:
             self.dll = ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
         except (OSError, ValueError) as error:  # the second of a path with a zero in it

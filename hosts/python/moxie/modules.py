@@ -127,7 +127,7 @@ class Shared:
         kind, self.lock, self.allocator = kind_of(device), threading.Lock(), Allocator(device)
         with kind.current(device):
             self.experts = Experts(library, config, name, self.allocator,
-                                   (kind.dlpack, device.index or 0), all_gather)
+                                   (kind.dlpack, device.index or 0), all_gather, kind.capturing)
 
     def add_layer(self, weights, weight_format, orders, biases, scales, transposed=False):
         """A Layer of gate and up, and of down: two tensors each of weights, on this device, in
