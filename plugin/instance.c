@@ -495,10 +495,23 @@ out:
     return st;
 }
 
+// A host's pool may give the memory to another stream at once.
+static void wait_for_device(const moxie_instance *instance)
+{
+    const struct device *device = instance->device;
+
+    if (device->synchronize == NULL || device->status(device->synchronize()) != MOXIE_E_CAPTURING)
+        return;
+    log_line(&instance->host, MOXIE_LOG_HOST_MISBEHAVING, "capture",
+             "destroy, or a create that failed, while a graph was captured on device %d, which has "
+             "to be waited for: the capture is spoilt, and memory of this instance may be lost; "
+             "call it before the capture, or after",
+             instance->ordinal);
+}
+
 void instance_drop(moxie_instance *instance, uint32_t set)
 {
-    // A host's pool may give the memory to another stream at once.
-    if (instance->device->synchronize != NULL) (void)instance->device->synchronize();
+    wait_for_device(instance);
     memory_drop(&instance->memory, set);
     instance->users--;
 }

@@ -224,6 +224,29 @@ START_TEST(memory_is_taken_before_a_capture)
 }
 END_TEST
 
+// It waits for the device, which is what a capture refuses; nobody else could say why it failed.
+START_TEST(a_destroy_in_a_capture_is_told)
+{
+    struct gpu_layer gpu;
+    moxie_runner *runner = NULL;
+    cudaGraph_t graph;
+
+    gpu_layer_open(&gpu, "qwen3_moe_a", bf16);
+    for (int captured = 0; captured < 2; captured++) {
+        gpu_accept(&gpu,
+                   runner_create(gpu.instance, 0, &gpu.weights.weights, &runner, &gpu.mock.error));
+        ck_assert(!mock_logged(&gpu.mock, "HOST_MISBEHAVING"));
+        if (captured) must(cudaStreamBeginCapture(gpu.stream, cudaStreamCaptureModeGlobal));
+        runner_destroy(runner);
+    }
+    ck_assert(mock_logged(&gpu.mock, "HOST_MISBEHAVING capture: destroy, "));
+    if (cudaStreamEndCapture(gpu.stream, &graph) == cudaSuccess) must(cudaGraphDestroy(graph));
+    (void)cudaGetLastError();
+    gpu_forward(&gpu);
+    gpu_layer_close(&gpu);
+}
+END_TEST
+
 // Captured once; replayed with other ids and another count of valid tokens, whose rows are what
 // they are among all tokens.
 START_TEST(graphs_replay_with_other_counts)
@@ -498,6 +521,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, graphs_replay_with_other_counts);
     tcase_add_test(tests, graphs_of_two_instances_interleave);
     tcase_add_test(tests, memory_is_taken_before_a_capture);
+    tcase_add_test(tests, a_destroy_in_a_capture_is_told);
     tcase_add_test(tests, routed_experts_are_captured);
     tcase_add_test(tests, tensors_that_lie_wrongly_are_refused);
     tcase_add_test(tests, rows_of_another_format_are_refused);
