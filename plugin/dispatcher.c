@@ -273,8 +273,7 @@ static int sticks(const moxie_dispatcher *dispatcher, int32_t slot, int32_t code
            wait_failure(dispatcher, NULL) != MOXIE_OK;
 }
 
-// A step of the slot's round with the peers, where there are any. The caller gets the text of what
-// sticks, too.
+// A step of the slot's round with the peers, where there are any; what sticks is told, too.
 static int32_t take_step(moxie_dispatcher *dispatcher, int32_t slot,
                          int32_t (*step)(struct exchange_group *, struct exchange *,
                                          const struct exchange_round *, moxie_error *),

@@ -92,7 +92,7 @@ static int32_t capture_in_vain(struct gpu_member *member, int after, int code)
 static void capture_scenario(struct gpu_member *member)
 {
     const int code = *(const int *)member->crew->arg;
-    const int32_t wanted = code == INVALIDATED ? MOXIE_E_CAPTURING : MOXIE_E_DEVICE;
+    const int32_t wanted = code == INVALIDATED ? MOXIE_E_CAPTURING : MOXIE_E_MEMORY;
     int after = 0;
 
     gpu_member_forward(member);
@@ -179,7 +179,7 @@ static void first_scenario(struct gpu_member *member)
     gpu_member_accept(member, gpu_member_begin(member));
     if (member->index == 0) {
         emulator_refuse_launches(0, OUT_OF_MEMORY);
-        ck_assert_int_eq(gpu_member_run(member), MOXIE_E_DEVICE);
+        ck_assert_int_eq(gpu_member_run(member), MOXIE_E_MEMORY);
         ck_assert_msg(strstr(member->rank.mock.text, "out of memory") != NULL, "%s",
                       member->rank.mock.text);
         emulator_refuse_launches(0, 0);
@@ -211,7 +211,7 @@ static void later_scenario(struct gpu_member *member)
         emulator_refuse_launches(0, 0);
         must(cudaStreamSynchronize(member->stream));
         if (answer == MOXIE_OK) break;
-        ck_assert_int_eq(answer, MOXIE_E_DEVICE);
+        ck_assert_int_eq(answer, MOXIE_E_MEMORY);
         ck_assert_int_ne(gpu_member_begin(member), MOXIE_OK);
         gpu_member_accept(member,
                           dispatcher_set_active_ranks(member->rank.dispatcher, active, error));
