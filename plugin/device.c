@@ -27,6 +27,17 @@ const char *device_earlier(const struct device *device, int32_t status)
                : "";
 }
 
+int32_t device_check(const struct device *device, int32_t answer, const char *what,
+                     moxie_error *error)
+{
+    int32_t st;
+
+    if (answer == 0) return MOXIE_OK;
+    st = device->status(answer);
+    return fail_with(error, st, "%s: %s (%d)%s", what, device->error_text(answer), answer,
+                     device_earlier(device, st));
+}
+
 int32_t device_probe(const char *name, char reason[160])
 {
     const struct device *device = device_find(name);

@@ -39,8 +39,8 @@ struct device {
     int32_t (*fetch)(void *to, const void *from, int64_t bytes);
     // In stream order.
     void (*zero)(void *memory, int64_t bytes, void *stream);
-    // NULL: the windows between ranks are host memory, and the host waits for flags; the
-    // seven ops that follow are NULL, too.
+    // NULL: the windows between ranks are host memory, and the host waits for flags; the ops that
+    // follow, up to stream_close, are NULL, too.
     const struct device_windows *windows;
     // 1 while what is launched on `stream` becomes part of a graph.
     int (*is_capturing)(void *stream);
@@ -79,6 +79,10 @@ const struct device *device_find(const char *name);
 // What follows the text of an answer of that status: a GPU tells of what has failed when it is
 // asked for something next, whatever that is.
 const char *device_earlier(const struct device *device, int32_t status);
+
+// MOXIE_OK of 0; else fails with the answer's status and words, behind "`what`: ".
+int32_t device_check(const struct device *device, int32_t answer, const char *what,
+                     moxie_error *error);
 
 // How well the device of that word would serve here: 0 cannot. Always fills `reason`.
 int32_t device_probe(const char *name, char reason[160]);

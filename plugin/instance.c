@@ -538,10 +538,5 @@ void *instance_stream(moxie_instance *instance, void *host_stream)
 int32_t instance_launched(const moxie_instance *instance, int32_t answer, const char *kernel,
                           moxie_error *error)
 {
-    int32_t st;
-
-    if (answer == 0) return MOXIE_OK;
-    st = instance->device->status(answer);
-    return fail_with(error, st, "%s: %s (%d)%s", kernel, instance->device->error_text(answer),
-                     answer, device_earlier(instance->device, st));
+    return device_check(instance->device, answer, kernel, error);
 }

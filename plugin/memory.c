@@ -34,8 +34,6 @@ static void say_misbehaving(const struct memory *memory, const moxie_buffer *buf
 static int32_t check_made(const struct memory *memory, enum buffer_id id,
                           const moxie_buffer *buffer, void *base, moxie_error *error)
 {
-    int32_t answer, st;
-
     if (((uintptr_t)base & (buffer->align - 1)) != 0) {
         say_misbehaving(memory, buffer);
         return fail_with(error, MOXIE_E_MEMORY,
@@ -43,11 +41,8 @@ static int32_t check_made(const struct memory *memory, enum buffer_id id,
                          base, buffer->align);
     }
     if ((BUFFERS_ZERO & 1u << id) == 0) return MOXIE_OK;
-    answer = memory->device->fill(base, 0, (int64_t)buffer->bytes);
-    st = memory->device->status(answer);
-    if (st == MOXIE_OK) return MOXIE_OK;
-    return fail_with(error, st, "%s: %s (%d)%s", buffer->name, memory->device->error_text(answer),
-                     answer, device_earlier(memory->device, st));
+    return device_check(memory->device, memory->device->fill(base, 0, (int64_t)buffer->bytes),
+                        buffer->name, error);
 }
 
 // What helps when there is no memory of this kind: the budget counts the device's alone, and the
