@@ -238,7 +238,8 @@ END_TEST
 START_TEST(slabs_go_where_their_pairs_are)
 {
     static const int32_t count = 1;
-    static const int32_t row_pair[6][2] = {{3, -1}, {0, 0}, {-1, -1}, {1, 4}, {2, -1}, {0, 5}};
+    static const int32_t row_pair[6][2] = {{3, -1}, {0, 0},  {6, INT32_MAX},
+                                           {1, 4},  {2, -1}, {0, 5}};
     static const float wanted[6][2] = {{2, 4}, {7, 8}, {1, 3}, {1, 3}, {7, 8}, {2, 4}};
     float x[2][256], copied[2][2] = {{5, 6}, {7, 8}}, scales[2][8] = {{0}};
     uint8_t codes[2][256], rows[6][256] = {{0}};
@@ -262,6 +263,7 @@ START_TEST(slabs_go_where_their_pairs_are)
                                  .slabs_count = 3,
                                  .rows_cap = 2,
                                  .top_k = 2,
+                                 .rows_count = 6,
                                  .columns = 256};
 
     for (int i = 0; i < 256; i++) {
@@ -276,6 +278,7 @@ START_TEST(slabs_go_where_their_pairs_are)
         ck_assert_int_eq(rows[row][0], wanted[row][0] == 7 ? 0x11 : 0x7e);
         ck_assert_int_eq(rows[row][255], rows[row][0]);
     }
+    ck_assert_float_eq(scales[0][6], 0.0f);
 }
 END_TEST
 

@@ -38,7 +38,7 @@ struct quantise_args {
     int32_t x_format;
     int32_t format; // FP8_BLOCK128 or NVFP4
     int32_t slabs_count, rows_cap, top_k;
-    int32_t rows_count; // by row_pair only with row_scales
+    int32_t rows_count; // of `rows`; by row_pair: places from there on are none
     int32_t columns;    // nvfp4: a multiple of 16
     int32_t rows_once;  // by row_pair: 1: a row becomes one of `rows`, of its own number, whatever
                         // number of places its scales go to

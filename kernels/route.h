@@ -20,7 +20,8 @@ struct route_args {
     const int32_t *expert_counts; // device, ROUTE_BY_PREFIX and _COUNTS
     int32_t *expert_offset; // out [experts + 1]: first pair of each expert; the last is the number
                             // of pairs
-    int32_t *pair_row;      // out [pairs_max]: flat row of each pair
+    int32_t *pair_row;      // out [pairs_max]: flat row of each pair; of ids that gemms_can_count,
+                            // a row behind all pairs, too, for as many as there are positions
     float *pair_weight;     // out [pairs_max]: router weight of each pair, 1 without weights
     uint32_t *progress; // out [GEMM_PROGRESS_WORDS + experts]: zeros, for gemms to count in; NULL:
                         // not wanted

@@ -31,8 +31,12 @@ static void *change(void *arg)
 // Four tokens, which one launch computes, and more, whose tiles the products count.
 static const struct {
     const char *layer;
-    int32_t copies;
-} rows[] = {{"qwen3_moe_t1", 4}, {"qwen3_moe_a", 1}};
+    struct gpu_options options;
+} rows[] = {
+    {"qwen3_moe_t1", {.copies = 4}}, {"qwen3_moe_a", {0}},
+    {"qwen3_moe_a", {.fp8 = 1}},     {"qwen3_moe_a", {.mxfp4 = 1}},
+    {"qwen3_moe_a", {.copies = 20}}, {"qwen3_moe_a", {.copies = 20, .fp8 = 1}},
+};
 
 START_TEST(a_count_that_changes_ends_the_wait)
 {
@@ -40,7 +44,7 @@ START_TEST(a_count_that_changes_ends_the_wait)
     struct count count = {0};
     pthread_t thread;
 
-    gpu_layer_open(&gpu, rows[_i].layer, (struct gpu_options){.copies = rows[_i].copies});
+    gpu_layer_open(&gpu, rows[_i].layer, rows[_i].options);
     count.most = (int32_t)gpu.layer.tokens;
     gpu.step.tokens_valid = &count.tokens;
     ck_assert_int_eq(pthread_create(&thread, NULL, change, &count), 0);

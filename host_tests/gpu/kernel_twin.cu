@@ -166,7 +166,7 @@ static int try_quantise()
     return out.same("quantise.rows") & scales.same("quantise.scales");
 }
 
-// Every number below `count` once, a third of them -1.
+// Every number below `count` once, a third of them -1; now and then one that is past all, and so none.
 static void shuffle_places(int32_t *to, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
@@ -175,6 +175,7 @@ static void shuffle_places(int32_t *to, size_t count)
         to[i] = to[other];
         to[other] = draw(3) ? (int32_t)i : -1;
     }
+    if (draw(3) == 0) to[draw((uint32_t)count)] = draw(2) ? INT32_MAX : (int32_t)count;
 }
 
 // The places that are taken without gaps, as route makes them; x_row says whose each is. Returns how many.
@@ -184,7 +185,7 @@ static int32_t close_places(int32_t *places, int32_t *x_row, size_t count, int t
     int32_t taken = 0;
 
     for (size_t i = 0; i < count; i++)
-        if (places[i] >= 0) index[places[i]] = (int32_t)i;
+        if (places[i] >= 0 && places[i] < (int32_t)count) index[places[i]] = (int32_t)i;
     for (int32_t i : index) {
         if (i < 0) continue;
         x_row[taken] = i / top_k;

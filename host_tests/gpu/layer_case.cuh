@@ -169,6 +169,7 @@ static void make_fp8_stages(stages &s, const layer_case &c, void *buffers[])
     s.quantise_x.ahead = &s.gemms.gate_up.w1;
     s.quantise_x.ahead_experts = s.quantise_x.ahead_choices = c.experts;
     s.quantise_x.rows_cap = c.tokens;
+    s.quantise_x.rows_count = c.tokens * c.top_k;
     s.quantise_x.top_k = c.top_k;
     s.quantise_x.columns = c.hidden;
     s.quantised_slab.rows = buffers[6];
@@ -198,7 +199,6 @@ static void make_fp8_stages(stages &s, const layer_case &c, void *buffers[])
         s.quantise_x.x_row = s.route.pair_row;
         s.quantise_x.count = s.route.expert_offset + c.experts;
         s.quantise_x.row_scales = (float *)buffers[8];
-        s.quantise_x.rows_count = c.tokens * c.top_k;
     }
     if (gathers_fp8(c)) {
         s.quantise_x.rows_once = 1;

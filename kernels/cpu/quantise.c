@@ -85,7 +85,8 @@ static void scatter_row(const struct quantise_args *args, int64_t flat)
     for (int32_t k = 0; k < args->top_k; k++) {
         int32_t row = args->row_pair[flat * args->top_k + k];
 
-        if (row >= 0) quantise_row(args, &from, (struct place){args->rows_once ? flat : row, row});
+        if (row >= 0 && row < args->rows_count)
+            quantise_row(args, &from, (struct place){args->rows_once ? flat : row, row});
     }
 }
 

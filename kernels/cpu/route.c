@@ -7,6 +7,7 @@
 #include "kernels/cpu/ids.h"
 #include "kernels/cpu/numbers.h"
 #include "kernels/cpu/rows.h"
+#include "kernels/gemm.h"
 
 #include <string.h>
 
@@ -102,6 +103,10 @@ static void route_by_ids(const struct route_args *args, int64_t pairs_max)
     prefix_sum(args, pairs_max);
     fill(args, pairs_max);
     shift_back(args);
+    if (!gemms_can_count(args->slabs, args->slabs_count, args->rows_cap, args->top_k)) return;
+    for (int64_t pair = args->expert_offset[args->experts]; pair < min64(positions, pairs_max);
+         pair++)
+        args->pair_row[pair] = 0;
 }
 
 // Rows [*first, *last) of the one slab belong to `expert`, when the counts are what they should be.

@@ -13,6 +13,7 @@
 #include "kernels/cuda/pieces.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/walk.cuh"
+#include "kernels/cuda/warp.cuh"
 #include "kernels/gemm.h"
 
 #include <cuda_runtime.h>
@@ -107,7 +108,8 @@ template <bool in_pieces> __global__ void __launch_bounds__(kSharingThreads) wea
     if (a.pair_row == nullptr) {
         for (int32_t s = 0; s < a.slabs_count; s++) {
             const weave_slab &slab = a.slabs[s];
-            const uint32_t rows = slab.count != nullptr ? min(max(__ldcg(slab.count), 0), slab.cap) : slab.cap;
+            // Looked at once, since whoever changes it between two lanes would leave one waiting for the other.
+            const uint32_t rows = uniform(slab.count != nullptr ? min(max(__ldcg(slab.count), 0), slab.cap) : slab.cap);
 
             for (uint32_t row = walk.first; row < rows; row += walk.step)
                 weave_row<in_pieces>(a, slab, row, int64_t{s} * a.rows_cap + row, group);

@@ -279,11 +279,13 @@ __device__ __forceinline__ bool is_placed(const args &a)
 // Where this lane's copy of a row goes, -1: nowhere, or another writer takes it there.
 __device__ __forceinline__ int32_t place_of(const args &a, source from, uint32_t at, uint32_t writer)
 {
-    int32_t lane = threadIdx.x % 32;
+    int32_t lane = threadIdx.x % 32, place;
 
     if (a.row_pair == nullptr) return lane == 0 ? static_cast<int32_t>(at) : -1;
     if (!is_placed(a)) return -1;
-    return lane < a.top_k && lane % a.writers == writer ? a.row_pair[row_number(a, from) * a.top_k + lane] : -1;
+    if (lane >= a.top_k || lane % a.writers != writer) return -1;
+    place = a.row_pair[row_number(a, from) * a.top_k + lane];
+    return place < a.rows_count ? place : -1;
 }
 
 __device__ __forceinline__ void ask_ahead(const weights_ahead &from, int64_t ids)

@@ -16,6 +16,7 @@
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/route_share.cuh"
+#include "kernels/gemm.h"
 
 #include <cuda_runtime.h>
 
@@ -131,8 +132,9 @@ __global__ void __launch_bounds__(kThreads, 1) route_kernel(const __grid_constan
     count_share(a, words.rows_before, mine, in, own);
     __syncthreads();
     pairs = pairs_of_block(a, mine, counts);
-    scan(a, mine, counts, gridDim.x > 1 ? pairs_of_cluster(a, pairs, shown) : expert_pairs{pairs, 0}, words.warps);
+    pairs = scan(a, mine, counts, gridDim.x > 1 ? pairs_of_cluster(a, pairs, shown) : expert_pairs{pairs, 0}, words.warps);
     fill_share(a, words.rows_before, mine, in, own);
+    fill_rest(a, pairs);
     clear_rest(a, words.rows_before);
     if (gridDim.x > 1) cluster_wait();
 }
@@ -286,6 +288,8 @@ launch_shape shape_of_cluster(const route_args *from, args *to)
         to->kept = static_cast<int32_t>(share > kClusterShareMin ? share : kClusterShareMin);
     }
     to->share_min = static_cast<uint32_t>(kClusterShareMin);
+    if (from->by == ROUTE_BY_IDS && gemms_can_count(from->slabs, from->slabs_count, from->rows_cap, from->top_k))
+        to->pairs_counted = static_cast<int32_t>(min(positions, from->pairs_max));
     return {static_cast<unsigned>(blocks), static_cast<unsigned>(threads),
             sizeof(block_words) + ((1 + threads / 32) * from->experts + to->kept * 2) * sizeof(int32_t), LAUNCH_EARLY,
             blocks > 1 ? static_cast<unsigned>(blocks) : 0};

@@ -49,6 +49,7 @@ struct args {
     uint32_t share_min;
     int32_t experts, slabs_count, rows_cap, rows_per_expert, top_k, by;
     int32_t kept; // positions that a block keeps in shared memory
+    int32_t pairs_counted; // up to which the products may count pairs of their own; 0: they read expert_offset
 };
 
 // Rows of a slab that may have an expert.
@@ -247,9 +248,9 @@ __device__ int32_t pairs_of_block(const args &a, const share &s, const int32_t *
     return own;
 }
 
-// Turns counts[warp][expert] of this block into the first pair of each, and writes expert_offset. The barrier at the end gives each warp
-// its row back.
-__device__ void scan(const args &a, const share &s, int32_t *counts, const expert_pairs &pairs, int32_t *warps)
+// Turns counts[warp][expert] of this block into the first pair of each, and writes expert_offset. Returns all pairs. The barrier at the end
+// gives each warp its row back.
+__device__ int32_t scan(const args &a, const share &s, int32_t *counts, const expert_pairs &pairs, int32_t *warps)
 {
     int32_t e = threadIdx.x, used = e < a.experts ? warps_used(s) : 0, total, first = block_sum(pairs.all, warps, &total), next = first + pairs.before;
 
@@ -269,6 +270,7 @@ __device__ void scan(const args &a, const share &s, int32_t *counts, const exper
         }
     }
     __syncthreads();
+    return total;
 }
 
 // Lanes with the same expert take consecutive pairs, in order.
@@ -332,6 +334,15 @@ __device__ void clear_rest(const args &a, const int32_t *rows_before)
         for (uint32_t position = first + blockIdx.x * blockDim.x + threadIdx.x; position < end; position += gridDim.x * blockDim.x)
             a.row_pair[position] = -1;
     }
+}
+
+// Products that count ids again may count more pairs than this did, should someone have written others meanwhile: theirs are rows, too.
+__device__ void fill_rest(const args &a, int32_t pairs)
+{
+    const int32_t thread = static_cast<int32_t>(blockIdx.x * blockDim.x + threadIdx.x), threads = static_cast<int32_t>(gridDim.x * blockDim.x);
+
+    for (int32_t pair = pairs + thread; pair < a.pairs_counted; pair += threads)
+        a.pair_row[pair] = 0;
 }
 
 } // namespace
