@@ -54,6 +54,10 @@ enum mock_fault {
 #define MOCK_FAULT FAULT_NONE
 #endif
 
-#define HAS_FAULT(fault) (MOCK_FAULT == (fault))
+extern const enum mock_fault mock_fault;
+
+#define HAS_FAULT(fault) (mock_fault == (fault))
+// Where a constant is wanted. A library with such a fault is compiled as a whole (CMakeLists.txt).
+#define TABLE_HAS_FAULT(fault) (MOCK_FAULT == (fault))
 
 #endif

@@ -375,7 +375,7 @@ static void complete_build(void)
 
 static const moxie_api api_table = {
     .struct_size = sizeof(moxie_api),
-    .abi_version = HAS_FAULT(FAULT_WRONG_VERSION) ? MOXIE_ABI(0, 9) : MOXIE_ABI_VERSION,
+    .abi_version = TABLE_HAS_FAULT(FAULT_WRONG_VERSION) ? MOXIE_ABI(0, 9) : MOXIE_ABI_VERSION,
     .build = &build,
     .layout = layout,
     .get_extension = get_extension,
@@ -386,7 +386,7 @@ static const moxie_api api_table = {
     .plan = plan,
     .forward = slot_forward,
     .captured = captured,
-    .stats = HAS_FAULT(FAULT_NULL_SLOT) ? NULL : stats,
+    .stats = TABLE_HAS_FAULT(FAULT_NULL_SLOT) ? NULL : stats,
     .suspend = suspend,
     .resume = suspend,
     .close = slot_close,

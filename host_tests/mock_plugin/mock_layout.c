@@ -6,8 +6,9 @@
 #include <string.h>
 
 #define MOVED(type, name)                                                                          \
-    (HAS_FAULT(FAULT_WRONG_LAYOUT) && offsetof(type, name) == offsetof(moxie_batch, stream) ? 8u   \
-                                                                                            : 0u)
+    (TABLE_HAS_FAULT(FAULT_WRONG_LAYOUT) && offsetof(type, name) == offsetof(moxie_batch, stream)  \
+         ? 8u                                                                                      \
+         : 0u)
 #define WHOLE(type)                                                                                \
     {                                                                                              \
         .struct_size = sizeof(moxie_field), .size = sizeof(type), .structure = #type, .field = ""  \

@@ -434,7 +434,7 @@ out:
         .begin_forward = begin_forward, .dispatch = dispatch, .combine = combine,                  \
         .dispatch_send = dispatch_send, .dispatch_recv = dispatch_recv,                            \
         .combine_send = combine_send, .combine_recv = combine_recv,                                \
-        .poll_error = HAS_FAULT(FAULT_NULL_DISPATCHER_SLOT) ? NULL : poll_error,                   \
+        .poll_error = TABLE_HAS_FAULT(FAULT_NULL_DISPATCHER_SLOT) ? NULL : poll_error,             \
         .set_active_ranks = set_active_ranks, .destroy = destroy                                   \
     }
 
