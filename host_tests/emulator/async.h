@@ -65,6 +65,10 @@ void wgmma_issue(const wgmma_operands &operands, float *c, const uint32_t *a = n
 void wgmma_commit();
 void wgmma_wait(unsigned pending);
 
+// mma.m16n8k16 of kBf16 or kF16: a lane's four sums, from what warp_exchange gives of all lanes:
+// words 0 and 2 of a, words 1 and 3, both words of b.
+void mma(float (&c)[4], number type, const uint64_t *words);
+
 // For wgmma: 16 bytes at an address that this thread's warpgroup may read.
 const unsigned char *read_16(uint32_t address);
 

@@ -16,7 +16,7 @@
 #include <sys/mman.h>
 #include <ucontext.h>
 
-#if defined(__SANITIZE_ADDRESS__)
+#ifdef EMULATOR_UNDER_ASAN
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #define ASAN(call) call
@@ -236,14 +236,15 @@ enum outcome { kNobodyRan, kSpun, kWorked };
 // One round over the threads from a random one on: without the warp that sleeps, or over its own.
 outcome run_round(bool asleep)
 {
-    unsigned first = draw(m().threads);
+    const unsigned threads = m().threads, sleeper = m().asleep;
+    unsigned index = draw(threads);
+    fiber *const fibers = m().fibers.data();
     outcome best = kNobodyRan;
 
-    for (unsigned i = 0; i < m().threads; i++) {
-        unsigned index = (first + i) % m().threads;
-        fiber &f = m().fibers[index];
+    for (unsigned i = 0; i < threads; i++, index = index + 1 < threads ? index + 1 : 0) {
+        fiber &f = fibers[index];
 
-        if ((index / kWarpThreads == m().asleep) != asleep) continue;
+        if ((index / kWarpThreads == sleeper) != asleep) continue;
         if (f.done || (f.ready != nullptr && !f.ready(f.ready_ctx))) continue;
         f.ready = nullptr;
         f.paused = false;

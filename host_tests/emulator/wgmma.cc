@@ -103,13 +103,18 @@ bool is_fp8(number type)
     return type == kE4m3 || type == kE5m2;
 }
 
+float number_of(number type, uint16_t bits)
+{
+    return type == kBf16 ? from_bf16(bits) : from_f16(bits);
+}
+
 float number_at(number type, const unsigned char *at)
 {
     uint16_t bits;
 
     if (is_fp8(type)) return from_e4m3(*at);
     std::memcpy(&bits, at, sizeof bits);
-    return type == kBf16 ? from_bf16(bits) : from_f16(bits);
+    return number_of(type, bits);
 }
 
 // An operand, and where its element (row, k) goes: to[row * row_stride + k * k_stride].
@@ -247,6 +252,27 @@ void wgmma_begin()
 {
     for (warpgroup &w : all().warpgroups)
         w = warpgroup();
+}
+
+void mma(float (&c)[4], number type, const uint64_t *words)
+{
+    float rows[2][16], columns[2][16]; // of this lane's sums
+
+    for (unsigned i = 0; i < 2; i++) {
+        const uint64_t *row = words + i * kWarpThreads + lane() / 4 * 4;
+        const uint64_t *column = words + 2 * kWarpThreads + (lane() % 4 * 2 + i) * 4;
+
+        for (int k = 0; k < 16; k++) {
+            const int place = (k / 8 * 2 + k % 2) * 16;
+
+            rows[i][k] = number_of(type, static_cast<uint16_t>(row[k / 2 % 4] >> place));
+            columns[i][k] = number_of(type, static_cast<uint16_t>(column[k / 2 % 4] >> place));
+        }
+    }
+    // In the order of k, as wgmma.
+    for (int i = 0; i < 4; i++)
+        for (int k = 0; k < 16; k++)
+            c[i] += rows[i / 2][k] * columns[i % 2][k];
 }
 
 void wgmma_end()

@@ -306,30 +306,11 @@ static inline void load_matrices(uint32_t (&to)[4], uint32_t row)
         memcpy(&to[i], emulator::smem_pointer(static_cast<uint32_t>(rows[i * 8 + emulator::lane() / 4]), 16) + emulator::lane() % 4 * 4, 4);
 }
 
-template <bool is_bf16> float mma_number(uint64_t words, int32_t index)
-{
-    const uint16_t bits = static_cast<uint16_t>(words >> index * 16);
-
-    return is_bf16 ? emulator::from_bf16(bits) : emulator::from_f16(bits);
-}
-
 template <bool is_bf16> void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b, uint32_t b_next)
 {
     const auto both = [](uint32_t low, uint32_t high) { return low | uint64_t{high} << 32; };
-    const uint64_t *all = emulator::warp_exchange("mma", both(a[0], a[2]), both(a[1], a[3]), both(b, b_next));
-    const uint64_t *rows[2], *columns[2]; // of the lanes that share this lane's row, and of those with its two columns
 
-    for (int32_t i = 0; i < 2; i++) {
-        rows[i] = all + i * 32 + emulator::lane() / 4 * 4;
-        columns[i] = all + 2 * 32 + (emulator::lane() % 4 * 2 + i) * 4;
-    }
-    // In the order of k, as wgmma.
-    for (int32_t i = 0; i < 4; i++)
-        for (int32_t k = 0; k < 16; k++) {
-            const int32_t lane = k / 2 % 4, index = k / 8 * 2 + k % 2;
-
-            c[i] += mma_number<is_bf16>(rows[i / 2][lane], index) * mma_number<is_bf16>(columns[i % 2][lane], index);
-        }
+    emulator::mma(c, is_bf16 ? emulator::kBf16 : emulator::kF16, emulator::warp_exchange("mma", both(a[0], a[2]), both(a[1], a[3]), both(b, b_next)));
 }
 
 static inline void wgmma_fence()
