@@ -5,6 +5,7 @@
 #include "host_tests/crew.h"
 #include "plugin/dispatcher.h"
 #include "plugin/forward.h"
+#include "plugin/instance.h"
 #include "plugin/plan.h"
 #include "plugin/runner.h"
 #include "plugin/transport.h"

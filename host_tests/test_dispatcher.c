@@ -6,6 +6,7 @@
 #include "host_tests/crew.h"
 #include "host_tests/suite.h"
 #include "plugin/forward.h"
+#include "plugin/instance.h"
 #include "plugin/runner.h"
 
 #include <stdatomic.h>

@@ -4,7 +4,7 @@
 
 #include "kernels/layer.h"
 #include "plugin/capture.h"
-#include "plugin/forward.h"
+#include "plugin/runner_experts.h"
 #include "plugin/tensor.h"
 #include "plugin/weights_scales.h"
 
@@ -211,7 +211,7 @@ int32_t runner_run(moxie_runner *runner, const moxie_call *call, const moxie_row
     TRY(rows_out(out, &view, &instance->plan.limits, instance_place(instance), &results, error));
     TRY(check_counts_apart("run", in, out, error));
     job.in_place = are_overwritten(&view, in, out);
-    TRY(forward_experts(&job, error));
+    TRY(experts_run(&job, error));
 out:
     return st;
 }
@@ -354,7 +354,7 @@ int32_t runner_expand(moxie_runner *runner, const moxie_call *call, const moxie_
     TRY(refuse_capacity(instance, check_expanded(instance, &from, &to, error)));
     TRY(check_index(runner, row_index, (int64_t)from.slabs_count * from.rows_cap, error));
     TRY(check_expand_apart(in, out, row_index, error));
-    TRY(forward_route(&job, &route, error));
+    TRY(experts_route(&job, &route, error));
     args = (struct expand_args){
         .slabs = from.slabs,
         .expert_offset = route.expert_offset,

@@ -3,7 +3,9 @@
 
 #include "plugin/dispatcher.h"
 #include "plugin/forward.h"
+#include "plugin/instance.h"
 #include "plugin/routing.h"
+#include "plugin/rows.h"
 #include "plugin/runner.h"
 #include "plugin/step.h"
 #include "plugin/tensor.h"

@@ -5,7 +5,9 @@
 
 #include "plugin/dispatcher.h"
 #include "plugin/forward.h"
+#include "plugin/instance.h"
 #include "plugin/runner.h"
+#include "plugin/weights.h"
 
 #include "host_tests/layer.h"
 

@@ -310,7 +310,7 @@ inline dispatch_recv(which)
 
 // ---- experts -----------------------------------------------------------------------------------
 
-// describe_peer, then route to combine (forward_experts) on one peer's slab. A peer that has moved
+// describe_peer, then route to combine (experts_run) on one peer's slab. A peer that has moved
 // on may write the next generation's rows meanwhile: what is computed of them is stamped so, and
 // the sum's assertion says that nobody takes it.
 inline experts(p)
