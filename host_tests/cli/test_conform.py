@@ -1,4 +1,4 @@
-"""moxie conform: whole libraries keep the contract, and each planted fault breaks its rules and no other.
+"""moxie conform: whole libraries keep the contract, and planted faults break their rules and no other.
 
     MOXIE_COMMAND=build/dev/bin/moxie python3 test_conform.py passes PLUGIN [SKIPPED...]
     MOXIE_COMMAND=build/dev/bin/moxie python3 test_conform.py fault NAME PLUGIN
@@ -16,7 +16,7 @@ COMMAND = os.environ["MOXIE_COMMAND"]
 DEADLINE_S = os.environ.get("MOXIE_DEADLINE_S", "20")
 KEYS = ["name", "verdict", "where", "message"]
 
-# The rules that a fault breaks, and words of the place or message that says where.
+# The rules that the faults of a library break, and words of the place or message that says where.
 FAULTS = {
     "null_slot": {"tables": "moxie_api.stats"},
     "null_dispatcher_slot": {"tables": "moxie_dispatcher_api.poll_error"},
@@ -54,6 +54,16 @@ FAULTS = {
     "empty_step_crash": {"zero-tokens": "begin_forward", "ranks-idle": "begin_forward"},
     "hang": {"plain-forward": "hung for"},
     "prints": {"silence": "printed"},
+    "nothing_accepted": {"base-accepted": "none is accepted"},
+    "door": {"entry": "the second call answers differently",
+             "probe": "reason is empty",
+             "extension-names": "moxie.routing/999",
+             "callbacks-required": "open without allocate, beside release",
+             "callbacks-optional": "host.log is NULL",
+             "config-absent": "no reason names hidden_size",
+             "config-garbage": "killed by signal 6",
+             "plan-agrees": "runner.create of a refused configuration",
+             "log-lines": "its text holds a newline"},
 }
 
 

@@ -1,5 +1,5 @@
-// The fault of this library, which alone is compiled for each.
+// The faults of this library. This file alone is compiled for each.
 
 #include "host_tests/mock_plugin/fault.h"
 
-const enum mock_fault mock_fault = MOCK_FAULT;
+const enum mock_fault mock_fault = MOCK_FAULT, mock_fault_last = MOCK_FAULT_LAST;

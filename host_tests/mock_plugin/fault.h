@@ -1,5 +1,6 @@
-// The faults that can be planted into the mock, one per library. README.md says which rule each
-// breaks; libmoxie_mock.so itself has none.
+// The faults that can be planted into the mock, one per library, or, below a FAULTS_NAME, all of
+// them in the library NAME: each breaks rules that no other there does. README.md says which;
+// libmoxie_mock.so itself has none.
 
 #ifndef MOXIE_MOCK_FAULT_H
 #define MOXIE_MOCK_FAULT_H
@@ -48,16 +49,33 @@ enum mock_fault {
     FAULT_EMPTY_STEP_CRASH,
     FAULT_HANG,
     FAULT_PRINTS,
+    // where a host comes in: no plain configuration is left for the others
+    FAULT_NOTHING_ACCEPTED,
+
+    FAULTS_DOOR,
+    FAULT_SECOND_TABLE,
+    FAULT_EMPTY_REASON,
+    FAULT_ANY_VERSION_OF_AN_EXTENSION,
+    FAULT_HALF_ALLOCATOR,
+    FAULT_WANTS_LOG,
+    FAULT_NOTHING_REQUIRED,
+    FAULT_OVERFLOW_CRASH,
+    FAULT_CREATES_REFUSED,
+    FAULT_LOG_NEWLINE,
 };
 
+// The first fault that is planted, and the last.
 #ifndef MOCK_FAULT
 #define MOCK_FAULT FAULT_NONE
 #endif
+#ifndef MOCK_FAULT_LAST
+#define MOCK_FAULT_LAST MOCK_FAULT
+#endif
 
-extern const enum mock_fault mock_fault;
+extern const enum mock_fault mock_fault, mock_fault_last;
 
-#define HAS_FAULT(fault) (mock_fault == (fault))
+#define HAS_FAULT(fault) ((fault) >= mock_fault && (fault) <= mock_fault_last)
 // Where a constant is wanted. A library with such a fault is compiled as a whole (CMakeLists.txt).
-#define TABLE_HAS_FAULT(fault) (MOCK_FAULT == (fault))
+#define TABLE_HAS_FAULT(fault) ((fault) >= MOCK_FAULT && (fault) <= MOCK_FAULT_LAST)
 
 #endif

@@ -303,7 +303,7 @@ static void read_key(const moxie_host *host, enum key key, struct value *value,
         set_default(value, row);
         if (code == MOXIE_CONFIG_WRONG_TYPE && !HAS_FAULT(FAULT_WRONG_TYPE_TAKEN))
             refuse(verdict, key, value, "has the wrong type");
-        else if (row->required)
+        else if (row->required && !HAS_FAULT(FAULT_NOTHING_REQUIRED))
             refuse(verdict, key, value, "is missing");
     }
     value->found = code != MOXIE_CONFIG_ABSENT;

@@ -21,7 +21,7 @@ static int32_t runner_create(moxie_instance *handle, int32_t layer, const moxie_
     if (out == NULL) return fail_with(&call.caller, MOXIE_E_INVALID, "out is NULL");
     if (!HAS_FAULT(FAULT_GARBAGE_OUT)) *out = NULL;
     TRY(call_enter(&call, handle, HANDLE_INSTANCE, MOXIE_THREAD_INIT, error));
-    TRY(instance_accepted(&call));
+    if (!HAS_FAULT(FAULT_CREATES_REFUSED)) TRY(instance_accepted(&call));
     if (layer < 0 || layer >= call.instance->limits.layers)
         TRY(fail_with(&call.caller, MOXIE_E_INVALID, "layer is %d; want 0..%lld", layer,
                       (long long)call.instance->limits.layers - 1));
@@ -317,7 +317,8 @@ static int32_t probe_one(const struct caller *caller, int32_t index, void *at, u
     entry.name = index == 0 ? runner_info.name : dispatcher_infos[index - 1].name;
     entry.kind = index == 0 ? "runner" : "dispatcher";
     entry.device = "cpu";
-    (void)snprintf(entry.reason, sizeof entry.reason, "a slow reference that runs everywhere");
+    (void)snprintf(entry.reason, sizeof entry.reason, "%s",
+                   HAS_FAULT(FAULT_EMPTY_REASON) ? "" : "a slow reference that runs everywhere");
     struct_write(&shape_probe, &entry, at);
     return MOXIE_OK;
 }
@@ -344,7 +345,11 @@ out:
 
 static const void *get_extension(const char *name)
 {
-    return name != NULL && strcmp(name, MOXIE_ROUTING_EXTENSION) == 0 ? &routing_api : NULL;
+    size_t length = strlen(MOXIE_ROUTING_EXTENSION) + 1; // its NUL included
+
+    if (HAS_FAULT(FAULT_ANY_VERSION_OF_AN_EXTENSION)) length -= 2;
+    return name != NULL && strncmp(name, MOXIE_ROUTING_EXTENSION, length) == 0 ? &routing_api
+                                                                               : NULL;
 }
 
 static void layout(const moxie_field **fields, uint64_t *count, uint32_t *stride)
@@ -392,6 +397,16 @@ static const moxie_api api_table = {
     .close = slot_close,
 };
 
+// Another copy of the table than the first that was handed out.
+static const moxie_api *second_table(void)
+{
+    static moxie_api copy;
+    static atomic_int asked;
+
+    copy = api_table;
+    return atomic_fetch_add(&asked, 1) == 0 ? &api_table : &copy;
+}
+
 int32_t moxie_get_api_v1(const moxie_request *given, const moxie_api **api, moxie_error *error)
 {
     const struct caller caller = {.error = error_begin(error)};
@@ -412,7 +427,7 @@ int32_t moxie_get_api_v1(const moxie_request *given, const moxie_api **api, moxi
                       request.host_build != NULL ? request.host_build : "unnamed",
                       request.abi_min >> 16, request.abi_min & 0xffff, request.abi_max >> 16,
                       request.abi_max & 0xffff, build.abi_min >> 16, build.abi_min & 0xffff));
-    *api = &api_table;
+    *api = HAS_FAULT(FAULT_SECOND_TABLE) ? second_table() : &api_table;
 out:
     return st;
 }

@@ -39,6 +39,7 @@ void log_line(const moxie_host *host, int32_t severity, const char *format, ...)
     va_start(args, format);
     (void)vsnprintf(text, sizeof text, format, args);
     va_end(args);
+    if (HAS_FAULT(FAULT_LOG_NEWLINE) && text[0] != '\0') text[strlen(text) - 1] = '\n';
     host->log(host->ctx, severity, "mock", text, strlen(text));
 }
 

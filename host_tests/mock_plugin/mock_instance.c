@@ -125,13 +125,14 @@ static int32_t check_host(const struct caller *caller, const moxie_host *host)
                           : host->register_dispatcher == NULL ? "register_dispatcher"
                                                               : NULL;
 
+    if (HAS_FAULT(FAULT_WANTS_LOG) && host->log == NULL) missing = "log";
     if (host->abi_version != MOXIE_ABI_VERSION)
         return fail_with(caller, MOXIE_E_VERSION,
                          "host.abi_version is %u.%u and %u.%u was agreed; copy api->abi_version",
                          host->abi_version >> 16, host->abi_version & 0xffff, MOXIE_VERSION_MAJOR,
                          MOXIE_VERSION_MINOR);
     if (missing != NULL) return fail_with(caller, MOXIE_E_INVALID, "host.%s is NULL", missing);
-    if ((host->allocate == NULL) != (host->release == NULL))
+    if ((host->allocate == NULL) != (host->release == NULL) && !HAS_FAULT(FAULT_HALF_ALLOCATOR))
         return fail_with(caller, MOXIE_E_INVALID,
                          "host.allocate and host.release: one is NULL; set both or neither");
     if ((host->all_gather == NULL) != (host->barrier == NULL))

@@ -4,6 +4,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define ALIGN_BYTES  128
@@ -25,7 +26,9 @@ static int64_t multiply(int64_t a, int64_t b)
 {
     int64_t product;
 
-    return __builtin_mul_overflow(a, b, &product) || product > HUGE_SIZE ? HUGE_SIZE : product;
+    if (!__builtin_mul_overflow(a, b, &product)) return product > HUGE_SIZE ? HUGE_SIZE : product;
+    if (HAS_FAULT(FAULT_OVERFLOW_CRASH)) abort();
+    return HUGE_SIZE;
 }
 
 static int64_t larger(int64_t a, int64_t b)
@@ -210,6 +213,9 @@ static void judge_kernels(struct instance *instance)
     int64_t format = number(instance, KEY_WEIGHT_FORMAT);
     int64_t group = format == 8 ? 16 : format == 6 || format == 7 ? 32 : 1;
 
+    if (HAS_FAULT(FAULT_NOTHING_ACCEPTED))
+        verdict_add(verdict, MOXIE_E_UNSUPPORTED, KEY_WEIGHT_FORMAT,
+                    "no kernel multiplies any weights: leave this plugin alone");
     if (number(instance, KEY_TRANSPORT) > 1)
         verdict_add(verdict, MOXIE_E_UNSUPPORTED, KEY_TRANSPORT,
                     "transport is %s, and the ranks here are CPUs: set transport to auto",
