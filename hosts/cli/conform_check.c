@@ -66,6 +66,7 @@ void check_at(struct check *check, const char *format, ...)
     va_start(args, format);
     (void)vsnprintf(check->where, sizeof check->where, format, args);
     va_end(args);
+    make_printable(check->where); // one line of the trace, whatever a host answers
     if (!check->trace) return;
     crash_length = snprintf(crash_line, sizeof crash_line, CRASH_MARK "%s\n", check->where);
     // One write, past stdio: the next thing may be a crash, and ranks are threads.
