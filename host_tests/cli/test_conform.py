@@ -64,6 +64,13 @@ FAULTS = {
              "config-garbage": "killed by signal 6",
              "plan-agrees": "runner.create of a refused configuration",
              "log-lines": "its text holds a newline"},
+    "numbers": {"weight-formats": "weights fp8_channel",
+                "activations": "gelu, multiplied as f32",
+                "number-formats": "router weights bf16",
+                "router-weight-on-input": "with top_k 1, multiplied",
+                "scaling-factor": "routed_scaling_factor 2.5, multiplied",
+                "weights-updated": "weights have changed since create",
+                "deterministic": "run 2 gave other bits"},
 }
 
 

@@ -62,6 +62,15 @@ enum mock_fault {
     FAULT_OVERFLOW_CRASH,
     FAULT_CREATES_REFUSED,
     FAULT_LOG_NEWLINE,
+
+    FAULTS_NUMBERS,
+    FAULT_ONE_SCALE_OF_CHANNELS,
+    FAULT_GELU_BY_TANH,
+    FAULT_BF16_AS_F16,
+    FAULT_WEIGHT_TWICE,
+    FAULT_SCALES_TWICE,
+    FAULT_DEAF_TO_UPDATES,
+    FAULT_DRIFTS,
 };
 
 // The first fault that is planted, and the last.

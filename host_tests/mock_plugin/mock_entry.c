@@ -131,7 +131,7 @@ static int32_t weights_updated(moxie_runner *handle, const int32_t *ids, uint64_
                           (unsigned long long)i, (long long)expert));
         TRY(weights_check_expert(&call, runner, expert));
     }
-    runner->digest = weights_digest(runner);
+    if (!HAS_FAULT(FAULT_DEAF_TO_UPDATES)) runner->digest = weights_digest(runner);
 out:
     call_leave(&call);
     return st;

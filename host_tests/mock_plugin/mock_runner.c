@@ -89,6 +89,8 @@ static int32_t read_choices(const struct call *call, const struct job *job, cons
         TRY(view_read(&call->caller, &ids, &given->ids, &slab->ids));
     }
     TRY(view_read(&call->caller, &weights, &given->weights, &slab->weights));
+    if (HAS_FAULT(FAULT_BF16_AS_F16) && slab->weights.type == TYPE_BF16)
+        slab->weights.type = TYPE_F16;
 out:
     return st;
 }
@@ -170,8 +172,10 @@ static double activate(const struct instance *instance, double gate, double up)
     double alpha = (double)(float)instance->values[KEY_ACTIVATION_ALPHA].real;
     double beta = (double)(float)instance->values[KEY_ACTIVATION_BETA].real;
     double limit = (double)(float)instance->values[KEY_ACTIVATION_LIMIT].real;
+    int64_t kind = instance->values[KEY_ACTIVATION].number;
 
-    switch (instance->values[KEY_ACTIVATION].number) {
+    if (HAS_FAULT(FAULT_GELU_BY_TANH) && kind == GELU) kind = GELU_TANH;
+    switch (kind) {
     case GELU:
         return 0.5 * gate * (1.0 + erf(gate * M_SQRT1_2)) * up;
     case GELU_TANH:
@@ -200,6 +204,7 @@ static void add_expert(const struct runner *runner, int64_t expert, double weigh
 
     for (int64_t h = 0; h < limits->hidden && on_input; h++)
         x[h] *= weight;
+    if (HAS_FAULT(FAULT_WEIGHT_TWICE)) on_input = 0;
     for (int64_t unit = 0; unit < limits->intermediate; unit++) {
         double gate = weights_dot(&runner->w1, expert, 0, unit, x);
         double up = gated ? weights_dot(&runner->w1, expert, 1, unit, x) : 1.0;
@@ -223,6 +228,14 @@ static int64_t local_expert(const struct job *job, int64_t id)
     return expert >= 0 && expert < limits->experts_local ? expert : -1;
 }
 
+// Another factor for each of three rows, which no tolerance sees.
+static double drift(void)
+{
+    static atomic_int rows;
+
+    return 1.0 + 2e-7 * (double)(atomic_fetch_add(&rows, 1) % 3);
+}
+
 static void store(const struct job *job, const struct slab *slab, int64_t expert, int64_t row,
                   const double *sum)
 {
@@ -230,6 +243,8 @@ static void store(const struct job *job, const struct slab *slab, int64_t expert
     double scale = (double)(float)instance->values[KEY_ROUTED_SCALING_FACTOR].real;
     int masked = slab->results.ndim == 3;
 
+    if (HAS_FAULT(FAULT_SCALES_TWICE)) scale *= scale;
+    if (HAS_FAULT(FAULT_DRIFTS)) scale *= drift();
     for (int64_t h = 0; h < instance->limits.hidden; h++)
         number_store(slab->results.type, scale * sum[h],
                      masked ? view_at(&slab->results, expert, row, h)

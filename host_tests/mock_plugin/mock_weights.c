@@ -77,7 +77,7 @@ static double scale_at(const struct matrix *matrix, int64_t expert, int32_t half
     case MOXIE_FORMAT_FP8_TENSOR:
         return view_number(scales, expert, scales->ndim == 2 ? half : 0, 0);
     case MOXIE_FORMAT_FP8_CHANNEL:
-        return view_number(scales, expert, row, 0);
+        return view_number(scales, expert, HAS_FAULT(FAULT_ONE_SCALE_OF_CHANNELS) ? 0 : row, 0);
     case MOXIE_FORMAT_FP8_BLOCK128:
         return block_scale(matrix, expert, half, unit, k);
     case MOXIE_FORMAT_INT4_G32:
