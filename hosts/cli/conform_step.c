@@ -84,9 +84,10 @@ out:
 
 int rule_expert_map(struct check *check)
 {
-    // Fewer ids than experts: those past its end are no expert.
-    int32_t map[] = {3, 0, 1};
-    int64_t count = sizeof map / sizeof map[0];
+    // Fewer ids than experts: those past its end are no expert, whatever lies there, and even if
+    // one without a map would be.
+    int32_t map[] = {3, 0, 1, 2};
+    int64_t count = 3;
     struct stage stage;
     int st = VERDICT_PASS;
 
@@ -94,8 +95,9 @@ int rule_expert_map(struct check *check)
     for (int64_t token = 0; token < stage.tokens.spec.count; token++)
         for (int64_t place = 0; place < BASE_TOP_K; place++) {
             int64_t id = (token + 3 * place) % (count + 1);
+            int64_t past = place == 0 ? count : 100;
 
-            tokens_set(&stage.tokens, token, place, id < count ? id : 100,
+            tokens_set(&stage.tokens, token, place, id < count ? id : past,
                        id < count ? map[id] : -1);
         }
     stage.tokens.batch.expert_map =
