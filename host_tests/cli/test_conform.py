@@ -71,6 +71,16 @@ FAULTS = {
                 "scaling-factor": "routed_scaling_factor 2.5, multiplied",
                 "weights-updated": "weights have changed since create",
                 "deterministic": "run 2 gave other bits"},
+    "step": {"duplicate-ids": "token 0 of 5",
+             "id-spaces": "id_space 0",
+             "expert-map": "token 3 of 5",
+             "strided-tensors": "token 0 of 5",
+             "halves": "dispatch, run, combine, against forward",
+             "ranks-halves": "the halves, against forward",
+             "ranks-in-flight": "two layers of slot 0",
+             "receive-layouts": "rows without weights",
+             "routing": "token 1, place 0: expert 11, want 3",
+             "expand": "fold from layout 3"},
 }
 
 

@@ -71,6 +71,17 @@ enum mock_fault {
     FAULT_SCALES_TWICE,
     FAULT_DEAF_TO_UPDATES,
     FAULT_DRIFTS,
+
+    FAULTS_STEP,
+    FAULT_ONCE_EACH,
+    FAULT_ANY_ID_SPACE,
+    FAULT_MAP_FALLS_THROUGH,
+    FAULT_IGNORED_OFFSET,
+    FAULT_LOST_COMBINE,
+    FAULT_LOST_HALF,
+    FAULT_WEIGHTLESS_ROWS,
+    FAULT_TIE_TO_HIGHER,
+    FAULT_HALF_FOLD,
 };
 
 // The first fault that is planted, and the last.

@@ -304,6 +304,13 @@ int32_t weights_read(const struct call *call, const moxie_weights *weights, stru
 int32_t weights_check_expert(const struct call *call, const struct runner *runner, int64_t expert);
 uint64_t weights_digest(const struct runner *runner);
 
+// The EXPERT_ layouts.
+int layout_is_by_expert(int32_t layout);
+// Checks the numbers of a call to a runner.
+int32_t call_read(const struct call *call, const moxie_call *given);
+// A sized struct of rows with its slabs, which may lie further apart than this build's.
+int32_t rows_read(const struct caller *caller, const char *what, const moxie_rows *given,
+                  moxie_rows *rows, moxie_slab slabs[MOXIE_RANKS_MAX]);
 int32_t runner_run(const struct call *call, const struct runner *runner, const moxie_rows *in,
                    const moxie_rows *out);
 
@@ -371,6 +378,7 @@ int64_t physical_expert(const struct instance *instance, const struct view *map,
 extern const moxie_runner_info runner_info;
 extern const moxie_dispatcher_info dispatcher_infos[3];
 extern const moxie_routing_api routing_api;
+extern const moxie_expand_api expand_api;
 extern const moxie_field layout_fields[];
 extern const uint64_t layout_fields_count;
 

@@ -22,7 +22,10 @@ int64_t physical_expert(const struct instance *instance, const struct view *map,
 {
     const struct limits *limits = &instance->limits;
 
-    if (map->data != NULL) id = id >= 0 && id < map->shape[0] ? view_integer(map, id, 0) : -1;
+    if (map->data != NULL && id >= 0 && id < map->shape[0])
+        id = view_integer(map, id, 0);
+    else if (map->data != NULL && !HAS_FAULT(FAULT_MAP_FALLS_THROUGH))
+        id = -1;
     if (id_space == MOXIE_IDS_LOCAL)
         return id >= 0 && id < limits->experts_local ? limits->expert_first + id : -1;
     return id >= 0 && id < limits->physical_experts ? id : -1;
@@ -66,7 +69,8 @@ static int32_t check_numbers(const struct call *call, const struct dispatcher *d
     if (given->layer < 0 || given->layer >= limits->layers)
         return fail_with(&call->caller, MOXIE_E_INVALID, "batch.layer is %d; want 0..%" PRId64,
                          given->layer, limits->layers - 1);
-    if (given->id_space < MOXIE_IDS_GLOBAL || given->id_space > most)
+    if ((given->id_space < MOXIE_IDS_GLOBAL || given->id_space > most) &&
+        !HAS_FAULT(FAULT_ANY_ID_SPACE))
         return fail_with(&call->caller, MOXIE_E_INVALID, "batch.id_space is %d", given->id_space);
     if (given->stream != NULL)
         return fail_with(&call->caller, MOXIE_E_INVALID, "batch.stream: want NULL on the CPU");

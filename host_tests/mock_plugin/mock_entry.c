@@ -44,9 +44,8 @@ out:
     return st;
 }
 
-// A sized struct of rows with its slabs, which may lie further apart than this build's.
-static int32_t read_rows(const struct caller *caller, const char *what, const moxie_rows *given,
-                         moxie_rows *rows, moxie_slab slabs[MOXIE_RANKS_MAX])
+int32_t rows_read(const struct caller *caller, const char *what, const moxie_rows *given,
+                  moxie_rows *rows, moxie_slab slabs[MOXIE_RANKS_MAX])
 {
     int32_t st = MOXIE_OK;
 
@@ -75,19 +74,23 @@ out:
     return st;
 }
 
-static int32_t check_call(const struct call *call, const moxie_call *given)
+int32_t call_read(const struct call *call, const moxie_call *given)
 {
     const struct limits *limits = &call->instance->limits;
+    moxie_call copy;
+    int32_t st = MOXIE_OK;
 
-    if (given->slot < 0 || given->slot >= limits->slots)
-        return fail_with(&call->caller, MOXIE_E_INVALID, "call.slot is %d; want 0..%d", given->slot,
-                         limits->slots - 1);
-    if (given->layer < 0 || given->layer >= limits->layers)
-        return fail_with(&call->caller, MOXIE_E_INVALID, "call.layer is %d; want 0..%lld",
-                         given->layer, (long long)limits->layers - 1);
-    if (given->stream != NULL)
-        return fail_with(&call->caller, MOXIE_E_INVALID, "call.stream: want NULL on the CPU");
-    return MOXIE_OK;
+    TRY(struct_read(&call->caller, &shape_call, "call", given, &copy));
+    if (copy.slot < 0 || copy.slot >= limits->slots)
+        TRY(fail_with(&call->caller, MOXIE_E_INVALID, "call.slot is %d; want 0..%d", copy.slot,
+                      limits->slots - 1));
+    if (copy.layer < 0 || copy.layer >= limits->layers)
+        TRY(fail_with(&call->caller, MOXIE_E_INVALID, "call.layer is %d; want 0..%lld", copy.layer,
+                      (long long)limits->layers - 1));
+    if (copy.stream != NULL)
+        TRY(fail_with(&call->caller, MOXIE_E_INVALID, "call.stream: want NULL on the CPU"));
+out:
+    return st;
 }
 
 static int32_t run(moxie_runner *handle, const moxie_call *given, const moxie_rows *given_in,
@@ -95,15 +98,13 @@ static int32_t run(moxie_runner *handle, const moxie_call *given, const moxie_ro
 {
     moxie_slab in_slabs[MOXIE_RANKS_MAX], out_slabs[MOXIE_RANKS_MAX];
     moxie_rows in, out;
-    moxie_call copy;
     struct call call;
     int32_t st = MOXIE_OK;
 
     TRY(call_enter(&call, handle, HANDLE_RUNNER, MOXIE_THREAD_INSTANCE_SERIAL, error));
-    TRY(struct_read(&call.caller, &shape_call, "call", given, &copy));
-    TRY(check_call(&call, &copy));
-    TRY(read_rows(&call.caller, "in", given_in, &in, in_slabs));
-    TRY(read_rows(&call.caller, "out", given_out, &out, out_slabs));
+    TRY(call_read(&call, given));
+    TRY(rows_read(&call.caller, "in", given_in, &in, in_slabs));
+    TRY(rows_read(&call.caller, "out", given_out, &out, out_slabs));
     TRY(runner_run(&call, call.body, &in, &out));
 out:
     call_leave(&call);
@@ -347,6 +348,7 @@ static const void *get_extension(const char *name)
 {
     size_t length = strlen(MOXIE_ROUTING_EXTENSION) + 1; // its NUL included
 
+    if (name != NULL && strcmp(name, MOXIE_EXPAND_EXTENSION) == 0) return &expand_api;
     if (HAS_FAULT(FAULT_ANY_VERSION_OF_AN_EXTENSION)) length -= 2;
     return name != NULL && strncmp(name, MOXIE_ROUTING_EXTENSION, length) == 0 ? &routing_api
                                                                                : NULL;

@@ -102,7 +102,10 @@ static int32_t best_of(const struct token *token, int32_t first, int32_t end)
     int32_t best = -1;
 
     for (int32_t i = first; i < end; i++) {
-        if (token->open[i] && (best < 0 || token->choice[i] > token->choice[best])) best = i;
+        if (!token->open[i]) continue;
+        if (best < 0 || token->choice[i] > token->choice[best] ||
+            (HAS_FAULT(FAULT_TIE_TO_HIGHER) && token->choice[i] == token->choice[best]))
+            best = i;
     }
     return best;
 }

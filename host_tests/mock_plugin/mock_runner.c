@@ -25,7 +25,7 @@ struct job {
 
 // ---- Checks ------------------------------------------------------------------------------------
 
-static int by_expert(int32_t layout)
+int layout_is_by_expert(int32_t layout)
 {
     return layout == MOXIE_LAYOUT_EXPERT_CONTIGUOUS || layout == MOXIE_LAYOUT_EXPERT_MASKED;
 }
@@ -80,7 +80,7 @@ static int32_t read_choices(const struct call *call, const struct job *job, cons
     struct want weights = {"in.slabs.weights", TYPE_FLOATS, 2, {slab->cap, top_k, 0}, 0};
     int32_t st = MOXIE_OK;
 
-    if (by_expert(job->in->layout)) {
+    if (layout_is_by_expert(job->in->layout)) {
         weights = want_rows(job, "in.slabs.weights", slab->cap, 0);
         weights.ndim--;
         weights.types = TYPE_FLOATS;
@@ -100,7 +100,8 @@ static int32_t read_slab(const struct call *call, const struct job *job, const m
 {
     const struct limits *limits = &call->instance->limits;
     int32_t masked = job->in->layout == MOXIE_LAYOUT_EXPERT_MASKED;
-    int64_t most = by_expert(job->in->layout) ? limits->rows_max * limits->top_k : limits->rows_max;
+    int64_t most =
+        layout_is_by_expert(job->in->layout) ? limits->rows_max * limits->top_k : limits->rows_max;
     struct want want;
     int32_t st = MOXIE_OK;
 
@@ -258,6 +259,15 @@ static void load_row(const struct job *job, const struct slab *slab, int64_t exp
         x[h] = load(slab, expert, row, h);
 }
 
+static int is_repeated(const struct slab *slab, int64_t row, int32_t k)
+{
+    int32_t first = 0;
+
+    while (view_integer(&slab->ids, row, first) != view_integer(&slab->ids, row, k))
+        first++;
+    return first < k;
+}
+
 // A row of STANDARD or RANK_MAJOR.
 static void compute_by_ids(const struct job *job, uint32_t source, int64_t row, double *x)
 {
@@ -273,7 +283,7 @@ static void compute_by_ids(const struct job *job, uint32_t source, int64_t row, 
     for (int32_t k = 0; valid && k < limits->top_k; k++) {
         int64_t expert = local_expert(job, view_integer(&slab->ids, row, k));
 
-        if (expert < 0) continue;
+        if (expert < 0 || (HAS_FAULT(FAULT_ONCE_EACH) && is_repeated(slab, row, k))) continue;
         load_row(job, slab, 0, row, x);
         add_expert(job->runner, expert, view_number(&slab->weights, row, k, 0), x);
     }
@@ -305,7 +315,7 @@ static void compute_by_expert(const struct job *job, int64_t place, double *x)
     const struct slab *slab = &job->slabs[0];
     const struct limits *limits = &job->runner->instance->limits;
     double *sum = x + limits->hidden + limits->intermediate;
-    double weight = 1.0;
+    double weight = HAS_FAULT(FAULT_WEIGHTLESS_ROWS) ? 0.0 : 1.0;
     int64_t expert, row;
 
     if (!find_expert(job, place, &expert, &row)) return;
@@ -333,10 +343,10 @@ static void run_task(void *arg, uint64_t task)
     for (uint32_t source = 0; source < job->in->slabs_count; source++) {
         int64_t rows = job->rows / job->in->slabs_count;
 
-        if (!by_expert(job->in->layout)) rows = job->slabs[source].cap;
+        if (!layout_is_by_expert(job->in->layout)) rows = job->slabs[source].cap;
         for (int64_t row = 0; row < rows; row++) {
             if ((first + row) % TASKS != (int64_t)task) continue;
-            if (by_expert(job->in->layout))
+            if (layout_is_by_expert(job->in->layout))
                 compute_by_expert(job, row, x);
             else
                 compute_by_ids(job, source, row, x);
@@ -383,7 +393,7 @@ static int32_t read_job(const struct call *call, const moxie_rows *out, struct j
     }
     if (in->layout == MOXIE_LAYOUT_EXPERT_MASKED)
         job->rows *= call->instance->limits.experts_local;
-    else if (!by_expert(in->layout) && job->rows > call->instance->limits.rows_max &&
+    else if (!layout_is_by_expert(in->layout) && job->rows > call->instance->limits.rows_max &&
              !HAS_FAULT(FAULT_LOST_ERROR))
         TRY(fail_with(&call->caller, MOXIE_E_CAPACITY, "%lld rows; the plan holds %lld (%s)",
                       (long long)job->rows, (long long)call->instance->limits.rows_max,

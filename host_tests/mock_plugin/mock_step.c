@@ -4,6 +4,7 @@
 
 #include <inttypes.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 // ---- create and destroy ------------------------------------------------------------------------
@@ -316,6 +317,13 @@ out:
     return st;
 }
 
+// Token 0 of y becomes zero.
+static void lose_token(const struct batch *batch)
+{
+    if (view_bytes(&batch->y) == 0) return;
+    memset(batch->y.data, 0, (size_t)(batch->y.shape[1] * type_bytes(batch->y.type)));
+}
+
 static int32_t combine_recv(moxie_dispatcher *handle, const moxie_batch *given, moxie_error *error)
 {
     struct call call = {.caller = {.error = error}};
@@ -324,6 +332,7 @@ static int32_t combine_recv(moxie_dispatcher *handle, const moxie_batch *given, 
 
     TRY(enter_batch(&call, handle, given, SLOT_RETURNED, &batch));
     TRY(dispatcher_return(&call, call.body, &batch));
+    if (HAS_FAULT(FAULT_LOST_HALF) && call.instance->limits.ranks > 1) lose_token(&batch);
 out:
     call_leave(&call);
     return st;
@@ -337,6 +346,7 @@ static int32_t combine(moxie_dispatcher *handle, const moxie_batch *given, moxie
 
     TRY(enter_batch(&call, handle, given, SLOT_RECEIVED, &batch));
     TRY(dispatcher_return(&call, call.body, &batch));
+    if (HAS_FAULT(FAULT_LOST_COMBINE)) lose_token(&batch);
 out:
     call_leave(&call);
     return st;

@@ -165,7 +165,8 @@ int32_t view_read(const struct caller *caller, const struct want *want, const mo
                       tensor->device.type));
     if (tensor->byte_offset > (uint64_t)BYTES_MAX)
         TRY(fail_with(caller, MOXIE_E_INVALID, "%s: its size overflows", want->name));
-    view->data = (unsigned char *)tensor->data + tensor->byte_offset;
+    view->data = (unsigned char *)tensor->data;
+    if (!HAS_FAULT(FAULT_IGNORED_OFFSET)) view->data += tensor->byte_offset;
     if (type_bytes(view->type) >= 4 &&
         (uintptr_t)view->data % (uintptr_t)type_bytes(view->type) != 0)
         TRY(fail_with(caller, MOXIE_E_INVALID, "%s: data is not aligned to its elements",
