@@ -133,7 +133,8 @@ int rule_close_and_reload(struct check *check)
     int st = VERDICT_PASS;
 
     for (int i = 0; i < 3; i++) {
-        TRY(stage_open(&stage, check));
+        TRY(i == 0 ? stage_init(&stage, check) : stage_init_again(&stage, check));
+        TRY(stage_start(&stage));
         TRY(stage_compare(&stage));
         engine_destroy(&stage.engine);
         TRY(expect_status(check, engine_close(&stage.engine), MOXIE_OK, stage.engine.text));
@@ -150,7 +151,7 @@ int rule_two_instances(struct check *check)
     int st = VERDICT_PASS;
 
     for (int i = 0; i < 2; i++) {
-        TRY(stage_init(&stages[i], check));
+        TRY(i == 0 ? stage_init(&stages[i], check) : stage_init_again(&stages[i], check));
         stages[i].layer_spec.seed = (uint64_t)i + 10;
         stages[i].tokens_spec.seed = (uint64_t)i + 20;
         engine_set_i64(&stages[i].engine, "forward_tokens_max", i == 0 ? 8 : BASE_TOKENS_MAX);
@@ -159,12 +160,12 @@ int rule_two_instances(struct check *check)
     }
     for (int i = 0; i < 4; i++)
         TRY(stage_compare(&stages[i % 2]));
-    check_at(check, "forward with the runner of another instance");
     {
         struct engine *engine = &stages[0].engine;
         const moxie_step step = {.struct_size = sizeof step, .tokens = 8};
 
         TRY(expect_status(check, engine_begin(engine, &step), MOXIE_OK, engine->text));
+        check_at(check, "forward with the runner of another instance");
         TRY(expect_status(check,
                           engine->api->forward(engine->dispatcher, stages[1].engine.runners_made[0],
                                                &stages[0].tokens.batch, engine_error(engine)),
@@ -433,7 +434,9 @@ out:
     return st;
 }
 
-static int check_captured(struct stage *stage, const moxie_captured *captured, int64_t row)
+// That `chosen` was captured for the stage's tokens in a layer, from row `row` on.
+static int check_captured(struct stage *stage, const moxie_captured *captured, int64_t row,
+                          int64_t layer, const int64_t *chosen)
 {
     const moxie_tensor *ids = &captured->ids;
     const unsigned char *data = (const unsigned char *)ids->data + ids->byte_offset;
@@ -443,17 +446,17 @@ static int check_captured(struct stage *stage, const moxie_captured *captured, i
         return broken(stage->check, "ids are not [forward_tokens, 2, %d]", BASE_TOP_K);
     for (int64_t i = 0; i < stage->tokens.spec.count * BASE_TOP_K; i++) {
         int64_t token = row + i / BASE_TOP_K, place = i % BASE_TOP_K;
-        // Of layer 1, the second.
-        int64_t at = ids->strides != NULL
-                         ? token * ids->strides[0] + ids->strides[1] + place * ids->strides[2]
-                         : (token * 2 + 1) * BASE_TOP_K + place;
+        int64_t at = ids->strides != NULL ? token * ids->strides[0] + layer * ids->strides[1] +
+                                                place * ids->strides[2]
+                                          : (token * 2 + layer) * BASE_TOP_K + place;
         int32_t seen = 0;
 
         memcpy(&seen, data + at * (int64_t)sizeof seen, sizeof seen);
-        if (seen != stage->tokens.experts[i])
-            return broken(stage->check, "token %lld, layer 1, place %lld: %d, and %lld was chosen",
-                          (long long)(i / BASE_TOP_K), (long long)place, seen,
-                          (long long)stage->tokens.experts[i]);
+        if (seen != chosen[i])
+            return broken(stage->check,
+                          "token %lld, layer %lld, place %lld: %d, and %lld was chosen",
+                          (long long)(i / BASE_TOP_K), (long long)layer, (long long)place, seen,
+                          (long long)chosen[i]);
     }
     return VERDICT_PASS;
 }
@@ -464,6 +467,7 @@ int rule_capture(struct check *check)
     struct engine *engine = &stage.engine;
     moxie_captured captured = {.struct_size = sizeof captured};
     const moxie_step step = {.struct_size = sizeof step, .tokens = 5, .capture_row = 4};
+    int64_t first[5 * BASE_TOP_K]; // what layer 0 chose
     int accepted = 0;
     int st = VERDICT_PASS;
 
@@ -477,6 +481,7 @@ int rule_capture(struct check *check)
     TRY(engine_create_runner(engine, &stage.layer, 1));
     TRY(expect_status(check, engine_begin(engine, &step), MOXIE_OK, engine->text));
     TRY(expect_status(check, engine_run(engine, &stage.tokens), MOXIE_OK, engine->text));
+    memcpy(first, stage.tokens.experts, sizeof first);
     tokens_set(&stage.tokens, 2, 1, -1, -1);
     tokens_set(&stage.tokens, 3, 0, BASE_EXPERTS - 1, BASE_EXPERTS - 1);
     stage.tokens.batch.layer = 1;
@@ -485,7 +490,8 @@ int rule_capture(struct check *check)
     TRY(expect_status(check,
                       engine->api->captured(engine->instance, &captured, engine_error(engine)),
                       MOXIE_OK, engine->text));
-    TRY(check_captured(&stage, &captured, step.capture_row));
+    TRY(check_captured(&stage, &captured, step.capture_row, 0, first));
+    TRY(check_captured(&stage, &captured, step.capture_row, 1, stage.tokens.experts));
     captured = (moxie_captured){.struct_size = sizeof captured, .dp_rank = 1};
     check_at(check, "captured of DP rank 1 of 1");
     TRY(expect_status(check,

@@ -35,6 +35,8 @@ void base_set(struct engine *engine, const struct base *base);
 
 // Loads, finds the base, and fills the specs. Change settings and specs before stage_start.
 int stage_init(struct stage *stage, struct check *check);
+// The same of a plugin that did so before in this process: what would skip the rule breaks it.
+int stage_init_again(struct stage *stage, struct check *check);
 // Makes layer and tokens, opens and creates.
 int stage_start(struct stage *stage);
 // Both.
