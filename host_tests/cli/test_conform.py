@@ -55,6 +55,8 @@ FAULTS = {
     "hang": {"plain-forward": "hung for"},
     "prints": {"silence": "printed"},
     "nothing_accepted": {"base-accepted": "none is accepted"},
+    "one_host": dict.fromkeys(["two-instances", "ranks-forward", "ranks-idle", "ranks-halves", "ranks-in-flight",
+                               "ranks-differ", "ranks-bootstrap", "host-reduces"], "load: it worked before"),
     "door": {"entry": "the second call answers differently",
              "probe": "reason is empty",
              "extension-names": "moxie.routing/999",
@@ -81,6 +83,16 @@ FAULTS = {
              "receive-layouts": "rows without weights",
              "routing": "token 1, place 0: expert 11, want 3",
              "expand": "fold from layout 3"},
+    "life": {"close-and-reload": "it worked before in this process, and now: no host can load it",
+             "two-instances": "forward with the runner of another instance",
+             "stats": "tokens grew by 0, after 10",
+             "suspend": "resume, where suspend is UNSUPPORTED",
+             "capture": "token 2, layer 0, place 1"},
+    "ranks": {"ranks-forward": "of 4, allgather, forward of",
+              "ranks-in-flight": "slot 1, with slot 0 between",
+              "ranks-differ": "dispatcher.create: returned OK",
+              "ranks-bootstrap": "dispatcher.create: returned OK",
+              "host-reduces": "the sum of both ranks"},
 }
 
 

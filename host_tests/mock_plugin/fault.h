@@ -49,8 +49,9 @@ enum mock_fault {
     FAULT_EMPTY_STEP_CRASH,
     FAULT_HANG,
     FAULT_PRINTS,
-    // where a host comes in: no plain configuration is left for the others
+    // where a host comes in: little is left for others
     FAULT_NOTHING_ACCEPTED,
+    FAULT_ONE_HOST,
 
     FAULTS_DOOR,
     FAULT_SECOND_TABLE,
@@ -82,6 +83,20 @@ enum mock_fault {
     FAULT_WEIGHTLESS_ROWS,
     FAULT_TIE_TO_HIGHER,
     FAULT_HALF_FOLD,
+
+    FAULTS_LIFE,
+    FAULT_LIVES_ONCE,
+    FAULT_FOREIGN_RUNNER,
+    FAULT_UNCOUNTED_TOKENS,
+    FAULT_LONE_RESUME,
+    FAULT_CAPTURED_OVER,
+
+    FAULTS_RANKS,
+    FAULT_LOST_RANK,
+    FAULT_SHARED_SLOTS,
+    FAULT_IGNORED_DIFFERENCE,
+    FAULT_ALONE,
+    FAULT_LOST_PART,
 };
 
 // The first fault that is planted, and the last.

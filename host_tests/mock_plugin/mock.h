@@ -277,6 +277,8 @@ void call_leave(struct call *call);
 int32_t memory_take(const struct call *call);
 void memory_drop(struct instance *instance);
 int32_t instance_accepted(const struct call *call);
+// Whether it takes no more hosts, as some faults will have it.
+int library_is_spent(void);
 
 // ---- Runner ------------------------------------------------------------------------------------
 

@@ -124,6 +124,9 @@ void capture_record(struct instance *instance, const struct slot *slot, const st
         for (int32_t k = 0; k < limits->top_k; k++)
             to[k] = (int32_t)physical_expert(instance, &batch->map, batch->given.id_space,
                                              view_integer(&batch->ids, slot->first + token, k));
+        if (HAS_FAULT(FAULT_CAPTURED_OVER))
+            memcpy(capture + row * limits->layers * limits->top_k, to,
+                   (size_t)limits->top_k * sizeof *to);
     }
 }
 
@@ -184,7 +187,7 @@ int32_t dispatcher_send(const struct call *call, struct dispatcher *dispatcher,
     slot->state = SLOT_SENT;
     capture_record(instance, slot, batch);
     instance->stats.dispatches++;
-    instance->stats.tokens += (uint64_t)slot->tokens;
+    if (!HAS_FAULT(FAULT_UNCOUNTED_TOKENS)) instance->stats.tokens += (uint64_t)slot->tokens;
     if (is_local(dispatcher)) return MOXIE_OK;
     pack(instance, slot, batch);
     instance->stats.rows_sent += (uint64_t)slot->tokens * (uint64_t)(instance->limits.ranks - 1);

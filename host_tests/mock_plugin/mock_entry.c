@@ -302,6 +302,11 @@ out:
     return st;
 }
 
+static int32_t resume(moxie_instance *handle, moxie_error *error)
+{
+    return HAS_FAULT(FAULT_LONE_RESUME) ? MOXIE_OK : suspend(handle, error);
+}
+
 static int32_t probe_one(const struct caller *caller, int32_t index, void *at, uint32_t stride)
 {
     moxie_probe entry;
@@ -395,7 +400,7 @@ static const moxie_api api_table = {
     .captured = captured,
     .stats = TABLE_HAS_FAULT(FAULT_NULL_SLOT) ? NULL : stats,
     .suspend = suspend,
-    .resume = suspend,
+    .resume = resume,
     .close = slot_close,
 };
 
@@ -419,6 +424,7 @@ int32_t moxie_get_api_v1(const moxie_request *given, const moxie_api **api, moxi
     *api = NULL;
     (void)pthread_once(&build_completed, complete_build);
     TRY(struct_read(&caller, &shape_request, "request", given, &request));
+    if (library_is_spent()) TRY(fail_with(&caller, MOXIE_E_UNAVAILABLE, "no more hosts, please"));
     if (request.abi_min > request.abi_max)
         TRY(fail_with(&caller, MOXIE_E_INVALID, "request.abi_min is above abi_max"));
     if ((request.abi_max < build.abi_min || request.abi_min > build.abi_max) &&

@@ -41,7 +41,8 @@ static int32_t compare(const struct call *call, const struct introduction *me,
                              "place %d of all_gather holds ep_rank %d of %d", rank, other->rank,
                              other->ranks);
         for (int32_t key = 0; key < KEY_COUNT; key++) {
-            if (memcmp(other->values[key], me->values[key], TEXT_BYTES) != 0)
+            if (memcmp(other->values[key], me->values[key], TEXT_BYTES) != 0 &&
+                !HAS_FAULT(FAULT_IGNORED_DIFFERENCE))
                 return fail_rank(&call->caller, MOXIE_E_COLLECTIVE_MISMATCH, rank,
                                  "%s is %.63s on rank %d and %.63s here", key_name((enum key)key),
                                  other->values[key], rank, me->values[key]);
@@ -68,8 +69,10 @@ int32_t exchange_agree(const struct call *call, int32_t status)
                          "create: ep_size is %d and the host has no all_gather", me.ranks);
     all = calloc((size_t)me.ranks, sizeof *all);
     if (all == NULL) TRY(fail_with(&call->caller, MOXIE_E_MEMORY, "create: no memory"));
-    if (host->all_gather(host->ctx, &me, all, sizeof me) != 0)
+    if (host->all_gather(host->ctx, &me, all, sizeof me) != 0) {
+        if (HAS_FAULT(FAULT_ALONE)) goto out;
         TRY(fail_with(&call->caller, MOXIE_E_UNAVAILABLE, "create: all_gather failed"));
+    }
     TRY(status);
     TRY(compare(call, &me, all));
     if (host->barrier(host->ctx) != 0)
@@ -106,20 +109,22 @@ int32_t exchange_rows(const struct call *call, int32_t slot)
     const unsigned char *send = call->instance->memory[BUFFER_OUTGOING];
     unsigned char *recv = call->instance->memory[BUFFER_RECEIVED];
 
-    return gather(call, send + slot * bytes, recv + slot * limits->ranks * bytes, bytes);
+    if (!HAS_FAULT(FAULT_SHARED_SLOTS)) send += slot * bytes;
+    return gather(call, send, recv + slot * limits->ranks * bytes, bytes);
 }
 
 static void add_up(const struct limits *limits, const unsigned char *returned, int64_t bytes,
                    struct view *y, int64_t tokens)
 {
     int64_t element = type_bytes(limits->output_type);
+    int32_t ranks = HAS_FAULT(FAULT_LOST_RANK) && limits->ranks > 2 ? 2 : limits->ranks;
 
     for (int64_t token = 0; token < tokens; token++) {
         for (int64_t h = 0; h < limits->hidden; h++) {
             const unsigned char *at = returned + (token * limits->hidden + h) * element;
             double sum = 0.0;
 
-            for (int32_t rank = 0; rank < limits->ranks; rank++)
+            for (int32_t rank = 0; rank < ranks; rank++)
                 sum += number_load(limits->output_type, at + rank * bytes);
             number_store(limits->output_type, sum, view_at(y, token, h, 0));
         }

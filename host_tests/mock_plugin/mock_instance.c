@@ -116,6 +116,15 @@ void memory_drop(struct instance *instance)
 
 // ---- Open and close ----------------------------------------------------------------------------
 
+static atomic_int instances_open, instances_closed;
+
+int library_is_spent(void)
+{
+    if (HAS_FAULT(FAULT_ONE_HOST)) return atomic_load(&instances_open) > 0;
+    return HAS_FAULT(FAULT_LIVES_ONCE) && atomic_load(&instances_open) == 0 &&
+           atomic_load(&instances_closed) > 0;
+}
+
 static int32_t check_host(const struct caller *caller, const moxie_host *host)
 {
     const char *missing = host->get_i64 == NULL               ? "get_i64"
@@ -226,6 +235,7 @@ int32_t slot_open(const moxie_host *host, moxie_instance **out, moxie_error *err
     if (HAS_FAULT(FAULT_PRINTS)) (void)fprintf(stderr, "moxie mock: open\n");
     *out = instance->handle;
     instance = NULL;
+    (void)atomic_fetch_add(&instances_open, 1);
 out:
     free_instance(instance);
     return st;
@@ -251,6 +261,8 @@ int32_t slot_close(moxie_instance *handle, moxie_error *error)
     if (st != MOXIE_OK || instance->users > 0) return st;
     handle_kill(handle);
     free_instance(instance);
+    (void)atomic_fetch_sub(&instances_open, 1);
+    (void)atomic_fetch_add(&instances_closed, 1);
     return MOXIE_OK;
 }
 

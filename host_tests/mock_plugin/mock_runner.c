@@ -225,6 +225,8 @@ static int64_t local_expert(const struct job *job, int64_t id)
     if (HAS_FAULT(FAULT_LEAKING_ID) && id == limits->physical_experts)
         expert = limits->physical_experts - 1;
     if (HAS_FAULT(FAULT_NEGATIVE_ID) && id == -1) expert = limits->expert_first;
+    if (HAS_FAULT(FAULT_LOST_PART) && limits->dispatcher == DISPATCHER_LOCAL && limits->rank > 0)
+        return -1;
     expert -= limits->expert_first;
     return expert >= 0 && expert < limits->experts_local ? expert : -1;
 }

@@ -383,7 +383,7 @@ int32_t slot_forward(moxie_dispatcher *dispatcher, moxie_runner *runner, const m
 
     TRY(call_enter(&of_runner, runner, HANDLE_RUNNER, THREAD_ANY, error));
     TRY(enter_batch(&call, dispatcher, given, SLOT_BEGUN, &batch));
-    if (of_runner.instance != call.instance)
+    if (of_runner.instance != call.instance && !HAS_FAULT(FAULT_FOREIGN_RUNNER))
         TRY(fail_with(&call.caller, MOXIE_E_INVALID,
                       "forward: runner and dispatcher are of two instances"));
     TRY(rounds(&call, call.body, &batch, of_runner.body));
