@@ -2,7 +2,7 @@
 
     MOXIE_COMMAND=build/dev/bin/moxie python3 test_conform.py passes PLUGIN [SKIPPED...]
     MOXIE_COMMAND=build/dev/bin/moxie python3 test_conform.py fault NAME PLUGIN
-    MOXIE_COMMAND=build/dev/bin/moxie python3 test_conform.py usage PLUGIN
+    MOXIE_COMMAND=build/dev/bin/moxie python3 test_conform.py usage PLUGIN [NAME...]
 """
 
 import json
@@ -130,9 +130,14 @@ def fault(name, plugin):
         print("%s: %s" % (rule, seen[rule]))
 
 
-def usage(plugin):
+def usage(plugin, *libraries):
     rules = json.loads(subprocess.check_output([COMMAND, "conform", "--list", "--json"]))["rules"]
-    check(len(rules) == len({rule["name"] for rule in rules}) > 30, "names of rules")
+    names = {rule["name"] for rule in rules}
+    check(len(rules) == len(names) > 30, "names of rules")
+    unbroken = names.difference(*FAULTS.values())
+    check(not unbroken, "no planted fault breaks %s: it may be unable to fail" % sorted(unbroken))
+    odd = set(libraries) ^ set(FAULTS) if libraries else set()
+    check(not odd, "either FAULTS or the build has no %s" % sorted(odd))
     code, document = walk(plugin, "--rule", "probe")
     check(code == 0 and [list(rule) for rule in document["rules"]] == [KEYS], document)
     with tempfile.NamedTemporaryFile(suffix=".so") as empty:
