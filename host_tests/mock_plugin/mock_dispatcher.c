@@ -100,7 +100,7 @@ int32_t batch_read(const struct call *call, struct dispatcher *dispatcher, const
                       batch->given.slot, next_call[slot->state]));
     TRY(read_tensors(call, slot->step.tokens, batch));
     if (state > SLOT_BEGUN && (slot->y != batch->y.data || slot->layer != batch->given.layer) &&
-        !HAS_FAULT(FAULT_ANY_ORDER))
+        !HAS_FAULT(FAULT_ANY_ORDER) && !HAS_FAULT(FAULT_ANOTHER_BATCH))
         TRY(fail_with(&call->caller, MOXIE_E_INVALID,
                       "slot %d: the batch is not that of the layer's dispatch", batch->given.slot));
 out:

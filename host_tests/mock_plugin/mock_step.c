@@ -186,7 +186,7 @@ static int32_t begin_forward(moxie_dispatcher *handle, const moxie_step *given, 
                       dispatcher->failed_text));
     TRY(check_step(&call, &step));
     slot = &dispatcher->slots[step.slot];
-    if (slot->state > SLOT_BEGUN && !HAS_FAULT(FAULT_ANY_ORDER))
+    if (slot->state > SLOT_BEGUN && !HAS_FAULT(FAULT_ANY_ORDER) && !HAS_FAULT(FAULT_BEGIN_INSIDE))
         TRY(fail_with(&call.caller, MOXIE_E_INVALID, "begin_forward: slot %d is inside a layer",
                       step.slot));
     TRY(count_tokens(&call, local, &step, &wanted));
@@ -361,7 +361,7 @@ static int32_t rounds(const struct call *call, const struct dispatcher *dispatch
     int64_t count = (slot->tokens_most + most - 1) / most;
     int32_t st = MOXIE_OK;
 
-    if (count < 1) count = 1;
+    if (count < 1 || HAS_FAULT(FAULT_ONE_ROUND)) count = 1;
     call->instance->stats.forwards++;
     call->instance->stats.rounds += (uint64_t)count;
     for (int64_t round = 0; round < count; round++) {

@@ -155,9 +155,13 @@ int rule_callbacks_required(struct check *check)
     TRY(expect_status(check, engine_try_open(engine), MOXIE_E_VERSION, engine->text));
     engine->host.abi_version--;
     check_at(check, "open, and register_runner answers 5");
-    engine->register_answer = 5;
+    engine->runner_answer = 5;
     if (engine_try_open(engine) == MOXIE_OK) TRY(broken(check, "open goes on"));
-    engine->register_answer = 0;
+    engine->runner_answer = 0;
+    check_at(check, "open, and register_dispatcher answers 5");
+    engine->dispatcher_answer = 5;
+    if (engine_try_open(engine) == MOXIE_OK) TRY(broken(check, "open goes on"));
+    engine->dispatcher_answer = 0;
 out:
     stage_fini(&stage);
     return st;

@@ -144,7 +144,7 @@ static int32_t register_runner(void *ctx, const moxie_runner_info *runner)
 
     if (engine->runners_count < ENGINE_BACKENDS_MAX)
         engine->runners[engine->runners_count++] = runner;
-    return engine->register_answer;
+    return engine->runner_answer;
 }
 
 static int32_t register_dispatcher(void *ctx, const moxie_dispatcher_info *dispatcher)
@@ -153,7 +153,7 @@ static int32_t register_dispatcher(void *ctx, const moxie_dispatcher_info *dispa
 
     if (engine->dispatchers_count < ENGINE_BACKENDS_MAX)
         engine->dispatchers[engine->dispatchers_count++] = dispatcher;
-    return engine->register_answer;
+    return engine->dispatcher_answer;
 }
 
 static int32_t thread_check(void *ctx, int32_t tag)

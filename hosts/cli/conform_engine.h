@@ -63,8 +63,8 @@ struct engine {
     char fence_note[ENGINE_NOTE_BYTES];  // the first write outside of a buffer
     char log_note[ENGINE_NOTE_BYTES];    // the first malformed line, or late callback
     uint64_t log_lines, host_misbehaving;
-    int32_t thread_answer; // what thread_check says
-    int32_t register_answer;
+    int32_t thread_answer;                    // what thread_check says
+    int32_t runner_answer, dispatcher_answer; // what register_runner and register_dispatcher say
 
     const moxie_runner_info *runners[ENGINE_BACKENDS_MAX];
     const moxie_dispatcher_info *dispatchers[ENGINE_BACKENDS_MAX];

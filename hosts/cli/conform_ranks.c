@@ -77,6 +77,24 @@ out:
     return st;
 }
 
+// Thirteen tokens of a rank in dispatches of four at most.
+static void prepare_rounds(struct seat *seat)
+{
+    engine_set_i64(&seat->stage.engine, "max_dispatch_tokens_per_rank", 4);
+    engine_set_i64(&seat->stage.engine, "dispatch_rounds_max", 4);
+}
+
+static int play_rounds(struct seat *seat)
+{
+    static const int64_t counts[CREW_RANKS_MAX] = {13, 3};
+    int st = VERDICT_PASS;
+
+    TRY(crew_create(seat));
+    TRY(compare_both(seat, counts));
+out:
+    return st;
+}
+
 static int visit_forward(const char *name, struct check *check)
 {
     const struct crew_job padded = {.dispatcher = name,
@@ -84,6 +102,11 @@ static int visit_forward(const char *name, struct check *check)
                                     .dp_size = 1,
                                     .prepare = prepare_padded,
                                     .play = play_padded};
+    const struct crew_job rounds = {.dispatcher = name,
+                                    .ranks = 2,
+                                    .dp_size = 2,
+                                    .prepare = prepare_rounds,
+                                    .play = play_rounds};
     int st = VERDICT_PASS;
 
     for (int32_t ranks = 2; ranks <= CREW_RANKS_MAX; ranks += 2) {
@@ -93,6 +116,7 @@ static int visit_forward(const char *name, struct check *check)
         TRY(run_if_accepted(&job, check));
     }
     TRY(run_if_accepted(&padded, check));
+    TRY(run_if_accepted(&rounds, check));
 out:
     return st;
 }

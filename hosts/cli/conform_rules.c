@@ -103,7 +103,7 @@ const struct rule conform_rules[] = {
     {"stats", "counters count, and bytes_allocated is what the plan allows", rule_stats, 1},
     {"suspend", "suspend and resume work, or both are UNSUPPORTED", rule_suspend, 1},
     {"capture", "captured ids are those that were chosen, by layer and row", rule_capture, 1},
-    {"ranks-forward", "several ranks give what one would", rule_ranks_forward, 1},
+    {"ranks-forward", "several ranks give what one would, in rounds too", rule_ranks_forward, 1},
     {"ranks-idle", "ranks without tokens take part", rule_ranks_idle, 1},
     {"ranks-halves", "on several ranks the halves give what forward gives", rule_ranks_halves, 1},
     {"ranks-in-flight", "two forwards in flight do not disturb each other", rule_ranks_in_flight,

@@ -308,11 +308,20 @@ out:
 
 // ---- Order -------------------------------------------------------------------------------------
 
-enum call { CALL_BEGIN, CALL_SEND, CALL_RECV, CALL_DISPATCH, CALL_COMBINE, CALL_RETURN, CALL_SUM };
+enum call {
+    CALL_BEGIN,
+    CALL_SEND,
+    CALL_RECV,
+    CALL_DISPATCH,
+    CALL_COMBINE,
+    CALL_RETURN,
+    CALL_SUM,
+    CALL_ANOTHER
+};
 
-static const char *const call_names[] = {"begin_forward", "dispatch_send", "dispatch_recv",
-                                         "dispatch",      "combine",       "combine_send",
-                                         "combine_recv"};
+static const char *const call_names[] = {
+    "begin_forward", "dispatch_send", "dispatch_recv", "dispatch",
+    "combine",       "combine_send",  "combine_recv",  "combine of another y"};
 
 static int32_t call(struct stage *stage, enum call which)
 {
@@ -322,10 +331,16 @@ static int32_t call(struct stage *stage, enum call which)
     const moxie_rows *in = NULL, *out = NULL;
     const moxie_call run = {.struct_size = sizeof run};
     const moxie_batch *batch = &stage->tokens.batch;
+    moxie_batch another = *batch;
     moxie_error *error = engine_error(engine);
     int32_t status = MOXIE_OK;
 
     switch (which) {
+    case CALL_ANOTHER:
+        // There is room for one row more.
+        another.y.data = (unsigned char *)another.y.data +
+                         BASE_HIDDEN * number_bytes(stage->tokens.spec.y_format);
+        return api->combine(engine->dispatcher, &another, error);
     case CALL_BEGIN:
         return api->begin_forward(engine->dispatcher, &step, error);
     case CALL_SEND:
@@ -353,7 +368,7 @@ static int check_refused(struct stage *stage, const char *when, uint32_t bad)
 {
     int st = VERDICT_PASS;
 
-    for (int which = CALL_BEGIN; which <= CALL_SUM; which++) {
+    for (int which = CALL_BEGIN; which <= CALL_ANOTHER; which++) {
         if ((bad >> which & 1) == 0) continue;
         check_at(stage->check, "%s %s", call_names[which], when);
         TRY(expect_status(stage->check, call(stage, (enum call)which), MOXIE_E_INVALID,
@@ -380,13 +395,14 @@ int rule_call_order(struct check *check)
         {CALL_BEGIN, "after begin_forward",
          1u << CALL_RECV | 1u << CALL_COMBINE | 1u << CALL_RETURN | 1u << CALL_SUM},
         {CALL_SEND, "after dispatch_send",
-         1u << CALL_SEND | 1u << CALL_DISPATCH | 1u << CALL_COMBINE | 1u << CALL_RETURN |
-             1u << CALL_SUM},
+         1u << CALL_BEGIN | 1u << CALL_SEND | 1u << CALL_DISPATCH | 1u << CALL_COMBINE |
+             1u << CALL_RETURN | 1u << CALL_SUM},
         {CALL_RECV, "after dispatch_recv and run",
-         1u << CALL_SEND | 1u << CALL_RECV | 1u << CALL_DISPATCH | 1u << CALL_SUM},
+         1u << CALL_BEGIN | 1u << CALL_SEND | 1u << CALL_RECV | 1u << CALL_DISPATCH |
+             1u << CALL_SUM | 1u << CALL_ANOTHER},
         {CALL_RETURN, "after combine_send",
-         1u << CALL_SEND | 1u << CALL_RECV | 1u << CALL_DISPATCH | 1u << CALL_COMBINE |
-             1u << CALL_RETURN},
+         1u << CALL_BEGIN | 1u << CALL_SEND | 1u << CALL_RECV | 1u << CALL_DISPATCH |
+             1u << CALL_COMBINE | 1u << CALL_RETURN},
         {CALL_SUM, "after combine_recv",
          1u << CALL_RECV | 1u << CALL_COMBINE | 1u << CALL_RETURN | 1u << CALL_SUM},
     };
