@@ -362,7 +362,7 @@ static int visit_bootstrap(const char *name, struct check *check)
                                          .dp_size = 2,
                                          .prepare = prepare_unreachable,
                                          .play = play_unreachable};
-    struct stage stage;
+    struct stage stage = {.check = NULL};
     struct engine *engine = &stage.engine;
     int st = VERDICT_PASS;
 
