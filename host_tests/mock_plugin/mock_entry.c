@@ -101,7 +101,9 @@ static int32_t run(moxie_runner *handle, const moxie_call *given, const moxie_ro
     struct call call;
     int32_t st = MOXIE_OK;
 
-    TRY(call_enter(&call, handle, HANDLE_RUNNER, MOXIE_THREAD_INSTANCE_SERIAL, error));
+    st = call_enter(&call, handle, HANDLE_RUNNER, MOXIE_THREAD_INSTANCE_SERIAL, error);
+    if (HAS_FAULT(FAULT_DEAD_RUNNER) && call.body == NULL) return MOXIE_OK;
+    TRY(st);
     TRY(call_read(&call, given));
     TRY(rows_read(&call.caller, "in", given_in, &in, in_slabs));
     TRY(rows_read(&call.caller, "out", given_out, &out, out_slabs));

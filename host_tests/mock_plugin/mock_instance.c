@@ -232,7 +232,10 @@ int32_t slot_open(const moxie_host *host, moxie_instance **out, moxie_error *err
     TRY(register_all(&caller));
     instance->handle = handle_make(HANDLE_INSTANCE, instance, NULL);
     if (instance->handle == NULL) TRY(fail_with(&caller, MOXIE_E_MEMORY, "open: no memory"));
-    if (HAS_FAULT(FAULT_PRINTS)) (void)fprintf(stderr, "moxie mock: open\n");
+    if (HAS_FAULT(FAULT_PRINTS) ||
+        (HAS_FAULT(FAULT_BANNER) &&
+         atomic_load(&instances_open) + atomic_load(&instances_closed) == 0))
+        (void)fprintf(stderr, "moxie mock: open\n");
     *out = instance->handle;
     instance = NULL;
     (void)atomic_fetch_add(&instances_open, 1);

@@ -40,6 +40,7 @@ int32_t struct_read(const struct caller *caller, const struct shape *shape, cons
 {
     const unsigned char *bytes = from;
     uint32_t declared;
+    int ignored = HAS_FAULT(FAULT_IGNORED_TAIL);
 
     memset(to, 0, shape->bytes);
     if (from == NULL) return fail_with(caller, MOXIE_E_INVALID, "%s is NULL", what);
@@ -49,7 +50,8 @@ int32_t struct_read(const struct caller *caller, const struct shape *shape, cons
         return fail_with(caller, MOXIE_E_INVALID,
                          "%s: struct_size %u; set it to sizeof(%s), which is %u", what, declared,
                          shape->name, shape->bytes);
-    for (uint32_t at = shape->bytes; at < declared && !HAS_FAULT(FAULT_IGNORED_TAIL); at++) {
+    ignored |= HAS_FAULT(FAULT_GROWN_REQUEST) && shape == &shape_request;
+    for (uint32_t at = shape->bytes; at < declared && !ignored; at++) {
         if (bytes[at] != 0)
             return fail_with(caller, MOXIE_E_UNSUPPORTED,
                              "%s: byte %u of %s is not zero, and this plugin knows %u bytes", what,
@@ -157,7 +159,7 @@ int32_t view_read(const struct caller *caller, const struct want *want, const mo
         TRY(fail_with(caller, MOXIE_E_UNSUPPORTED, "%s: dtype code %d, %d bits, %d lanes",
                       want->name, tensor->dtype.code, tensor->dtype.bits, tensor->dtype.lanes));
     TRY(read_strides(caller, want, tensor, view));
-    if (view_bytes(view) == 0) return MOXIE_OK;
+    if (view_bytes(view) == 0 && !HAS_FAULT(FAULT_NULL_REFUSED)) return MOXIE_OK;
     if (tensor->data == NULL)
         TRY(fail_with(caller, MOXIE_E_INVALID, "%s: data is NULL", want->name));
     if (tensor->device.type != MOXIE_DEVICE_CPU)

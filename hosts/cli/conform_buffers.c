@@ -362,15 +362,16 @@ int rule_silence(struct check *check)
     int st = VERDICT_PASS;
 
     if (heard < 0) TRY(skipped(check, "no memory file: %s", strerror(errno)));
-    TRY(stage_init(&stage, check));
-    check_at(check, "open to close");
+    check_at(check, "load to unload");
     check->trace = 0; // it writes to standard error
     (void)fflush(NULL);
     for (int i = 0; i < 2; i++) {
         kept[i] = dup(STDOUT_FILENO + i);
         (void)dup2(heard, STDOUT_FILENO + i);
     }
-    st = live(&stage);
+    st = stage_init(&stage, check);
+    if (st == VERDICT_PASS) st = live(&stage);
+    stage_fini(&stage);
     (void)fflush(NULL);
     for (int i = 0; i < 2; i++) {
         (void)dup2(kept[i], STDOUT_FILENO + i);
@@ -378,11 +379,11 @@ int rule_silence(struct check *check)
     }
     check->trace = trace;
     bytes = lseek(heard, 0, SEEK_END);
+    check_at(check, "load to unload");
     if (st == VERDICT_PASS && bytes > 0)
         TRY(broken(check, "printed %lld bytes; what it says goes to the host's log",
                    (long long)bytes));
 out:
-    stage_fini(&stage);
     if (heard >= 0) (void)close(heard);
     return st;
 }

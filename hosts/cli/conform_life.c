@@ -18,24 +18,28 @@
 #endif
 #endif
 
-// Passes handles that are none to every slot that takes one.
-static int check_handles(struct stage *stage, moxie_instance *instance, moxie_runner *runner,
-                         moxie_dispatcher *dispatcher)
+// Passes an instance that is none to every slot that takes one.
+static int check_dead_instance(struct stage *stage, moxie_instance *instance)
 {
     struct engine *engine = &stage->engine;
     struct check *check = stage->check;
-    const moxie_dispatcher_api *api = engine->dispatcher_info->api;
     const moxie_report *report = NULL;
     const moxie_plan *plan = NULL;
     moxie_stats stats = {.struct_size = sizeof stats};
-    moxie_step step = {.struct_size = sizeof step};
+    moxie_captured captured = {.struct_size = sizeof captured};
+    moxie_config_entry entry = {.struct_size = sizeof entry};
     int st = VERDICT_PASS;
 
+    check_at(check, "config of a dead instance");
+    TRY(expect_status(check, engine->api->config(instance, 0, &entry), MOXIE_E_INVALID, ""));
     check_at(check, "validate of a dead instance");
     TRY(expect_status(check, engine->api->validate(instance, &report, engine_error(engine)),
                       MOXIE_E_INVALID, engine->text));
     check_at(check, "plan of a dead instance");
     TRY(expect_status(check, engine->api->plan(instance, &plan, engine_error(engine)),
+                      MOXIE_E_INVALID, engine->text));
+    check_at(check, "captured of a dead instance");
+    TRY(expect_status(check, engine->api->captured(instance, &captured, engine_error(engine)),
                       MOXIE_E_INVALID, engine->text));
     check_at(check, "stats of a dead instance");
     TRY(expect_status(check, engine->api->stats(instance, &stats, engine_error(engine)),
@@ -45,23 +49,58 @@ static int check_handles(struct stage *stage, moxie_instance *instance, moxie_ru
                       instance != NULL ? engine->api->close(instance, engine_error(engine))
                                        : MOXIE_E_INVALID,
                       MOXIE_E_INVALID, engine->text));
+out:
+    return st;
+}
+
+// The same of a dispatcher and a runner.
+static int check_dead_parts(struct stage *stage, moxie_runner *runner, moxie_dispatcher *dispatcher)
+{
+    struct engine *engine = &stage->engine;
+    struct check *check = stage->check;
+    const moxie_dispatcher_api *api = engine->dispatcher_info->api;
+    const moxie_runner_api *runner_api = engine->runner_info->api;
+    const moxie_batch *batch = &stage->tokens.batch;
+    const moxie_step step = {.struct_size = sizeof step};
+    const moxie_call call = {.struct_size = sizeof call};
+    const moxie_rows rows = {.struct_size = sizeof rows}, *in = NULL, *out = NULL;
+    int st = VERDICT_PASS;
+
     check_at(check, "begin_forward of a dead dispatcher");
     TRY(expect_status(check, api->begin_forward(dispatcher, &step, engine_error(engine)),
                       MOXIE_E_INVALID, engine->text));
+    check_at(check, "dispatch of a dead dispatcher");
+    TRY(expect_status(check, api->dispatch(dispatcher, batch, &in, &out, engine_error(engine)),
+                      MOXIE_E_INVALID, engine->text));
+    check_at(check, "combine of a dead dispatcher");
+    TRY(expect_status(check, api->combine(dispatcher, batch, engine_error(engine)), MOXIE_E_INVALID,
+                      engine->text));
     check_at(check, "poll_error of a dead dispatcher");
     TRY(expect_status(check, api->poll_error(dispatcher, engine_error(engine)), MOXIE_E_INVALID,
                       engine->text));
+    check_at(check, "run of a dead runner");
+    TRY(expect_status(check, runner_api->run(runner, &call, &rows, &rows, engine_error(engine)),
+                      MOXIE_E_INVALID, engine->text));
     check_at(check, "weights_updated of a dead runner");
-    TRY(expect_status(
-        check, engine->runner_info->api->weights_updated(runner, NULL, 0, engine_error(engine)),
-        MOXIE_E_INVALID, engine->text));
+    TRY(expect_status(check, runner_api->weights_updated(runner, NULL, 0, engine_error(engine)),
+                      MOXIE_E_INVALID, engine->text));
     check_at(check, "forward of dead handles");
-    TRY(expect_status(
-        check, engine->api->forward(dispatcher, runner, &stage->tokens.batch, engine_error(engine)),
-        MOXIE_E_INVALID, engine->text));
+    TRY(expect_status(check, engine->api->forward(dispatcher, runner, batch, engine_error(engine)),
+                      MOXIE_E_INVALID, engine->text));
     check_at(check, "destroy of a dead dispatcher and a dead runner");
     api->destroy(dispatcher);
-    engine->runner_info->api->destroy(runner);
+    runner_api->destroy(runner);
+out:
+    return st;
+}
+
+static int check_handles(struct stage *stage, moxie_instance *instance, moxie_runner *runner,
+                         moxie_dispatcher *dispatcher)
+{
+    int st = VERDICT_PASS;
+
+    TRY(check_dead_instance(stage, instance));
+    TRY(check_dead_parts(stage, runner, dispatcher));
 out:
     return st;
 }
@@ -117,6 +156,11 @@ int rule_close_refused(struct check *check)
     engine->dispatcher_info->api->destroy(engine->dispatcher);
     engine->dispatcher = NULL;
     check_at(check, "close, with a runner");
+    TRY(expect_status(check, engine->api->close(engine->instance, engine_error(engine)),
+                      MOXIE_E_INVALID, engine->text));
+    engine_destroy(engine);
+    TRY(engine_create_dispatcher(engine));
+    check_at(check, "close, with a dispatcher");
     TRY(expect_status(check, engine->api->close(engine->instance, engine_error(engine)),
                       MOXIE_E_INVALID, engine->text));
     engine_destroy(engine);

@@ -218,7 +218,10 @@ out:
 int rule_zero_tokens(struct check *check)
 {
     static const int64_t counts[] = {0, 3, 0, BASE_TOKENS_MAX, 1};
+    const moxie_step none = {.struct_size = sizeof none};
+    moxie_batch *batch = NULL;
     struct stage stage;
+    int32_t status = MOXIE_OK;
     int st = VERDICT_PASS;
 
     TRY(stage_open(&stage, check));
@@ -232,6 +235,12 @@ int rule_zero_tokens(struct check *check)
     TRY(engine_forward(&stage.engine, &stage.tokens));
     check_at(check, "forward of no tokens");
     TRY(tokens_untouched(&stage.tokens, check));
+    batch = &stage.tokens.batch;
+    batch->x.data = batch->ids.data = batch->weights.data = batch->y.data = NULL;
+    TRY(expect_status(check, engine_begin(&stage.engine, &none), MOXIE_OK, stage.engine.text));
+    status = engine_run(&stage.engine, &stage.tokens);
+    check_at(check, "forward of no tokens, whose data are NULL");
+    TRY(expect_status(check, status, MOXIE_OK, stage.engine.text));
 out:
     stage_fini(&stage);
     return st;

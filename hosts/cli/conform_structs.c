@@ -4,6 +4,7 @@
 #include "hosts/cli/conform_stage.h"
 #include "hosts/cli/fault.h"
 
+#include <dlfcn.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
@@ -184,7 +185,27 @@ static int32_t pass_slab(struct stage *stage, void *at)
     return pass_run(stage, at, 2);
 }
 
+static void fill_request(struct stage *stage, void *at)
+{
+    const moxie_request request = {
+        .struct_size = sizeof request, .abi_min = MOXIE_ABI_VERSION, .abi_max = MOXIE_ABI_VERSION};
+
+    (void)stage;
+    memcpy(at, &request, sizeof request);
+}
+
+static int32_t pass_request(struct stage *stage, void *at)
+{
+    const moxie_api *api = NULL;
+    void *symbol = dlsym(stage->engine.library.handle, "moxie_get_api_v1");
+    moxie_get_api_v1_fn get_api = NULL;
+
+    memcpy(&get_api, &symbol, sizeof get_api);
+    return get_api(at, &api, engine_error(&stage->engine));
+}
+
 static const struct sized sized_in[] = {
+    {"moxie_request", sizeof(moxie_request), fill_request, pass_request, 0},
     {"moxie_host", sizeof(moxie_host), fill_host, pass_host, 0},
     {"moxie_weights", sizeof(moxie_weights), fill_weights, pass_weights, 0},
     {"moxie_matrix", sizeof(moxie_matrix), fill_matrix, pass_matrix, 0},
@@ -299,15 +320,17 @@ out:
 int rule_struct_sizes_in(struct check *check)
 {
     struct stage stage;
+    struct engine *engine = &stage.engine;
+    moxie_step step;
     int st = VERDICT_PASS;
 
     TRY(stage_open(&stage, check));
-    check_at(check, "begin_forward");
+    fill_step(&stage, &step);
     for (size_t i = 0; i < sizeof sized_in / sizeof sized_in[0]; i++) {
         const struct sized *sized = &sized_in[i];
 
-        if (pass_sized(&stage, &sized_in[3], sizeof(moxie_step), 0) != MOXIE_OK)
-            TRY(broken(check, "a step that works is refused: %.300s", stage.engine.text));
+        if (engine_begin(engine, &step) != MOXIE_OK)
+            TRY(broken(check, "a step that works is refused: %.300s", engine->text));
         TRY(check_short(&stage, sized));
         TRY(check_long(&stage, sized));
         TRY(check_dirty(&stage, sized));
