@@ -90,6 +90,7 @@ FAULTS = {
              "routing": "token 1, place 0: expert 11, want 3",
              "expand": "fold from layout 3"},
     "life": {"callbacks-required": "register_runner answers 5",
+             "thread-tags": "run on a thread that thread_check refuses",
              "dead-handles": "run of a dead runner",
              "call-order": "combine of another y after dispatch_recv and run",
              "close-and-reload": "it worked before in this process, and now: no host can load it",

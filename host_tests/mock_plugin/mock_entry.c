@@ -101,7 +101,9 @@ static int32_t run(moxie_runner *handle, const moxie_call *given, const moxie_ro
     struct call call;
     int32_t st = MOXIE_OK;
 
-    st = call_enter(&call, handle, HANDLE_RUNNER, MOXIE_THREAD_INSTANCE_SERIAL, error);
+    st = call_enter(&call, handle, HANDLE_RUNNER,
+                    HAS_FAULT(FAULT_RUN_ON_ANY_THREAD) ? THREAD_ANY : MOXIE_THREAD_INSTANCE_SERIAL,
+                    error);
     if (HAS_FAULT(FAULT_DEAD_RUNNER) && call.body == NULL) return MOXIE_OK;
     TRY(st);
     TRY(call_read(&call, given));
@@ -306,7 +308,9 @@ out:
 
 static int32_t resume(moxie_instance *handle, moxie_error *error)
 {
-    return HAS_FAULT(FAULT_LONE_RESUME) ? MOXIE_OK : suspend(handle, error);
+    int32_t st = suspend(handle, error);
+
+    return HAS_FAULT(FAULT_LONE_RESUME) && st == MOXIE_E_UNSUPPORTED ? MOXIE_OK : st;
 }
 
 static int32_t probe_one(const struct caller *caller, int32_t index, void *at, uint32_t stride)
