@@ -185,8 +185,8 @@ typedef struct moxie_host {
     int32_t (*register_dispatcher)(void *ctx, const moxie_dispatcher_info *);
 
     void *communicator;  // reserved: an ncclComm_t over the EP ranks, or NULL; not used yet
-    // Runs task(arg, 0..tasks-1), in any order and on any threads, and returns when all are done.
-    // NULL: the plugin computes on cpu_threads threads. [serial, eager; plugin; 0.1]
+    // Runs task(arg, 0..tasks-1), in any order and on any threads, until all are done; at most
+    // cpu_threads tasks. NULL: the plugin has so many threads. [serial, eager; plugin; 0.1]
     void (*parallel_for)(void *ctx, uint64_t tasks, void (*task)(void *arg, uint64_t i), void *arg);
     // Non-zero if the calling thread may enter a slot with this tag (MOXIE_THREAD_*). On zero the
     // call only returns MOXIE_E_INVALID and logs HOST_MISBEHAVING. [any, eager; host; 0.1]
@@ -196,7 +196,8 @@ typedef struct moxie_host {
 } moxie_host;
 
 // ---- What runs where ---------------------------------------------------------------------------
-// Receive layouts: what a dispatcher hands to a runner. H hidden, k top_k.
+// Receive layouts: what a dispatcher hands to a runner. H hidden, k top_k. Rows from a count on
+// have no expert, whatever their ids say; STANDARD has counts int32 [1], or none: all are valid.
 #define MOXIE_LAYOUT_STANDARD 1           // one slab [tokens, H] with ids and weights [tokens, k]
 #define MOXIE_LAYOUT_RANK_MAJOR 2         // a slab [cap, H] per source rank, counts int32 [ranks]
 #define MOXIE_LAYOUT_EXPERT_CONTIGUOUS 3  // one slab [rows, H], prefix sums int32 [experts + 1]
@@ -374,8 +375,7 @@ typedef struct moxie_slab {
 typedef struct moxie_rows {
     uint32_t struct_size;
     int32_t layout, id_space;           // MOXIE_LAYOUT_*, MOXIE_IDS_*
-    uint32_t slabs_count, slab_stride;  // stride: bytes between two slabs
-    uint32_t reserved0;
+    uint32_t slabs_count, slab_stride, reserved0;  // stride: bytes between two slabs
     const moxie_slab *slabs;
     moxie_tensor counts;      // by layout; device memory. GPUs leave out MASKED rows past the plan
     moxie_tensor expert_map;  // as moxie_batch's
@@ -487,11 +487,11 @@ typedef struct moxie_stats {
     uint64_t bytes_allocated;           // planned memory held now, symmetric included
 } moxie_stats;
 
-// Device memory: ids live as long as the dispatcher, load (hosts, create may zero it) as runners.
+// Device memory, or none: ids live as the dispatcher, load (hosts, create may zero it) as runners.
 typedef struct moxie_captured {
     uint32_t struct_size;
     int32_t dp_rank;   // in: whose ids; unless local, none where other ranks have the tokens
-    moxie_tensor ids;  // out: int32 [rows >= forward_tokens, num_layers, k], -1: no expert; or none
+    moxie_tensor ids;  // out: int32 physical [rows >= forward_tokens, num_layers, k], -1: no expert
     moxie_tensor load;  // out: int64 [num_layers, experts_local] rows run, or none [since 0.1.1]
 } moxie_captured;
 

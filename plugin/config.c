@@ -100,7 +100,8 @@ static const struct key_row keys[KEY_COUNT] = {
         "how rows travel between ranks: shm on CPUs, nvlink between the GPUs of a host, nccl "
         "between hosts; auto = shm or nvlink"),
     [KEY_CPU_THREADS] = I64("cpu_threads", 1, ANY, 4, PER_RANK,
-        "threads that compute, the calling one included"),
+        "threads that compute, the calling one included; with the host's parallel_for, "
+        "tasks of a call: as many as its pool has threads"),
     [KEY_DP_SIZE] = I64("dp_size", 1, ANY, 1, 0, "data-parallel ranks of the attention"),
     [KEY_TP_SIZE] = I64("tp_size", 1, ANY, 1, 0,
         "all ranks of the MoE group; tp_size / dp_size of them share a DP rank's tokens"),

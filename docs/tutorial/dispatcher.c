@@ -12,6 +12,9 @@ struct dispatcher {
     int64_t tokens, one;
     const int32_t *tokens_valid;
     const void *y;
+    struct extent {
+        int64_t shape[2], strides[2];
+    } x_extent, ids_extent, weights_extent, y_extent, map_extent;
     moxie_slab in_slab, out_slab;
     moxie_rows in, out;
 };
@@ -66,6 +69,18 @@ out:
     return st;
 }
 
+// The tensor with a shape that lasts until combine: the caller's holds for one call.
+static moxie_tensor lasting(moxie_tensor tensor, struct extent *extent)
+{
+    for (int32_t i = 0; i < tensor.ndim && i < 2; i++) {
+        if (tensor.shape != NULL) extent->shape[i] = tensor.shape[i];
+        if (tensor.strides != NULL) extent->strides[i] = tensor.strides[i];
+    }
+    if (tensor.shape != NULL) tensor.shape = extent->shape;
+    if (tensor.strides != NULL) tensor.strides = extent->strides;
+    return tensor;
+}
+
 // One call of a layer: the batch is checked whole, then the slot goes from one state to another.
 static int32_t advance(moxie_dispatcher *handle, const moxie_batch *given, enum state from,
                        enum state to, moxie_error *error)
@@ -86,15 +101,19 @@ static int32_t advance(moxie_dispatcher *handle, const moxie_batch *given, enum 
         TRY(fail(error, MOXIE_E_INVALID, "batch: slot %d, layer %d, id_space %d, or a stream",
                  batch.slot, batch.layer, batch.id_space));
     dispatcher->in_slab =
-        (moxie_slab){sizeof(moxie_slab), 0, batch.x, {0}, batch.ids, batch.weights};
-    dispatcher->out_slab = (moxie_slab){.struct_size = sizeof(moxie_slab), .rows = batch.y};
+        (moxie_slab){.struct_size = sizeof(moxie_slab),
+                     .rows = lasting(batch.x, &dispatcher->x_extent),
+                     .ids = lasting(batch.ids, &dispatcher->ids_extent),
+                     .weights = lasting(batch.weights, &dispatcher->weights_extent)};
+    dispatcher->out_slab = (moxie_slab){.struct_size = sizeof(moxie_slab),
+                                        .rows = lasting(batch.y, &dispatcher->y_extent)};
     dispatcher->in = (moxie_rows){.struct_size = sizeof(moxie_rows),
                                   .layout = MOXIE_LAYOUT_STANDARD,
                                   .id_space = batch.id_space,
                                   .slabs_count = 1,
                                   .slab_stride = sizeof(moxie_slab),
                                   .slabs = &dispatcher->in_slab,
-                                  .expert_map = batch.expert_map};
+                                  .expert_map = lasting(batch.expert_map, &dispatcher->map_extent)};
     dispatcher->out = dispatcher->in;
     dispatcher->out.slabs = &dispatcher->out_slab;
     if (dispatcher->tokens_valid != NULL)

@@ -50,6 +50,7 @@ FAULTS = {
     "leaking_id": {"no-expert-ids": "id 4"},
     "negative_id": {"no-expert-ids": "id -1"},
     "ignored_tokens_valid": {"tokens-valid": "3 of 5 tokens valid"},
+    "borrowed_shapes": {"call-order": "dimension 0 is -1", "halves": "dimension 0 is -1"},
     "wrong_order_of_halves": {"weight-layouts": "up before gate"},
     "empty_step_crash": {"zero-tokens": "begin_forward", "ranks-idle": "begin_forward"},
     "hang": {"plain-forward": "hung for"},

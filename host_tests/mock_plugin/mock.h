@@ -338,6 +338,7 @@ struct slot {
     moxie_rows in, out;
     moxie_slab in_slabs[MOXIE_RANKS_MAX], out_slabs[MOXIE_RANKS_MAX];
     struct slot_dims dims[MOXIE_RANKS_MAX];
+    int64_t extents[5][2][2]; // `local`: shape and strides of each tensor of the batch
 };
 
 // A batch after its checks.

@@ -228,17 +228,31 @@ static moxie_rows rows_of(int32_t layout, const moxie_slab *slabs, uint32_t coun
     };
 }
 
+// The same tensor with a shape that lasts: the host's holds for one call.
+static moxie_tensor lasting(moxie_tensor tensor, int64_t extent[2][2])
+{
+    if (tensor.shape == NULL || tensor.ndim < 1 || tensor.ndim > 2) return tensor; // absent
+    if (HAS_FAULT(FAULT_BORROWED_SHAPES)) return tensor;
+    memcpy(extent[0], tensor.shape, (size_t)tensor.ndim * sizeof *tensor.shape);
+    tensor.shape = extent[0];
+    if (tensor.strides == NULL) return tensor;
+    memcpy(extent[1], tensor.strides, (size_t)tensor.ndim * sizeof *tensor.strides);
+    tensor.strides = extent[1];
+    return tensor;
+}
+
 static void describe_local(struct slot *slot, const struct batch *batch)
 {
     slot->in_slabs[0] = (moxie_slab){.struct_size = sizeof(moxie_slab),
-                                     .rows = batch->given.x,
-                                     .ids = batch->given.ids,
-                                     .weights = batch->given.weights};
-    slot->out_slabs[0] = (moxie_slab){.struct_size = sizeof(moxie_slab), .rows = batch->given.y};
+                                     .rows = lasting(batch->given.x, slot->extents[0]),
+                                     .ids = lasting(batch->given.ids, slot->extents[1]),
+                                     .weights = lasting(batch->given.weights, slot->extents[2])};
+    slot->out_slabs[0] = (moxie_slab){.struct_size = sizeof(moxie_slab),
+                                      .rows = lasting(batch->given.y, slot->extents[3])};
     slot->in = rows_of(MOXIE_LAYOUT_STANDARD, slot->in_slabs, 1);
     slot->out = rows_of(MOXIE_LAYOUT_STANDARD, slot->out_slabs, 1);
     slot->in.id_space = slot->out.id_space = batch->given.id_space;
-    slot->in.expert_map = slot->out.expert_map = batch->given.expert_map;
+    slot->in.expert_map = slot->out.expert_map = lasting(batch->given.expert_map, slot->extents[4]);
     if (slot->step.tokens_valid == NULL) return;
     slot->counts_dim = 1;
     slot->in.counts =

@@ -332,13 +332,32 @@ static const char *const call_names[] = {
     "begin_forward", "dispatch_send", "dispatch_recv", "dispatch",
     "combine",       "combine_send",  "combine_recv",  "combine of another y"};
 
+// The batch's shapes are the dispatcher's for one call: in and out hold without them until combine.
+static int32_t run_without_batch(struct stage *stage, const moxie_rows *in, const moxie_rows *out)
+{
+    struct engine *engine = &stage->engine;
+    struct tokens *tokens = &stage->tokens;
+    const moxie_call run = {.struct_size = sizeof run};
+    int64_t shapes[3][2], strides[4][2];
+    int32_t status;
+
+    memcpy(shapes, tokens->shapes, sizeof shapes);
+    memcpy(strides, tokens->strides, sizeof strides);
+    memset(tokens->shapes, 0xff, sizeof shapes);
+    memset(tokens->strides, 0xff, sizeof strides);
+    status =
+        engine->runner_info->api->run(engine->runners_made[0], &run, in, out, engine_error(engine));
+    memcpy(tokens->shapes, shapes, sizeof shapes);
+    memcpy(tokens->strides, strides, sizeof strides);
+    return status;
+}
+
 static int32_t call(struct stage *stage, enum call which)
 {
     struct engine *engine = &stage->engine;
     const moxie_dispatcher_api *api = engine->dispatcher_info->api;
     const moxie_step step = {.struct_size = sizeof step, .tokens = stage->tokens.spec.count};
     const moxie_rows *in = NULL, *out = NULL;
-    const moxie_call run = {.struct_size = sizeof run};
     const moxie_batch *batch = &stage->tokens.batch;
     moxie_batch another = *batch;
     moxie_error *error = engine_error(engine);
@@ -369,7 +388,7 @@ static int32_t call(struct stage *stage, enum call which)
     }
     if (status != MOXIE_OK) return status;
     // A dispatch is followed by run: nothing else is of interest between them.
-    return engine->runner_info->api->run(engine->runners_made[0], &run, in, out, error);
+    return run_without_batch(stage, in, out);
 }
 
 // Every call of `bad` (a set) is refused.

@@ -148,8 +148,9 @@ class Experts:
 
     Over several ranks (ep_size of them, ep_rank is this one) each has a process with an Experts of
     the same keys, made by all at once, an all_gather as Library.open has it, and the weights of its
-    own experts, the ep_rank-th part of num_experts. Then each forward is of all ranks: as often on
-    each and in one order of layers, with tokens of its own, or none.
+    own experts, the ep_rank-th part of the physical ones, redundant ones among them. Then each
+    forward is of all ranks: as often on each and in one order of layers, with tokens of its own, or
+    none.
     """
 
     def __init__(self, library, config, name="python", allocator=None, device=(DEVICE_CPU, 0),
