@@ -43,8 +43,15 @@ static inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w)
     return {x, y, z, w};
 }
 
-using std::max;
-using std::min;
+// By value, as on the device: of a number in memory that others write they read one.
+template <class T> constexpr T max(T a, T b)
+{
+    return a < b ? b : a;
+}
+template <class T> constexpr T min(T a, T b)
+{
+    return b < a ? b : a;
+}
 
 template <class T> T __ldcg(const T *at)
 {
