@@ -19,7 +19,7 @@
 
 struct routed {
     int32_t offset[EXPERTS + 2];
-    uint32_t progress[EXPERTS + 3];
+    uint32_t progress[GEMM_PROGRESS_WORDS + EXPERTS + 1];
     int32_t pair_row[PAIRS + 1];
     float pair_weight[PAIRS + 1];
     int32_t row_pair[PAIRS + 1];
@@ -58,9 +58,9 @@ static void run(struct route_args *args)
 static void canaries_live(const struct routed *routed, int64_t pairs_max)
 {
     ck_assert_int_eq(routed->offset[EXPERTS + 1], CANARY);
-    for (int i = 0; i < EXPERTS + 2; i++)
-        ck_assert_uint_eq(routed->progress[i], 0);
-    ck_assert_uint_eq(routed->progress[EXPERTS + 2], CANARY);
+    for (int i = 0; i < GEMM_PROGRESS_WORDS + EXPERTS; i++)
+        ck_assert_uint_eq(routed->progress[i], i == GEMM_PROGRESS_LAUNCH ? CANARY + 2 : 0);
+    ck_assert_uint_eq(routed->progress[GEMM_PROGRESS_WORDS + EXPERTS], CANARY);
     ck_assert_int_eq(routed->pair_row[pairs_max], CANARY);
     ck_assert_int_eq(routed->row_pair[PAIRS], CANARY);
 }

@@ -123,8 +123,8 @@ struct gemms_args {
     struct gate_up_args gate_up;
     struct quantise_args quantise; // rows NULL: mid is multiplied as gate_up writes it
     struct down_args down;         // expert_offset and experts as gate_up's
-    uint32_t *progress;            // CUDA: device [GEMM_PROGRESS_WORDS + experts], 0 before, as
-                                   // route leaves it
+    uint32_t *progress;            // CUDA: device [GEMM_PROGRESS_WORDS + experts], as route leaves
+                                   // it
     void *halves;          // CUDA, fp8: device [halves_places] of GEMMS_HALVES_PLACE_BYTES, 16-byte
                            // aligned, 0 before the first launch, then the launches' own, which may
                            // not overlap. NULL, or too few: a block does both tiles of a couple

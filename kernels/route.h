@@ -23,8 +23,8 @@ struct route_args {
     int32_t *pair_row;      // out [pairs_max]: flat row of each pair; of ids that gemms_can_count,
                             // a row behind all pairs, too, for as many as there are positions
     float *pair_weight;     // out [pairs_max]: router weight of each pair, 1 without weights
-    uint32_t *progress; // out [GEMM_PROGRESS_WORDS + experts]: zeros, for gemms to count in; NULL:
-                        // not wanted
+    uint32_t *progress; // out [GEMM_PROGRESS_WORDS + experts]: zeros, for gemms to count in, but
+                        // that of GEMM_PROGRESS_LAUNCH, which is 2 more; NULL: not wanted
     int32_t *row_pair;  // out, ROUTE_BY_IDS [slabs_count * rows_cap, top_k]: pair of each position,
                         // -1: none
     void *scratch; // device, 4-byte aligned: nobody else uses it until the pairs are there. With

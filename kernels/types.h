@@ -14,8 +14,10 @@
 #define KERNEL_RANKS_MAX 64
 #define KERNEL_TOP_K_MAX 32
 
-// What gemms counts in: so many words, and one for each local expert.
-#define GEMM_PROGRESS_WORDS 2
+// What gemms counts in: so many words, and one for each local expert. That of GEMM_PROGRESS_LAUNCH
+// tells a launch from those before it.
+#define GEMM_PROGRESS_WORDS  3
+#define GEMM_PROGRESS_LAUNCH 0
 
 // Values equal abi.h's MOXIE_FORMAT_*; plugin/weights.c asserts it.
 enum format {

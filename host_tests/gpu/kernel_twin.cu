@@ -271,10 +271,10 @@ struct routed {
     twin offset, progress, pair_row, pair_weight, row_pair;
 
     explicit routed(const sample &s)
-        : offset((s.experts + 1) * 4), progress((s.experts + 3) * 4), pair_row(s.positions * 4), pair_weight(s.positions * 4), row_pair(s.positions * 4)
+        : offset((s.experts + 1) * 4), progress((s.experts + GEMM_PROGRESS_WORDS + 1) * 4), pair_row(s.positions * 4), pair_weight(s.positions * 4), row_pair(s.positions * 4)
     {
         row_pair.fill(0x55); // -1 must be written
-        progress.fill(0x55); // zeros, and nothing past them
+        progress.fill(0x55); // zeros, but for the launch, and nothing past them
     }
 };
 

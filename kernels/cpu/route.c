@@ -153,14 +153,23 @@ static void route_by_expert(const struct route_args *args, int64_t pairs_max)
     }
 }
 
+static void clear_progress(const struct route_args *args)
+{
+    uint32_t launch;
+
+    if (args->progress == NULL) return;
+    launch = args->progress[GEMM_PROGRESS_LAUNCH] + 2;
+    memset(args->progress, 0,
+           (GEMM_PROGRESS_WORDS + (size_t)args->experts) * sizeof *args->progress);
+    args->progress[GEMM_PROGRESS_LAUNCH] = launch;
+}
+
 int32_t route_cpu(const struct route_args *args, void *stream)
 {
     int64_t pairs_max = min64(args->pairs_max, INT32_MAX);
 
     (void)stream;
-    if (args->progress != NULL)
-        memset(args->progress, 0,
-               (GEMM_PROGRESS_WORDS + (size_t)args->experts) * sizeof *args->progress);
+    clear_progress(args);
     if (args->by == ROUTE_BY_IDS)
         route_by_ids(args, pairs_max);
     else

@@ -189,6 +189,7 @@ void take_halves(gemm_halves &to, const gemms_args &from)
 {
     if (from.halves == nullptr) return;
     to.places = static_cast<int32_t>(std::min<int64_t>(from.halves_places, INT_MAX));
+    to.launch = from.progress + GEMM_PROGRESS_LAUNCH;
     to.rows = static_cast<unsigned char *>(from.halves);
     to.there = reinterpret_cast<uint32_t *>(to.rows + int64_t{to.places} * 2 * kHalfBytes); // behind them, since rows want 16 bytes
 }

@@ -34,16 +34,21 @@ __device__ __forceinline__ unsigned char *half_at(const gemm_halves &halves, int
     return halves.rows + (place * 2 + second) * kHalfBytes;
 }
 
-// What this thread, and those it has met, left of its half is there for the other block; whether that has left its own. Whoever comes second
-// leaves the word as it was.
-__device__ __forceinline__ bool meet_other(const gemm_halves &halves, int32_t place)
+// What says of a half that it is there: by launch, since one whose blocks saw other ids each may leave a half that no other meets. Never 0.
+__device__ __forceinline__ uint32_t mark_of(const gemm_halves &halves)
+{
+    return *halves.launch | 1;
+}
+
+// What this thread, and those it has met, left of its half is there for the other block; whether that has left its own.
+__device__ __forceinline__ bool meet_other(const gemm_halves &halves, int32_t place, uint32_t mark)
 {
     uint32_t there;
 
     fence_device();
-    there = atomicInc(&halves.there[place], 1);
+    there = atomicExch(&halves.there[place], mark);
     fence_device();
-    return there != 0;
+    return there == mark;
 }
 
 // ---- Tokens on N -------------------------------------------------------------------------------
@@ -63,6 +68,7 @@ template <class P> __device__ __forceinline__ bool exchange_kept(const gemm_args
 {
     constexpr int32_t pieces = kHalfBytes / 16;
     const int32_t first_place = place_of<P>(smem, t, 0);
+    const uint32_t mark = mark_of(args.halves); // on its way meanwhile
 
     for (int32_t i = thread; i < t.tokens * pieces; i += 256) {
         const int32_t token = i / pieces, piece = i % pieces;
@@ -71,7 +77,7 @@ template <class P> __device__ __forceinline__ bool exchange_kept(const gemm_args
         own[piece] = *reinterpret_cast<const uint4 *>(kept_at<P>(args, smem, token, is_second(t) * kBlockRows + piece * 8));
     }
     bar_sync<4, 256>();
-    if (thread == 0) smem.other_is_there = meet_other(args.halves, first_place);
+    if (thread == 0) smem.other_is_there = meet_other(args.halves, first_place, mark);
     bar_sync<4, 256>();
     return smem.other_is_there;
 }
@@ -160,6 +166,7 @@ __device__ __forceinline__ bool exchange_words(const gemm_halves &halves, const 
     constexpr int32_t eight_on = 8 * 2 * kHalfBytes / 4, half_words = kHalfBytes / 4;
     const int32_t lane = threadIdx.x % 32, place = place_of<P>(smem, t, token), tokens = t.tokens - token - lane / 4;
     uint32_t *words = reinterpret_cast<uint32_t *>(half_at(halves, place + lane / 4, is_second(t))) + lane % 4;
+    const uint32_t mark = mark_of(halves); // on its way meanwhile
     int32_t is_there = 0;
 
     if (uniform(t.tokens - token) <= 0) return false;
@@ -167,7 +174,7 @@ __device__ __forceinline__ bool exchange_words(const gemm_halves &halves, const 
     for (int32_t i = 0; i < 16; i++)
         if (i % 2 * 8 < tokens) words[i / 2 * 4 + i % 2 * eight_on] = own.of[i];
     __syncwarp();
-    if (lane == 0) is_there = meet_other(halves, place);
+    if (lane == 0) is_there = meet_other(halves, place, mark);
     if (__shfl_sync(~0u, is_there, 0) == 0) return false;
     words += is_second(t) ? -half_words : half_words;
 #pragma unroll

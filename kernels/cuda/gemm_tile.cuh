@@ -254,7 +254,8 @@ struct gemm_slab {
 
 // Where halves of mid's 128 units wait for each other when two blocks have one each. A pair has a place for each of its couples.
 struct gemm_halves {
-    uint32_t *there;     // [places], of the first pair of a tile or of a warp's share of it, 1: one of the two is there
+    uint32_t *there;     // [places], of the first pair of a tile or of a warp's share of it; of this launch: one of the two is there
+    const uint32_t *launch;
     unsigned char *rows; // [places][2] of kHalfBytes
     int32_t places;      // 0: a block does both
 };
@@ -305,6 +306,7 @@ template <class Words> __device__ __forceinline__ void store_pair(const gemm_arg
 // What blocks tell each other, 0 before each launch: `taken` before route lets it begin, the others before it ends. Early and late tiles of gate_up are counted by each warp that has stored its
 // share.
 struct gemm_progress {
+    uint32_t launch; // another number in each
     uint32_t taken; // tiles, of gate_up and then of down
     uint32_t early; // tiles of gate_up that have ended, but for the late ones
 };

@@ -178,15 +178,9 @@ static inline unsigned long long atomicAdd(unsigned long long *at, unsigned long
 {
     return __atomic_fetch_add(at, value, __ATOMIC_RELAXED);
 }
-// Counts to `last`, then from 0 again.
-static inline unsigned atomicInc(unsigned *at, unsigned last)
+static inline unsigned atomicExch(unsigned *at, unsigned value)
 {
-    unsigned before = __atomic_load_n(at, __ATOMIC_RELAXED);
-
-    while (!__atomic_compare_exchange_n(at, &before, before >= last ? 0 : before + 1, true,
-                                        __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
-    }
-    return before;
+    return __atomic_exchange_n(at, value, __ATOMIC_RELAXED);
 }
 // The value before, whether or not it was `expected`.
 static inline unsigned atomicCAS(unsigned *at, unsigned expected, unsigned value)
