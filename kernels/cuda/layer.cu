@@ -85,6 +85,7 @@ __global__ void __launch_bounds__(product<static_cast<operand>(type), has_slabs>
         prefetch_tensormap(&args.down.map);
     }
     if (thread < kTiles) smem.summed[thread] = 0;
+    if (thread == kTiles) smem.looks = 0;
     touch_rows<P>(args, thread);
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();

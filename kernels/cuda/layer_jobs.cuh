@@ -193,6 +193,7 @@ struct layer_smem {
     uint32_t leaders[kPositions / 32]; // a bit for each position that is its job's first
     int32_t jobs_count;
     int32_t stages_count;          // of several slabs, as are these
+    int32_t looks;                 // at mid that a wait begins with: 0, or, once one was in vain, all that there may be
     layer_result results[kTokens];
     alignas(1024) unsigned char stages[]; // [stages_count][stage_bytes]; at the end mid's rows and scales, and x's
 };
@@ -475,8 +476,8 @@ __device__ __forceinline__ void keep_coded_rows(const layer_args_device &args, l
 constexpr int kLooks = 3;            // of a lane, under way at once
 constexpr int kLookColumns = 32 * 8; // of a warp's lanes
 // Of several slabs: a dispatcher keeps few ids where no peer writes. In slabs of a host's own they may change while blocks read them, which
-// then have unequal jobs, and nobody makes what one waits for. So a look at what is missing ends, after a second; in one slab, which who
-// calls writes himself, after a minute.
+// then have unequal jobs, and nobody makes what one waits for. So a block's looks at what is missing end, after a second; in one slab, which
+// who calls writes himself, after a minute.
 #ifndef LAYER_LOOKS_MOST
 #define LAYER_LOOKS_MOST (1 << 20)
 #endif
@@ -540,6 +541,12 @@ __device__ __forceinline__ void keep_looks(const layer_product &by, unsigned cha
         if (column + i * kLookColumns < end) keep_eight<P>(by, to, eights[i], row, column + i * kLookColumns);
 }
 
+// Once a warp has looked as often as it may, no later wait of the block's looks again, or each would take as long.
+__device__ __forceinline__ int32_t looks_before(const layer_smem &smem)
+{
+    return *static_cast<const volatile int32_t *>(&smem.looks);
+}
+
 // Of a job's rows of mid what a stage of its weights is multiplied with, by the warp that does. Several looks are under way at once.
 template <class P> __device__ __forceinline__ void keep_mid(const layer_args_device &args, layer_smem &smem, const job &j, int32_t stage)
 {
@@ -557,7 +564,8 @@ template <class P> __device__ __forceinline__ void keep_mid(const layer_args_dev
 #pragma unroll
             for (int32_t i = 0; i < kLooks; i++)
                 at[i] = mid_eight_at(by, mid, row, column + i * kLookColumns, end);
-            for (int32_t looks = 0; !are_there(at) && looks < kLooksMost<P>; looks++) {
+            for (int32_t looks = looks_before(smem); !are_there(at) && looks < kLooksMost<P>; looks++) {
+                if (looks == kLooksMost<P> - 1) smem.looks = kLooksMost<P>;
                 spin_pause(20);
 #pragma unroll
                 for (int32_t i = 0; i < kLooks; i++)
