@@ -39,8 +39,12 @@ __device__ void route_by_expert(const args &a, int32_t *warps, int32_t *firsts)
     int32_t *pairs = firsts + a.experts, first = 0, count = 0, total, pair;
 
     if (a.by == ROUTE_BY_PREFIX) {
-        first = block_max(e < a.experts ? max(a.expert_counts[e], 0) : 0, warps); // where they fall back, a row would have two experts
-        count = e < a.experts ? max(min(a.expert_counts[e + 1], rows), 0) - first : 0;
+        // Each is read once: of one that changes meanwhile, too, no row has two experts.
+        if (e < a.experts) firsts[e + 1] = a.expert_counts[e + 1];
+        if (e == 0 && a.experts > 0) firsts[0] = a.expert_counts[0];
+        __syncthreads();
+        first = block_max(e < a.experts ? max(firsts[e], 0) : 0, warps); // where they fall back, a row would have two experts
+        count = e < a.experts ? max(min(firsts[e + 1], rows), 0) - first : 0;
     } else if (e < a.experts) {
         first = e * a.rows_per_expert;
         count = min(min(max(a.expert_counts[e], 0), a.rows_per_expert), rows - first);
