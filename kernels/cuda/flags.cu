@@ -168,7 +168,7 @@ extern "C" int32_t signal_cuda(const struct signal_args *args, void *stream)
 
 extern "C" int32_t await_cuda(const struct await_args *args, void *stream)
 {
-    await_kernel_args to = {*args, {}, copy_windows(args->peer_beats, args->ranks)};
+    await_kernel_args to = {*args, {}, copy_windows(args->peer_beats, args->ranks), 0};
 
     if (args->peers != nullptr) to.peers = copy_windows(args->peers, args->ranks);
     return launch(await_kernel, {1, kThreads, 0, LAUNCH_EARLY}, stream, to);

@@ -20,6 +20,7 @@ struct windows {
 struct await_kernel_args {
     await_args a;
     windows peers, peer_beats;
+    uint64_t reached; // ll.h: bit r: rank r may be active, since there is a place for what goes to it
 };
 
 windows copy_windows(void *const *from, int32_t ranks)

@@ -44,7 +44,7 @@ template <int32_t words> __global__ void __launch_bounds__(kThreads, 1) dispatch
     bool failed;
 
     griddepcontrol_wait();
-    at = begin(a, smem, args.sends);
+    at = begin(args.await, smem, args.sends);
     __syncthreads();
     if (threadIdx.x >= 32) {
         if (args.sends) send_rows<words>(args, at);
@@ -213,7 +213,7 @@ template <int32_t format> __global__ void __launch_bounds__(kThreads, 1) sum_ll_
     bool missed;
 
     griddepcontrol_wait();
-    at = begin(a, smem, false);
+    at = begin(args.await, smem, false);
     __syncthreads();
     if (threadIdx.x >= 32) {
         if (args.sends && at.failed == 0) return_results<format>(args, at);
@@ -248,7 +248,7 @@ launch_shape shape_of(const await_args &await, int32_t hidden, int32_t sms)
 
 await_kernel_args await_of(const await_args &from)
 {
-    await_kernel_args to = {from, copy_windows(from.peers, from.ranks), copy_windows(from.peer_beats, from.ranks)};
+    await_kernel_args to = {from, copy_windows(from.peers, from.ranks), copy_windows(from.peer_beats, from.ranks), 0};
 
     to.a.is_ll = 1;
     return to;
@@ -299,6 +299,8 @@ extern "C" int32_t dispatch_ll_cuda(const struct dispatch_ll_args *from, void *s
     fill(dispatch, &to.push);
     to.push.pieces = static_cast<int32_t>(ll_pieces(dispatch.hidden));
     to.await = await_of(from->await);
+    for (int32_t rank = 0; rank < dispatch.ranks; rank++)
+        to.await.reached |= uint64_t{dispatch.to[rank].rows != nullptr || rank == dispatch.rank} << rank;
     to.in = from->in;
     to.words = static_cast<const unsigned char *>(from->words);
     to.words_stride_bytes = from->words_stride_bytes;
@@ -318,8 +320,10 @@ extern "C" int32_t sum_ll_cuda(const struct sum_ll_args *from, void *stream)
     if (entry == nullptr || sum.hidden % 8 != 0 || from->await.rows_most > ll_rows(sum.ranks, sum.hidden) || sum.tokens_earlier != 0)
         return cudaErrorInvalidValue;
     to.await = await_of(from->await);
-    for (int32_t rank = 0; rank < sum.ranks; rank++)
+    for (int32_t rank = 0; rank < sum.ranks; rank++) {
         to.peers[rank] = from->peers[rank];
+        to.await.reached |= uint64_t{from->peers[rank].words != nullptr || rank == sum.rank} << rank;
+    }
     to.counts = from->counts;
     to.send_slot = sum.send_slot;
     to.words = static_cast<const unsigned char *>(from->words);

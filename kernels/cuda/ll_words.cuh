@@ -41,13 +41,16 @@ __device__ __forceinline__ uint64_t pack(uint32_t low, uint32_t high)
 }
 
 // How the own rank stands, in the epoch of this launch. A launch changes what it does not read, since its blocks begin at any time: who
-// sends rows begins the epoch after the last that has returned, all others are of the one whose rows were sent.
-__device__ __forceinline__ standing begin(const await_args &a, ll_smem &smem, bool begins_epoch)
+// sends rows begins the epoch after the last that has returned, all others are of the one whose rows were sent. The state lies where peers can
+// write.
+__device__ __forceinline__ standing begin(const await_kernel_args &args, ll_smem &smem, bool begins_epoch)
 {
+    const await_args &a = args.a;
     const volatile flag_state *state = a.state;
     const uint64_t returned = state->returned[a.slot];
     standing at = standing_of(state, a.slot);
 
+    at.active &= args.reached;
     if (begins_epoch) at.epoch = returned + 1;
     if (threadIdx.x < LL_RANKS_MAX) {
         smem.all[threadIdx.x] = {ARRIVED, 0, 0};
