@@ -37,7 +37,7 @@ __device__ __forceinline__ unsigned char *half_at(const gemm_halves &halves, int
 // What says of a half that it is there: by launch, since one whose blocks saw other ids each may leave a half that no other meets. Never 0.
 __device__ __forceinline__ uint32_t mark_of(const gemm_halves &halves)
 {
-    return *halves.launch | 1;
+    return __ldcg(halves.launch) | 1;
 }
 
 // What this thread, and those it has met, left of its half is there for the other block; whether that has left its own.
