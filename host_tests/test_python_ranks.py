@@ -175,6 +175,15 @@ def unequal_keys(meeting, rank):
         Rank(meeting, rank, top_k=1 + rank)
 
 
+def one_is_refused(meeting, rank):
+    """The others hear from create, and need not wait for an all_gather that never comes."""
+    code, text = ((abi.E_UNAVAILABLE, "rank 1 failed with CONFIG"),
+                  (abi.E_CONFIG, "device_memory_budget_bytes"))[rank]
+    with refused(code, text):
+        Rank(meeting, rank, **({"device_memory_budget_bytes": 1000} if rank == 1 else {}))
+    meeting.all_gather(rank, b" ")
+
+
 def no_answer(meeting, rank):
     """What all_gather raises is the cause; what it returns is looked at."""
     def make(all_gather):
@@ -253,6 +262,9 @@ class Ranks(unittest.TestCase):
 
     def test_keys_that_differ(self):
         self.run_ranks(unequal_keys)
+
+    def test_one_is_refused(self):
+        self.run_ranks(one_is_refused)
 
     def test_an_all_gather_that_fails(self):
         self.run_ranks(no_answer)

@@ -173,8 +173,8 @@ class Experts:
                            text=ctypes.addressof(self.error_text))
         self.dispatcher = ctypes.c_void_p()
         try:
-            self.instance.refuse()
             chosen = {key: value for key, (_, value, _) in self.instance.snapshot().items()}
+            self._refuse(chosen)
             self._check_keys(library, chosen)
             self._choose(library, chosen)
             self._make_batch(device)
@@ -215,6 +215,17 @@ class Experts:
         if unknown:
             raise MoxieError(E_CONFIG, -1, f"{library.path} has no key {', '.join(unknown)}; "
                              "docs/configuration.md lists what it has", unknown)
+
+    def _refuse(self, chosen):
+        """Raises what Instance.refuse does, once the other ranks have heard of it: from a create."""
+        try:
+            self.instance.refuse()
+        except MoxieError:
+            found = self.instance.dispatchers.get(chosen["dispatcher"])
+            if found is not None and self.config.get("ep_size", 1) != 1:
+                found.api.contents.create(self.instance.handle, ctypes.byref(self.dispatcher),
+                                          ctypes.byref(self.error))
+            raise
 
     def _choose(self, library, chosen):
         """The tables of the runner and dispatcher that the library resolved `auto` to."""
