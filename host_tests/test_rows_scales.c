@@ -254,7 +254,7 @@ START_TEST(a_gpu_takes_rows_of_its_operands)
 }
 END_TEST
 
-// expand copies the scales of a row as they lie.
+// expand copies the scales of a row as they lie, to places of their own.
 START_TEST(expand_wants_compact_scales)
 {
     const moxie_call call = {.struct_size = sizeof call};
@@ -275,8 +275,9 @@ START_TEST(expand_wants_compact_scales)
     layer_rank_init(&rank, &layer, NULL, 0);
     layer_rank_open(&rank, &layer);
     int64_t groups = (layer.hidden + 127) / 128, x[] = {1, layer.hidden}, scales[] = {1, groups};
-    int64_t ids[] = {1, layer.top_k}, y[] = {layer.experts, 2, layer.hidden};
-    int64_t y_scales[] = {layer.experts, 2, groups}, apart[] = {2 * groups + 1, groups, 1};
+    int64_t ids[] = {1, layer.top_k}, y[] = {layer.experts, layer.top_k, layer.hidden};
+    int64_t y_scales[] = {layer.experts, layer.top_k, groups};
+    int64_t apart[] = {layer.top_k * groups + 1, groups, 1};
     memory = calloc((size_t)(layer.experts * 2), (size_t)layer.hidden * 4);
     ck_assert_ptr_nonnull(memory);
     in.rows = tensor_make(memory, 2, x, NULL, TENSOR_E4M3);
@@ -293,6 +294,16 @@ START_TEST(expand_wants_compact_scales)
                      MOXIE_E_UNSUPPORTED);
     ck_assert_msg(strstr(rank.mock.text, "expand: slab 0: scales in columns") != NULL, "%s",
                   rank.mock.text);
+    for (int64_t stride = 0; stride <= groups + 1; stride += groups + 1) {
+        apart[0] = layer.top_k * stride;
+        apart[1] = stride;
+        ck_assert_int_eq(
+            runner_expand(rank.runner, &call, &from, &to, &row_index, &rank.mock.error),
+            MOXIE_E_UNSUPPORTED);
+        ck_assert_msg(strstr(rank.mock.text, "out.slab.scales") != NULL &&
+                          strstr(rank.mock.text, "want them compact") != NULL,
+                      "%s", rank.mock.text);
+    }
     for (int64_t i = 0; i < layer.experts * 2 * layer.hidden * 4; i++)
         ck_assert_int_eq(memory[i], 0);
     free(memory);

@@ -270,9 +270,24 @@ out:
 }
 
 // Whether a row's scales follow each other, and rows lie by one stride.
-static int scales_are_compact(const struct row_slab *slab)
+static int scales_are_in_rows(const struct row_slab *slab)
 {
     return slab->group_stride_bytes == 0 && slab->expert_rows == 0;
+}
+
+// Those that are written. Others are read by any stride.
+static int32_t check_scales_compact(const moxie_tensor *scales, int64_t stride_bytes,
+                                    moxie_error *error)
+{
+    int64_t compact_bytes;
+
+    if (scales->data == NULL) return MOXIE_OK;
+    compact_bytes = scales->shape[scales->ndim - 1] * tensor_element_bytes(scales);
+    if (stride_bytes == compact_bytes || tensor_is_empty(scales)) return MOXIE_OK;
+    return fail_with(error, MOXIE_E_UNSUPPORTED,
+                     "expand: out.slab.scales: %" PRId64 " bytes between rows; want them compact, "
+                     "%" PRId64,
+                     stride_bytes, compact_bytes);
 }
 
 // `to` must hold the worst case: every place of every row has a local expert, or for EXPERT_MASKED
@@ -295,7 +310,7 @@ static int32_t check_expanded(const moxie_instance *instance, const struct rows_
                              "expand: slab %d: rows of format %d into rows of format %d", i,
                              from->slabs[i].format, to->slabs[0].format);
     for (int32_t i = 0; i < from->slabs_count; i++)
-        if (!scales_are_compact(&from->slabs[i]) || !scales_are_compact(&to->slabs[0]))
+        if (!scales_are_in_rows(&from->slabs[i]) || !scales_are_in_rows(&to->slabs[0]))
             return fail_with(error, MOXIE_E_UNSUPPORTED,
                              "expand: slab %d: scales in columns; want each row's compact, in and "
                              "out, and experts one after the other",
@@ -352,6 +367,7 @@ int32_t runner_expand(moxie_runner *runner, const moxie_call *call, const moxie_
                                             instance->explained, &to, error)));
     TRY(tensor_check_rows_apart(&out->slabs->rows, "expand: out.slab.rows", error));
     TRY(refuse_capacity(instance, check_expanded(instance, &from, &to, error)));
+    TRY(check_scales_compact(&out->slabs->scales, to.slabs[0].scale_stride_bytes, error));
     TRY(check_index(runner, row_index, (int64_t)from.slabs_count * from.rows_cap, error));
     TRY(check_expand_apart(in, out, row_index, error));
     TRY(experts_route(&job, &route, error));
