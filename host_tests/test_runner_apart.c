@@ -134,6 +134,48 @@ START_TEST(nor_over_what_fold_writes)
 }
 END_TEST
 
+// Of sources, too: by their ranges, or as columns of one array.
+START_TEST(results_of_sources_lie_apart)
+{
+    const moxie_call call = {.struct_size = sizeof call};
+    struct sources s;
+    moxie_rows expanded;
+    moxie_slab slab = {.struct_size = sizeof slab};
+    moxie_tensor *second = &s.out_slabs[1].rows, index;
+    int64_t index_dims[2], strides[2];
+    float *memory, *whole;
+
+    sources_open(&s);
+    memory = second->data;
+    whole = calloc((size_t)(2 * s.layer.tokens * s.layer.hidden), sizeof *whole);
+    ck_assert_ptr_nonnull(whole);
+    second->data = s.y + (s.layer.tokens - 1) * s.layer.hidden; // the last row of the first
+    SAID(&s.said, MOXIE_E_INVALID, run(&s), "out: slabs 0 and 1 overlap", "memory of its own");
+    ck_assert_int_eq(memcmp(s.y, memory, (size_t)(s.layer.tokens * s.layer.hidden) * 4), 0);
+    slab.rows = s.out_slabs[0].rows;
+    slab.rows.data = memory;
+    expanded = by_expert(&slab);
+    index_dims[0] = 2 * s.layer.tokens;
+    index_dims[1] = s.layer.top_k;
+    index = tensor_make(whole, 2, index_dims, NULL, TENSOR_INT32);
+    s.out.counts = s.in.counts;
+    SAID(&s.said, MOXIE_E_INVALID,
+         runner_fold(s.rank.runner, &call, &expanded, &index, &s.out, &s.said.error),
+         "out: slabs 0 and 1 overlap");
+    strides[0] = 2 * s.layer.hidden;
+    strides[1] = 1;
+    s.out_slabs[0].rows.strides = second->strides = strides;
+    s.out_slabs[0].rows.data = whole;
+    second->data = whole + s.layer.hidden;
+    ACCEPTED(&s.said, run(&s));
+    second->data = whole + s.layer.hidden - 1;
+    SAID(&s.said, MOXIE_E_INVALID, run(&s), "out: slabs 0 and 1 overlap");
+    second->data = memory;
+    free(whole);
+    sources_close(&s);
+}
+END_TEST
+
 // Where expand may write all rows of both sources.
 struct expansion {
     moxie_slab slab;
@@ -340,6 +382,7 @@ static void add(TCase *tests)
 {
     tcase_add_test(tests, counts_lie_over_no_results);
     tcase_add_test(tests, nor_over_what_fold_writes);
+    tcase_add_test(tests, results_of_sources_lie_apart);
     tcase_add_test(tests, what_expand_writes_lies_apart);
     tcase_add_test(tests, expand_writes_over_no_scales);
     tcase_add_test(tests, an_expansion_that_does_not_fit_is_counted);

@@ -405,6 +405,28 @@ out:
     return st;
 }
 
+// Results are written in any order: slabs share no place. Ranges are compared first, because each
+// forward of 64 ranks has 2016 pairs.
+static int32_t check_slabs_apart(const moxie_rows *out, moxie_error *error)
+{
+    uintptr_t first[MOXIE_RANKS_MAX], end[MOXIE_RANKS_MAX];
+
+    for (uint32_t i = 0; i < out->slabs_count; i++) {
+        const moxie_tensor *rows = &out->slabs[i].rows;
+
+        first[i] = (uintptr_t)tensor_data(rows);
+        end[i] = first[i] + (uintptr_t)rows->shape[0] * (uintptr_t)tensor_stride_bytes(rows, 0);
+        for (uint32_t j = 0; j < i; j++)
+            if (first[i] < end[j] && first[j] < end[i] && tensor_overlap(rows, &out->slabs[j].rows))
+                return fail_with(error, MOXIE_E_INVALID,
+                                 "out: slabs %u and %u overlap each other, at %p and %p; give each "
+                                 "memory of its own",
+                                 j, i, (const void *)tensor_data(&out->slabs[j].rows),
+                                 (const void *)tensor_data(rows));
+    }
+    return MOXIE_OK;
+}
+
 // What the rows of an `out` must be, but for how many there are.
 static struct tensor_want want_of_out(const moxie_rows *out, const struct limits *limits,
                                       moxie_device device)
@@ -452,6 +474,7 @@ int32_t rows_out(const moxie_rows *out, const struct rows_view *in, const struct
         view->slabs[i].cap = in->slabs[i].cap;
         view->slabs[i].count = count_of_results(in, i);
     }
+    TRY(check_slabs_apart(out, error));
 out:
     return st;
 }
@@ -506,6 +529,7 @@ int32_t rows_out_alone(const moxie_rows *out, const struct limits *limits, moxie
         if (counts != NULL) to->count = counts + i;
         if (to->cap > view->rows_cap) view->rows_cap = to->cap;
     }
+    TRY(check_slabs_apart(out, error));
     if ((int64_t)view->slabs_count * view->rows_cap > most)
         TRY(fail_with(error, MOXIE_E_CAPACITY,
                       "out: %d slabs of %d rows; the plan holds %" PRId64 " rows in all",
