@@ -404,6 +404,7 @@ END_TEST
 
 START_TEST(more_than_the_plan_is_refused)
 {
+    int64_t row_dims[2] = {1, HIDDEN}, id_dims[2] = {1, TOP_K};
     struct sample s;
 
     sample_init(&s, MOXIE_LAYOUT_STANDARD, 1);
@@ -413,7 +414,9 @@ START_TEST(more_than_the_plan_is_refused)
     sample_init(&s, MOXIE_LAYOUT_RANK_MAJOR, 3);
     s.limits.rows_max = 3 * CAP - 1;
     s.limits.pairs_max = s.limits.rows_max * TOP_K;
-    SAID(&s.said, MOXIE_E_CAPACITY, read_rows(&s), "3 slabs of 5 rows", "30", "28",
+    slab_of(&s, 1)->rows.shape = row_dims; // which fits, but for the largest
+    slab_of(&s, 1)->ids.shape = slab_of(&s, 1)->weights.shape = id_dims;
+    SAID(&s.said, MOXIE_E_CAPACITY, read_rows(&s), "3 slabs, each counted as of 5 rows", "30", "28",
          "forward_tokens = 40");
     s.limits.pairs_max = 3 * CAP * TOP_K;
     ACCEPTED(&s.said, read_rows(&s));
@@ -561,7 +564,8 @@ START_TEST(results_of_nothing_known_fit_the_plan)
     ACCEPTED(&s.said, read_out(&s, NULL, &view));
     ck_assert(view.slabs[2].cap == CAP && view.slabs[2].count == s.counts + 2);
     s.limits.rows_max--;
-    SAID(&s.said, MOXIE_E_CAPACITY, read_out(&s, NULL, &view), "3 slabs of 5 rows", "14 rows");
+    SAID(&s.said, MOXIE_E_CAPACITY, read_out(&s, NULL, &view), "3 slabs, each counted as of 5 rows",
+         "14 rows");
     s.limits.rows_max = CAP - 1;
     SAID(&s.said, MOXIE_E_CAPACITY, read_out(&s, NULL, &view), "out: 5 rows", "holds 4");
     sample_fini(&s);

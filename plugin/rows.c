@@ -357,10 +357,11 @@ int32_t rows_read(const moxie_rows *rows, const struct limits *limits, moxie_dev
     view->pairs_max = (int64_t)view->slabs_count * view->rows_cap * view->top_k;
     if (r.by_expert && view->pairs_max > limits->pairs_max) view->pairs_max = limits->pairs_max;
     if (view->pairs_max > limits->pairs_max)
-        TRY(fail_with(
-            error, MOXIE_E_CAPACITY,
-            "%d slabs of %d rows hold %" PRId64 " expert places; the plan holds %" PRId64 " (%s)",
-            view->slabs_count, view->rows_cap, view->pairs_max, limits->pairs_max, explained));
+        TRY(fail_with(error, MOXIE_E_CAPACITY,
+                      "%d slabs, each counted as of %d rows (the largest), take %" PRId64
+                      " expert places; the plan holds %" PRId64 " (%s)",
+                      view->slabs_count, view->rows_cap, view->pairs_max, limits->pairs_max,
+                      explained));
     if (rows->layout == MOXIE_LAYOUT_EXPERT_MASKED)
         view->rows_per_expert = (int32_t)rows->slabs[0].rows.shape[1];
     TRY(read_counts(&r, view, error));
@@ -531,9 +532,11 @@ int32_t rows_out_alone(const moxie_rows *out, const struct limits *limits, moxie
     }
     TRY(check_slabs_apart(out, error));
     if ((int64_t)view->slabs_count * view->rows_cap > most)
-        TRY(fail_with(error, MOXIE_E_CAPACITY,
-                      "out: %d slabs of %d rows; the plan holds %" PRId64 " rows in all",
-                      view->slabs_count, view->rows_cap, most));
+        TRY(fail_with(
+            error, MOXIE_E_CAPACITY,
+            "out: %d slabs, each counted as of %d rows (the largest); the plan holds %" PRId64
+            " rows in all",
+            view->slabs_count, view->rows_cap, most));
 out:
     return st;
 }

@@ -326,8 +326,9 @@ static int32_t check_expanded(const moxie_instance *instance, const struct rows_
                          "expand: out needs compact f32 weights, one per row");
     if (rows < from->pairs_max)
         return fail_with(error, MOXIE_E_CAPACITY,
-                         "expand: out has %" PRId64 " rows; the worst case is %" PRId64, rows,
-                         from->pairs_max);
+                         "expand: out has %" PRId64 " rows; the worst case is %" PRId64
+                         ": %d slabs, each counted as of %d rows (the largest), times top_k, %d",
+                         rows, from->pairs_max, from->slabs_count, from->rows_cap, from->top_k);
     return MOXIE_OK;
 }
 
