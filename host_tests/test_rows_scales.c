@@ -246,11 +246,19 @@ START_TEST(a_gpu_takes_rows_of_its_operands)
     s.slab.rows.device.type = MOXIE_DEVICE_CUDA;
     ACCEPTED(&s.said, read_rows_on(&s, MOXIE_DEVICE_CUDA));
     s.slab.rows.dtype.code = MOXIE_DTYPE_FLOAT;
-    SAID(&s.said, MOXIE_E_UNSUPPORTED, read_rows_on(&s, MOXIE_DEVICE_CUDA), "format 3",
-         "takes rows of format 2");
+    SAID(&s.said, MOXIE_E_UNSUPPORTED, read_rows_on(&s, MOXIE_DEVICE_CUDA),
+         "format f16; with weight_format mxfp4 this device takes rows of format bf16");
     s.slab.rows.dtype = (moxie_dtype){MOXIE_DTYPE_FLOAT8_E4M3FN, 8, 1};
-    SAID(&s.said, MOXIE_E_UNSUPPORTED, read_rows_on(&s, MOXIE_DEVICE_CUDA), "format 6",
-         "takes rows of format 2");
+    SAID(&s.said, MOXIE_E_UNSUPPORTED, read_rows_on(&s, MOXIE_DEVICE_CUDA),
+         "format fp8_block128; with", "takes rows of format bf16");
+    s.limits.weight_format = FORMAT_FP8_TENSOR;
+    s.limits.operand_format = FORMAT_FP8;
+    s.row_dims[1] = s.limits.hidden = 64;
+    s.slab.rows = tensor_make(s.values, 2, s.row_dims, NULL, 1u << MOXIE_FORMAT_F32);
+    s.slab.rows.device.type = MOXIE_DEVICE_CUDA;
+    SAID(&s.said, MOXIE_E_UNSUPPORTED, read_rows_on(&s, MOXIE_DEVICE_CUDA),
+         "format f32; with weight_format fp8_tensor this device takes rows of format fp8_block128, "
+         "bf16 or f16");
 }
 END_TEST
 

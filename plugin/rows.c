@@ -2,6 +2,7 @@
 
 #include "plugin/rows.h"
 
+#include "plugin/config.h"
 #include "plugin/tensor.h"
 
 #include <inttypes.h>
@@ -178,13 +179,19 @@ int32_t rows_check_aligned(const char *name, const void *rows, int64_t stride_by
 static int32_t check_device_rows(const struct limits *limits, const struct row_slab *rows, int any,
                                  moxie_error *error)
 {
-    if (limits->operand_format == FORMAT_FP8
-            ? rows->format == FORMAT_F32 || rows->format == FORMAT_NVFP4
-            : rows->format != limits->operand_format)
+    const int fp8 = limits->operand_format == FORMAT_FP8;
+    char seen[CONFIG_TEXT_BYTES], weights[CONFIG_TEXT_BYTES], wanted[CONFIG_TEXT_BYTES];
+
+    if (fp8 ? rows->format == FORMAT_F32 || rows->format == FORMAT_NVFP4
+            : rows->format != limits->operand_format) {
+        config_word_text(KEY_WEIGHT_FORMAT, rows->format, seen);
+        config_word_text(KEY_WEIGHT_FORMAT, limits->weight_format, weights);
+        config_word_text(KEY_WEIGHT_FORMAT, limits->operand_format, wanted);
         return fail_with(error, MOXIE_E_UNSUPPORTED,
-                         "rows.slab.rows: format %d; this device takes rows of format %d%s",
-                         rows->format, limits->operand_format,
-                         limits->operand_format == FORMAT_FP8 ? ", or of 16 bits" : "");
+                         "rows.slab.rows: format %s; with weight_format %s this device takes rows "
+                         "of format %s",
+                         seen, weights, fp8 ? "fp8_block128, bf16 or f16" : wanted);
+    }
     if (!any) return MOXIE_OK;
     return rows_check_aligned("rows.slab.rows", rows->rows, rows->row_stride_bytes, error);
 }

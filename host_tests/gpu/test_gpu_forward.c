@@ -391,7 +391,7 @@ START_TEST(rows_of_another_format_are_refused)
     out.slabs = &out_slab;
     ck_assert_int_eq(runner_run(gpu.runner, &call, &in, &out, &gpu.mock.error),
                      MOXIE_E_UNSUPPORTED);
-    ck_assert(strstr(gpu.mock.text, "this device takes rows of format") != NULL);
+    ck_assert(strstr(gpu.mock.text, "this device takes rows of format bf16") != NULL);
     gpu_layer_close(&gpu);
 }
 END_TEST
