@@ -5,6 +5,7 @@
 #include "host_tests/said.h"
 #include "host_tests/suite.h"
 #include "kernels/cpu/rows.h"
+#include "plugin/instance.h"
 #include "plugin/rows.h"
 #include "plugin/runner.h"
 #include "plugin/tensor.h"
@@ -262,6 +263,37 @@ START_TEST(a_gpu_takes_rows_of_its_operands)
 }
 END_TEST
 
+// Scales are not asked of a host whose rows a GPU's expand does not take.
+static void expect_format_first(struct layer_rank *rank, const moxie_rows *from,
+                                const moxie_rows *to, const moxie_tensor *row_index)
+{
+    const moxie_call call = {.struct_size = sizeof call};
+    struct device device = device_cpu;
+    struct limits *limits = &rank->instance->plan.limits;
+    moxie_slab in = from->slabs[0], out = to->slabs[0];
+    moxie_rows in_rows = *from, out_rows = *to;
+    moxie_tensor *tensors[] = {&in.rows,  &in.scales,  &in.ids,      &in.weights,
+                               &out.rows, &out.scales, &out.weights, &out_rows.counts};
+    const int32_t operand_format = limits->operand_format;
+
+    for (size_t i = 0; i < sizeof tensors / sizeof tensors[0]; i++)
+        tensors[i]->device.type = MOXIE_DEVICE_CUDA;
+    in_rows.slabs = &in;
+    out_rows.slabs = &out;
+    device.tensor_device = MOXIE_DEVICE_CUDA;
+    rank->instance->device = &device;
+    limits->operand_format = FORMAT_FP8;
+    ck_assert_int_eq(
+        runner_expand(rank->runner, &call, &in_rows, &out_rows, row_index, &rank->mock.error),
+        MOXIE_E_UNSUPPORTED);
+    ck_assert_msg(strstr(rank->mock.text, "format fp8_block128; want all of one format, bf16 or "
+                                          "f16 (of a dispatcher's rows: set dispatch_format to "
+                                          "input)") != NULL,
+                  "%s", rank->mock.text);
+    limits->operand_format = operand_format;
+    rank->instance->device = &device_cpu;
+}
+
 // expand copies the scales of a row as they lie, to places of their own.
 START_TEST(expand_wants_compact_scales)
 {
@@ -302,6 +334,7 @@ START_TEST(expand_wants_compact_scales)
                      MOXIE_E_UNSUPPORTED);
     ck_assert_msg(strstr(rank.mock.text, "expand: slab 0: scales in columns") != NULL, "%s",
                   rank.mock.text);
+    expect_format_first(&rank, &from, &to, &row_index);
     for (int64_t stride = 0; stride <= groups + 1; stride += groups + 1) {
         apart[0] = layer.top_k * stride;
         apart[1] = stride;

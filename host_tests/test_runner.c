@@ -502,7 +502,7 @@ START_TEST(expanded_rows_are_of_the_format_and_the_index_is_compact)
     bench_open(&bench, "qwen2_moe_a");
     expanded_make(&e, &bench, MOXIE_LAYOUT_EXPERT_CONTIGUOUS);
     e.in_slab.rows = tensor_make(e.rows, 2, e.dims[0], NULL, 1u << MOXIE_FORMAT_F16);
-    assert_not_expanded(&bench, &e, MOXIE_E_INVALID, "into rows of format");
+    assert_not_expanded(&bench, &e, MOXIE_E_INVALID, "format bf16 into rows of format f16");
     // A slab after the first, as a peer's is beside the own one.
     e.in_slab.rows = tensor_make(e.rows, 2, e.dims[0], NULL, 1u << MOXIE_FORMAT_BF16);
     whole = bench.batch.dims[0][0];
@@ -515,7 +515,7 @@ START_TEST(expanded_rows_are_of_the_format_and_the_index_is_compact)
     bench.counts[0] = bench.counts[1] = (int32_t)(whole / 2);
     bench.counts_dim = 2;
     bench.in.counts = tensor_make(bench.counts, 1, &bench.counts_dim, NULL, TENSOR_INT32);
-    assert_not_expanded(&bench, &e, MOXIE_E_INVALID, "expand: slab 1: rows of format");
+    assert_not_expanded(&bench, &e, MOXIE_E_INVALID, "slab 1: rows of format f16 into");
     bench.in.layout = MOXIE_LAYOUT_STANDARD;
     bench.in.slabs_count = 1;
     bench.in.counts = (moxie_tensor){0};

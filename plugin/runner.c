@@ -4,6 +4,7 @@
 
 #include "kernels/layer.h"
 #include "plugin/capture.h"
+#include "plugin/config.h"
 #include "plugin/runner_experts.h"
 #include "plugin/tensor.h"
 #include "plugin/weights_scales.h"
@@ -290,46 +291,58 @@ static int32_t check_scales_compact(const moxie_tensor *scales, int64_t stride_b
                      stride_bytes, compact_bytes);
 }
 
+// Rows are copied as they are. A dispatcher's own slab is x, its peers' are of the wire.
+static int32_t check_formats(const moxie_instance *instance, const struct rows_view *from,
+                             int32_t format, moxie_error *error)
+{
+    const int on_cpu = instance->device->tensor_device == MOXIE_DEVICE_CPU;
+    const int taken = on_cpu || format == FORMAT_BF16 || format == FORMAT_F16;
+    char seen[CONFIG_TEXT_BYTES], written[CONFIG_TEXT_BYTES];
+    int32_t slab = 0;
+
+    while (taken && slab < from->slabs_count && from->slabs[slab].format == format)
+        slab++;
+    if (slab == from->slabs_count) return MOXIE_OK;
+    config_word_text(KEY_WEIGHT_FORMAT, from->slabs[slab].format, seen);
+    config_word_text(KEY_WEIGHT_FORMAT, format, written);
+    return fail_with(error, taken ? MOXIE_E_INVALID : MOXIE_E_UNSUPPORTED,
+                     "expand: slab %d: rows of format %s into rows of format %s; want all of one "
+                     "format%s (of a dispatcher's rows: set dispatch_format to input)",
+                     slab, seen, written, on_cpu ? "" : ", bf16 or f16");
+}
+
 // `to` must hold the worst case: every place of every row has a local expert, or for EXPERT_MASKED
 // all rows choose the same one with every place.
 static int32_t check_expanded(const moxie_instance *instance, const struct rows_view *from,
                               const struct rows_view *to, moxie_error *error)
 {
-    int32_t format = from->slabs[0].format;
     int64_t rows = to->layout == MOXIE_LAYOUT_EXPERT_MASKED ? to->rows_per_expert : to->rows_cap;
+    int32_t st = MOXIE_OK;
 
     if (from->by != ROUTE_BY_IDS || to->by == ROUTE_BY_IDS)
-        return fail_with(
+        TRY(fail_with(
             error, MOXIE_E_INVALID,
             "expand: from layout %d to %d; want STANDARD or RANK_MAJOR to an EXPERT_ layout",
-            from->layout, to->layout);
-    // A dispatcher's own slab is x, its peers' are of the wire.
-    for (int32_t i = 0; i < from->slabs_count; i++)
-        if (from->slabs[i].format != to->slabs[0].format)
-            return fail_with(error, MOXIE_E_INVALID,
-                             "expand: slab %d: rows of format %d into rows of format %d", i,
-                             from->slabs[i].format, to->slabs[0].format);
+            from->layout, to->layout));
+    TRY(check_formats(instance, from, to->slabs[0].format, error));
     for (int32_t i = 0; i < from->slabs_count; i++)
         if (!scales_are_in_rows(&from->slabs[i]) || !scales_are_in_rows(&to->slabs[0]))
-            return fail_with(error, MOXIE_E_UNSUPPORTED,
-                             "expand: slab %d: scales in columns; want each row's compact, in and "
-                             "out, and experts one after the other",
-                             i);
-    if (instance->device->tensor_device != MOXIE_DEVICE_CPU && format != FORMAT_BF16 &&
-        format != FORMAT_F16)
-        return fail_with(error, MOXIE_E_UNSUPPORTED,
-                         "expand: rows of format %d; on this device want bf16 or f16", format);
+            TRY(fail_with(error, MOXIE_E_UNSUPPORTED,
+                          "expand: slab %d: scales in columns; want each row's compact, in and "
+                          "out, and experts one after the other",
+                          i));
     if (to->slabs[0].cap > 0 &&
         (to->slabs[0].weights == NULL || to->slabs[0].weight_format != FORMAT_F32 ||
          to->slabs[0].weight_stride_bytes != 4))
-        return fail_with(error, MOXIE_E_INVALID,
-                         "expand: out needs compact f32 weights, one per row");
+        TRY(fail_with(error, MOXIE_E_INVALID,
+                      "expand: out needs compact f32 weights, one per row"));
     if (rows < from->pairs_max)
-        return fail_with(error, MOXIE_E_CAPACITY,
-                         "expand: out has %" PRId64 " rows; the worst case is %" PRId64
-                         ": %d slabs, each counted as of %d rows (the largest), times top_k, %d",
-                         rows, from->pairs_max, from->slabs_count, from->rows_cap, from->top_k);
-    return MOXIE_OK;
+        TRY(fail_with(error, MOXIE_E_CAPACITY,
+                      "expand: out has %" PRId64 " rows; the worst case is %" PRId64
+                      ": %d slabs, each counted as of %d rows (the largest), times top_k, %d",
+                      rows, from->pairs_max, from->slabs_count, from->rows_cap, from->top_k));
+out:
+    return st;
 }
 
 static int32_t check_expand_apart(const moxie_rows *in, const moxie_rows *out,

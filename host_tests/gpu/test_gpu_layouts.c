@@ -207,7 +207,7 @@ START_TEST(fp8_rows_by_expert)
     rows_become_fp8(&l.in_slab, scale_dims[1]);
     ck_assert_int_eq(runner_expand(gpu.runner, &l.call, &l.in, &l.expanded, &l.row_index, error),
                      MOXIE_E_UNSUPPORTED);
-    ck_assert(strstr(gpu.mock.text, "want bf16 or f16") != NULL);
+    ck_assert(strstr(gpu.mock.text, "want all of one format, bf16 or f16") != NULL);
     must(cudaFree(expanded));
     must(cudaFree(l.in_slab.rows.data));
     must(cudaFree(l.in_slab.scales.data));
