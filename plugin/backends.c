@@ -24,6 +24,9 @@
      BACKEND_BIT(ACTIVATION_GELU_TANH) | BACKEND_BIT(ACTIVATION_SWIGLUOAI) |                       \
      BACKEND_BIT(ACTIVATION_RELU2))
 
+// On CPUs rows may lie anywhere, but those of f32, and scales of f32, at multiples of 4. Traits
+// have one alignment for all formats: were it 4, a dispatcher would have to refuse an x of 16 bits
+// at an odd address, which it hands over as it is.
 const moxie_traits traits_runner_cpu = {
     .struct_size = sizeof(moxie_traits),
     .layouts = MOXIE_LAYOUT_BIT(MOXIE_LAYOUT_STANDARD) | MOXIE_LAYOUT_BIT(MOXIE_LAYOUT_RANK_MAJOR) |
