@@ -230,12 +230,18 @@ static int32_t wait_failure(const moxie_dispatcher *dispatcher, moxie_error *err
     return dispatcher->group.flags->failure(&dispatcher->group, error);
 }
 
+int32_t dispatcher_check_process(const moxie_dispatcher *dispatcher, moxie_error *error)
+{
+    return exchange_check_process(&dispatcher->group, error);
+}
+
 // Both under the lock: whom a wait names hangs on the ranks of its generation, and they change only
 // when its failure has stuck.
 int32_t dispatcher_poll_error(moxie_dispatcher *dispatcher, moxie_error *error)
 {
-    int32_t st;
+    int32_t st = dispatcher_check_process(dispatcher, error);
 
+    if (st != MOXIE_OK) return st;
     (void)pthread_mutex_lock(&dispatcher->failure_lock);
     st = say_stuck(dispatcher, error);
     if (st == MOXIE_OK) st = wait_failure(dispatcher, error);
@@ -333,6 +339,7 @@ int32_t dispatcher_set_active_ranks(moxie_dispatcher *dispatcher, const uint8_t 
     if (is_local(dispatcher))
         return fail_with(error, MOXIE_E_UNSUPPORTED,
                          "set_active_ranks: dispatcher local has no peers");
+    TRY(dispatcher_check_process(dispatcher, error));
     for (int32_t rank = 0; rank < limits->ranks; rank++)
         mask |= (uint64_t)(active[rank] != 0) << rank;
     if ((mask >> limits->rank & 1) == 0)
@@ -368,6 +375,7 @@ int32_t dispatcher_begin_forward(moxie_dispatcher *dispatcher, const moxie_step 
     struct step_shape shape;
     int32_t st = MOXIE_OK;
 
+    TRY(dispatcher_check_process(dispatcher, error));
     TRY(notice(dispatcher, error));
     TRY(step_check(dispatcher->instance, is_local(dispatcher), step, &shape, error));
     slot = &dispatcher->slots[step->slot];
@@ -386,6 +394,7 @@ static int32_t check_batch(moxie_dispatcher *dispatcher, const moxie_batch *batc
     const struct slot *slot;
     int32_t st = MOXIE_OK;
 
+    TRY(dispatcher_check_process(dispatcher, error));
     TRY(check_failure(dispatcher, batch, error));
     TRY(step_check_slot(dispatcher->instance, "batch.slot", batch->slot, error));
     slot = &dispatcher->slots[batch->slot];
@@ -404,13 +413,6 @@ out:
     return st;
 }
 
-static int32_t rounds_of(const moxie_dispatcher *dispatcher, const struct slot *slot)
-{
-    int64_t rounds = ceil_div(slot->shape.tokens_most, limits_of(dispatcher)->tokens_max);
-
-    return rounds < 1 ? 1 : (int32_t)rounds;
-}
-
 int32_t dispatcher_forward_begin(moxie_dispatcher *dispatcher, const moxie_batch *batch,
                                  int32_t *rounds, moxie_error *error)
 {
@@ -418,7 +420,7 @@ int32_t dispatcher_forward_begin(moxie_dispatcher *dispatcher, const moxie_batch
     int32_t count, st = MOXIE_OK;
 
     TRY(check_batch(dispatcher, batch, SLOT_BEGUN, error));
-    count = rounds_of(dispatcher, &dispatcher->slots[batch->slot]);
+    count = step_rounds(limits_of(dispatcher), &dispatcher->slots[batch->slot].shape);
     if (count > 1) TRY(step_check_rounds(&dispatcher->slots[batch->slot].shape, batch, error));
     *rounds = count;
     stats->forwards++;
@@ -457,15 +459,6 @@ static int32_t capture_round(moxie_dispatcher *dispatcher, const struct slot *sl
     return capture_record(dispatcher->instance, &rows, error);
 }
 
-// Of any rank in this round, and so of any slab; an index is divided by it.
-static int32_t rows_most(const moxie_dispatcher *dispatcher, const struct slot *slot, int32_t round)
-{
-    int64_t most = limits_of(dispatcher)->tokens_max;
-    int64_t left = slot->shape.tokens_most - round * most;
-
-    return (int32_t)(left < 1 ? 1 : left < most ? left : most);
-}
-
 int32_t dispatcher_send_round(moxie_dispatcher *dispatcher, const moxie_batch *batch, int32_t round,
                               int joined, moxie_error *error)
 {
@@ -482,7 +475,7 @@ int32_t dispatcher_send_round(moxie_dispatcher *dispatcher, const moxie_batch *b
         .earlier = left > 0 ? first : slot->shape.tokens,
         .tokens = (int32_t)(left < limits->tokens_max ? left : limits->tokens_max),
         .slot = batch->slot,
-        .rows_most = rows_most(dispatcher, slot, round),
+        .rows_most = step_rows_most(limits, &slot->shape, round),
         .joined = joined,
         .index = round,
     };

@@ -26,6 +26,9 @@ void dispatcher_destroy(moxie_dispatcher *dispatcher);
 int dispatcher_is_live(const moxie_dispatcher *dispatcher);
 moxie_instance *dispatcher_instance(const moxie_dispatcher *dispatcher);
 
+// MOXIE_E_INVALID in a child of the process that created one with peers.
+int32_t dispatcher_check_process(const moxie_dispatcher *dispatcher, moxie_error *error);
+
 // For forward.c. Checks that the batch can run now, and says in how many rounds.
 int32_t dispatcher_forward_begin(moxie_dispatcher *dispatcher, const moxie_batch *batch,
                                  int32_t *rounds, moxie_error *error);

@@ -5,6 +5,9 @@
 #include "plugin/exchange_flags.h"
 #include "plugin/tensor.h"
 
+#include <inttypes.h>
+#include <unistd.h>
+
 // A section of the window of `owner` has a piece for every other rank, in the order of ranks. This
 // is the one for `other`.
 static unsigned char *piece(unsigned char *base, int64_t section, int64_t piece_bytes,
@@ -30,6 +33,7 @@ void exchange_choose(struct exchange_group *group)
 {
     const moxie_instance *instance = group->instance;
 
+    group->pid = getpid();
     if (instance->device->windows == NULL)
         group->ops = instance->plan.limits.ranks > 1 ? &transport_shm : &transport_self;
     else
@@ -38,6 +42,17 @@ void exchange_choose(struct exchange_group *group)
         group->flags = &exchange_flags_host;
     else
         group->flags = instance->plan.limits.staged ? &exchange_flags_nccl : &exchange_flags_device;
+}
+
+int32_t exchange_check_process(const struct exchange_group *group, moxie_error *error)
+{
+    int64_t pid = group->transport != NULL ? getpid() : group->pid;
+
+    if (pid == group->pid) return MOXIE_OK;
+    return fail_with(error, MOXIE_E_INVALID,
+                     "this dispatcher is process %" PRId64 "'s, and this is process %" PRId64
+                     ", forked from it; create a dispatcher here, on all ranks anew",
+                     group->pid, pid);
 }
 
 int32_t exchange_open(struct exchange_group *group, struct exchange *slots, int32_t slots_count,

@@ -29,6 +29,7 @@ struct exchange_group {
     struct report_link link;                   // for the instance's stats
     void *stream;                              // of its own: generations are told there
     struct exchange_watch *watch;              // where NCCL waits: of its waits
+    int64_t pid;                               // the creator's: a child of it has no windows
     uint64_t generation;                       // set_active_ranks calls so far
     uint64_t active;                           // bit r: rank r takes part
     struct window *beat_window;                // slot 0's: WORD_BEAT lies there for all slots
@@ -140,6 +141,9 @@ struct await_args exchange_await_stage(const struct exchange_group *group,
                                        const struct exchange *slot,
                                        const struct exchange_round *round, enum flag_word word,
                                        struct exchange_peers *peers);
+
+// MOXIE_E_INVALID in a child that was forked: its flags would be the parent's.
+int32_t exchange_check_process(const struct exchange_group *group, moxie_error *error);
 
 // Which transport and flags: the same on every rank, as the keys are.
 void exchange_choose(struct exchange_group *group);

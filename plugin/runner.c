@@ -5,6 +5,7 @@
 #include "kernels/layer.h"
 #include "plugin/capture.h"
 #include "plugin/config.h"
+#include "plugin/dispatcher.h"
 #include "plugin/runner_experts.h"
 #include "plugin/tensor.h"
 #include "plugin/weights_scales.h"
@@ -209,6 +210,8 @@ int32_t runner_run(moxie_runner *runner, const moxie_call *call, const moxie_row
     int32_t st = MOXIE_OK;
 
     TRY(read_rows(runner, call, in, &view, error));
+    if (instance->slot_users[call->slot] != NULL)
+        TRY(dispatcher_check_process(instance->slot_users[call->slot], error));
     TRY(rows_out(out, &view, &instance->plan.limits, instance_place(instance), &results, error));
     TRY(check_counts_apart("run", in, out, error));
     job.in_place = are_overwritten(&view, in, out);

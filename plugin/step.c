@@ -92,6 +92,21 @@ out:
     return st;
 }
 
+int32_t step_rounds(const struct limits *limits, const struct step_shape *shape)
+{
+    int64_t rounds = ceil_div(shape->tokens_most, limits->tokens_max);
+
+    return rounds < 1 ? 1 : (int32_t)rounds;
+}
+
+int32_t step_rows_most(const struct limits *limits, const struct step_shape *shape, int32_t round)
+{
+    int64_t most = limits->tokens_max;
+    int64_t left = shape->tokens_most - round * most;
+
+    return (int32_t)(left < 1 ? 1 : left < most ? left : most);
+}
+
 int32_t step_check_slot(const moxie_instance *instance, const char *name, int32_t slot,
                         moxie_error *error)
 {

@@ -20,6 +20,11 @@ struct step_shape {
 int32_t step_check(const moxie_instance *instance, int local, const moxie_step *step,
                    struct step_shape *shape, moxie_error *error);
 
+// The rounds of a forward, at least one, and the most rows that any rank has in one of them: at
+// least 1, as an index is divided by it.
+int32_t step_rounds(const struct limits *limits, const struct step_shape *shape);
+int32_t step_rows_most(const struct limits *limits, const struct step_shape *shape, int32_t round);
+
 int32_t step_check_slot(const moxie_instance *instance, const char *name, int32_t slot,
                         moxie_error *error);
 
