@@ -200,18 +200,17 @@ out:
 
 // ---- Windows -----------------------------------------------------------------------------------
 
-// The child of a fork() is not counted. What its parent's threads share stays mapped in it: another
-// of its copies of their handles may still use the address.
+// In the child of a fork() the windows are not mapped: something else may lie there by now.
 static void window_close(struct transport *transport, struct window *window)
 {
     struct shm_window *own = window != NULL ? window->impl : NULL;
-    int counted = transport->identity.pid == getpid();
+    int ours = transport->identity.pid == getpid();
 
     if (own == NULL) return;
-    for (int32_t r = 0; r < transport->bootstrap.ranks; r++)
+    for (int32_t r = 0; ours && r < transport->bootstrap.ranks; r++)
         if (own->window.peer[r] != NULL && own->tenancy[r] == NULL)
             (void)munmap(own->window.peer[r], own->window.bytes_mapped);
-        else if (own->tenancy[r] != NULL && counted)
+        else if (own->tenancy[r] != NULL)
             tenancy_leave(own->tenancy[r], own->window.bytes_mapped);
     free(own);
 }

@@ -133,6 +133,8 @@ static int32_t map(int fd, uint64_t bytes, void **out, moxie_error *error)
                          " bytes cannot be mapped (%s); raise this process's limit of address "
                          "space (ulimit -v), or " FEWER_BYTES,
                          bytes, strerror(errno));
+    // A child would keep it after all ranks have closed theirs. Where it is refused, one does.
+    (void)madvise(memory, bytes, MADV_DONTFORK);
     *out = memory;
     return MOXIE_OK;
 }
