@@ -305,7 +305,8 @@ struct forger {
     const char *hidden_size; // what rank 1 says of that key
     uint64_t calls;
     uint64_t bytes[2];
-    int32_t fewer; // only this many places are filled
+    int32_t fewer;  // only this many places are filled
+    uint64_t fails; // which call fails; 0: none
 };
 
 static int32_t forge(void *ctx, const void *send, void *recv, uint64_t bytes)
@@ -325,8 +326,7 @@ static int32_t forge(void *ctx, const void *send, void *recv, uint64_t bytes)
             memcpy(at + 4 * forger->word, &forger->value, sizeof forger->value);
         if (rank == 1 && forger->build != NULL) memcpy(at + 24, forger->build, 48);
     }
-    forger->calls++;
-    return 0;
+    return ++forger->calls == forger->fails;
 }
 
 static int32_t compare_forged(struct forger *forger, struct said *said)
@@ -411,6 +411,18 @@ START_TEST(a_rank_without_memory_ends_it_for_all)
 }
 END_TEST
 
+// In the second call a peer that was there has gone.
+START_TEST(a_peer_that_goes_is_a_peer)
+{
+    struct forger first = {.word = -1, .fails = 1}, second = {.word = -1, .fails = 2};
+    struct said said;
+
+    SAID(&said, MOXIE_E_UNAVAILABLE, compare_forged(&first, &said), "all_gather failed");
+    SAID(&said, MOXIE_E_PEER, compare_forged(&second, &said), "all_gather failed");
+    ck_assert_int_eq(said.error.rank, -1);
+}
+END_TEST
+
 START_TEST(an_empty_place_is_told)
 {
     struct forger forger = {.word = -1, .fewer = 1};
@@ -452,6 +464,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, heads_have_a_size_for_ever);
     tcase_add_test(tests, other_builds_are_refused_before_their_keys_are_read);
     tcase_add_test(tests, a_rank_without_memory_ends_it_for_all);
+    tcase_add_test(tests, a_peer_that_goes_is_a_peer);
     tcase_add_test(tests, an_empty_place_is_told);
     tcase_add_test(tests, too_many_ranks_are_refused);
 }

@@ -47,6 +47,15 @@ static void pair_init(struct pair *pair)
     meeting_init(&pair->meeting, &pair->bootstrap, &nobody, WINDOW);
 }
 
+static int32_t failing_gather(void *ctx, const void *send, void *recv, uint64_t bytes)
+{
+    (void)ctx;
+    (void)send;
+    (void)recv;
+    (void)bytes;
+    return 7;
+}
+
 static int32_t meet(struct pair *pair)
 {
     return meeting_meet(&pair->meeting, STAGE_MADE, MOXIE_OK, &pair->said.error);
@@ -99,11 +108,33 @@ START_TEST(what_a_rank_says_is_printable)
 }
 END_TEST
 
+// A step that named a peer failed because ranks leave, and that one may be as healthy as this.
+START_TEST(a_failed_meeting_blames_no_peer)
+{
+    struct pair pair;
+    int32_t step;
+
+    pair_init(&pair);
+    pair.bootstrap.all_gather = failing_gather;
+    SAID(&pair.said, MOXIE_E_PEER, meet(&pair), "all_gather failed (7) between 2 ranks");
+    for (int32_t blame = -1; blame < RANKS; blame++) {
+        step = fail_rank(&pair.meeting.local, MOXIE_E_UNAVAILABLE, blame, "no window here");
+        step = meeting_meet(&pair.meeting, STAGE_MAPPED, step, &pair.said.error);
+        ck_assert_int_eq(pair.said.error.rank, blame == 1 ? -1 : blame);
+        if (blame == 1)
+            SAID(&pair.said, MOXIE_E_PEER, step, "all_gather failed (7)", "no window here");
+        else
+            SAID(&pair.said, MOXIE_E_UNAVAILABLE, step, "rank 0: no window here");
+    }
+}
+END_TEST
+
 static void add(TCase *tests)
 {
     tcase_add_test(tests, ranks_open_windows_in_step);
     tcase_add_test(tests, whom_a_rank_blames_is_a_rank);
     tcase_add_test(tests, what_a_rank_says_is_printable);
+    tcase_add_test(tests, a_failed_meeting_blames_no_peer);
 }
 
 SUITE_MAIN("transport_meeting", 10, add)

@@ -103,12 +103,12 @@ static int32_t compare_values(const struct values *mine, struct values *other, i
                      mine->text[first], also);
 }
 
+// `code` is for one that fails.
 static int32_t gather(const struct bootstrap *bootstrap, const void *send, void *recv,
-                      uint64_t bytes, moxie_error *error)
+                      uint64_t bytes, int32_t code, moxie_error *error)
 {
     if (bootstrap->all_gather(bootstrap->ctx, send, recv, bytes) == 0) return MOXIE_OK;
-    return fail_with(error, MOXIE_E_UNAVAILABLE,
-                     "create: the host's all_gather failed; a rank cannot be reached");
+    return fail_with(error, code, "create: the host's all_gather failed; a rank cannot be reached");
 }
 
 // All ranks see the same heads, so either all of them pass here or none does.
@@ -117,7 +117,7 @@ static int32_t compare_heads(const struct bootstrap *bootstrap, const struct hea
 {
     int32_t st = MOXIE_OK;
 
-    TRY(gather(bootstrap, mine, heads, sizeof *mine, error));
+    TRY(gather(bootstrap, mine, heads, sizeof *mine, MOXIE_E_UNAVAILABLE, error));
     for (int32_t rank = 0; rank < bootstrap->ranks; rank++)
         TRY(compare_head(mine, &heads[rank], rank, error));
 out:
@@ -135,7 +135,7 @@ static int32_t compare_all_values(const struct bootstrap *bootstrap, const struc
         if (config_shared((enum config_key)key))
             config_print(config, (enum config_key)key, mine.text[key], CONFIG_TEXT_BYTES);
     }
-    TRY(gather(bootstrap, &mine, all, sizeof mine, error));
+    TRY(gather(bootstrap, &mine, all, sizeof mine, MOXIE_E_PEER, error));
     for (int32_t rank = 0; rank < bootstrap->ranks; rank++)
         TRY(compare_values(&mine, &all[rank], rank, error));
 out:

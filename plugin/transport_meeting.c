@@ -70,13 +70,15 @@ int32_t meeting_meet(struct meeting *meeting, enum meeting_stage stage, int32_t 
         meeting->all[0] = *mine;
     else
         answer = bootstrap->all_gather(bootstrap->ctx, mine, meeting->all, sizeof *mine);
-    if (answer != 0 && step != MOXIE_OK)
+    if (answer != 0 && step != MOXIE_OK && (mine->blame < 0 || mine->blame == mine->rank))
         TRY(fail_rank(error, step, mine->blame, "rank %d: %s", mine->rank, mine->text));
+    // A step that failed at another rank did so because ranks leave: that one is not to blame.
     if (answer != 0)
         TRY(fail_with(error, MOXIE_E_PEER,
                       "the host's all_gather failed (%d) between %d ranks: one has died, or left "
-                      "after an error of its own",
-                      answer, bootstrap->ranks));
+                      "after an error of its own%s%s",
+                      answer, bootstrap->ranks, step == MOXIE_OK ? "" : "; before that: ",
+                      step == MOXIE_OK ? "" : mine->text));
     for (int32_t r = 0; r < bootstrap->ranks; r++)
         TRY(judge(meeting, stage, r, error));
 out:
