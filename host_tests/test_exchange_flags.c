@@ -268,7 +268,54 @@ START_TEST(a_rank_left_out_hears_it_in_any_generation)
            "rank 2 has left this rank out");
     expect_wait(&alone, MOXIE_E_PEER, 2, "goes on with the ranks 0x6");
     // What a rank says that is left out itself does not matter.
-    alone.group.active = PEERS_MASK & ~(1u << 2);
+    alone.group.active = alone.transport.words[WORD_ACTIVE][1] = PEERS_MASK & ~(1u << 2);
+    ck_assert_int_eq(exchange_check_peers(&alone.group, &alone.slot, &alone.error), MOXIE_OK);
+}
+END_TEST
+
+// Rank 1's words, while this rank is in generation 2 and has left out rank 2.
+START_TEST(masks_of_one_generation_agree)
+{
+    static const struct {
+        uint64_t generation, active;
+        int32_t code, rank;
+        const char *words;
+    } rows[] = {
+        {2, 0x7, MOXIE_E_COLLECTIVE_MISMATCH, 1,
+         "the ranks 0x7, this rank with 0x3, both in generation 2; pass one mask"},
+        {2, 0x3, MOXIE_OK, 0, ""},
+        {2, 0, MOXIE_OK, 0, ""},
+        {1, 0x7, MOXIE_OK, 0, ""}, // it has yet to make this rank's last call
+        {1, 0x3, MOXIE_OK, 0, ""}, // and is about to
+        {0, 0, MOXIE_OK, 0, ""},
+    };
+
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        struct alone alone;
+
+        alone_init(&alone);
+        alone.group.generation = 2;
+        alone.group.active = 0x3;
+        alone.transport.words[WORD_GENERATION][1] = rows[i].generation;
+        alone.transport.words[WORD_ACTIVE][1] = rows[i].active;
+        expect(&alone, exchange_check_peers(&alone.group, &alone.slot, &alone.error), rows[i].code,
+               rows[i].rank, rows[i].words);
+    }
+}
+END_TEST
+
+// Told of the ranks, it may yet tell of the generation.
+START_TEST(a_peer_with_fewer_ranks_is_followed)
+{
+    struct alone alone;
+
+    alone_init(&alone);
+    alone.group.generation = 2;
+    alone.transport.words[WORD_GENERATION][1] = 2;
+    alone.transport.words[WORD_ACTIVE][1] = 0x3;
+    expect_wait(&alone, MOXIE_E_PEER, 2, "rank 2 was left out by rank 1, which is in generation 2");
+    ck_assert_int_eq(alone.transport.beats[1], 0);
+    alone.transport.words[WORD_GENERATION][1] = 1;
     ck_assert_int_eq(exchange_check_peers(&alone.group, &alone.slot, &alone.error), MOXIE_OK);
 }
 END_TEST
@@ -367,10 +414,12 @@ static void add(TCase *tests)
     tcase_add_test(tests, names_nobody_when_nobody_was_left_out);
     tcase_add_test(tests, names_whom_the_others_left_out);
     tcase_add_loop_test(tests, a_rank_left_out_hears_it_in_any_generation, 0, 4);
+    tcase_add_test(tests, masks_of_one_generation_agree);
+    tcase_add_test(tests, a_peer_with_fewer_ranks_is_followed);
     tcase_add_test(tests, ranks_are_told_before_the_generation);
     tcase_add_test(tests, a_negative_count_is_no_rows);
     tcase_add_loop_test(tests, every_verdict_fits_where_it_is_kept, VERDICT_LEFT_OUT,
-                        VERDICT_WAY + 1);
+                        VERDICT_MASKS + 1);
 }
 
 SUITE_MAIN("exchange_flags", 60, add)

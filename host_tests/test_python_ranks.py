@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 import traceback
 import unittest
 
@@ -146,6 +147,25 @@ def one_dies(meeting, rank):
     here.forward(layer, model, 1, left_out=(last,))
 
 
+def masks_that_differ(meeting, rank):
+    """Rank 1 keeps the last one, which says nothing, and the others do not: all hear it at once."""
+    here, model, last = Rank(meeting, rank, timeout_ms=60000), Model(7), meeting.ranks - 1
+    layer = here.layer(model)
+    here.forward(layer, model, 1)
+    meeting.all_gather(rank, b" ")
+    if rank < last:
+        here.experts.set_active_ranks(rank == 1 or each < last for each in range(meeting.ranks))
+        start = time.monotonic()
+        with (refused(abi.E_PEER, f"rank {last} was left out by rank", last) if rank == 1 else
+              refused(abi.E_COLLECTIVE_MISMATCH, "rank 1 goes on with the ranks 0xf", 1)):
+            here.forward(layer, model, 1)
+        assert time.monotonic() - start < WAIT_S / 2
+    meeting.all_gather(rank, b" ")
+    if rank < last:
+        here.experts.set_active_ranks(each < last for each in range(meeting.ranks))
+        here.forward(layer, model, 2, left_out=(last,))
+
+
 def interrupted(meeting, rank):
     """What a signal's handler raises is not lost in the callback that logs who is silent."""
     class Interrupt(Exception):
@@ -256,6 +276,9 @@ class Ranks(unittest.TestCase):
 
     def test_one_dies(self):
         self.run_ranks(one_dies, ranks=4, dead=(3,))
+
+    def test_masks_that_differ(self):
+        self.run_ranks(masks_that_differ, ranks=4)
 
     def test_a_signal_while_one_is_silent(self):
         self.run_ranks(interrupted)

@@ -42,12 +42,13 @@ struct flag_state {
 enum verdict_kind {
     VERDICT_NONE,
     VERDICT_LEFT_OUT, // `rank` goes on without this rank
-    VERDICT_MOVED_ON, // `rank` is in a later generation, this rank among its active ones
+    VERDICT_MOVED_ON, // `rank` has a later generation, or fewer ranks, this one among them
     VERDICT_SILENT,   // the ranks of `silent` owe a flag; `rank` was not heard to wait either
     VERDICT_ALL_WAIT, // the ranks of `silent` owe a flag, and all of them wait
     VERDICT_ROWS,     // `rank` says that it has sent more rows than a rank has in this forward
     VERDICT_ROUND,    // `rank` is in another round
     VERDICT_WAY,      // of one of `rank` and this one rows are few (ll.h)
+    VERDICT_MASKS,    // `rank` keeps a rank that this one has left out in the same generation
 };
 
 // Why a wait failed.

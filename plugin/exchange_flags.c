@@ -58,8 +58,14 @@ int32_t exchange_check_peers(struct exchange_group *group, struct exchange *slot
             kind = VERDICT_LEFT_OUT;
         else if (generation > group->generation)
             kind = VERDICT_MOVED_ON;
-        else
+        else if (generation < group->generation || active == 0 || active == group->active)
             continue;
+        // As none grows, one with more ranks was so in this generation. One with fewer may be of
+        // the next, which is then told in a moment: to follow is right in either case.
+        else if ((active & ~group->active) != 0)
+            kind = VERDICT_MASKS;
+        else
+            kind = VERDICT_MOVED_ON;
         return verdict_say(&(struct flag_verdict){.kind = kind,
                                                   .rank = rank,
                                                   .generation = group->generation,

@@ -22,7 +22,8 @@ void exchange_signal(struct exchange_group *group, struct exchange *slot, enum f
 int32_t exchange_wait(struct exchange_group *group, struct exchange *slot, enum flag_word word,
                       moxie_error *error);
 
-// MOXIE_E_PEER when a peer has left this rank out, in whatever generation, or is in a later one.
+// MOXIE_E_PEER when a peer has left this rank out, in whatever generation, is in a later one, or
+// goes on with fewer ranks; MOXIE_E_COLLECTIVE_MISMATCH when it keeps more in the same generation.
 int32_t exchange_check_peers(struct exchange_group *group, struct exchange *slot,
                              moxie_error *error);
 

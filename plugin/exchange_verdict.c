@@ -8,7 +8,7 @@
     "pass the same step.rank_tokens, or NULL, on every rank, and start again: by "                 \
     "set_active_ranks with the same ranks, or over NCCL by new dispatchers"
 
-// `verdict->rank` is in a later generation with the ranks it told, this one among them.
+// `verdict->rank` goes on with the ranks it told, this one among them.
 static int32_t say_moved_on(const struct flag_verdict *verdict, const struct exchange_group *group,
                             moxie_error *error)
 {
@@ -26,8 +26,8 @@ static int32_t say_moved_on(const struct flag_verdict *verdict, const struct exc
         first++;
     return fail_rank(
         error, MOXIE_E_PEER, first,
-        "rank %d was left out by rank %d, which has moved on to generation %" PRIu64
-        ", this rank is in %" PRIu64 "; call set_active_ranks with the same ranks (0x%" PRIx64 ")",
+        "rank %d was left out by rank %d, which is in generation %" PRIu64 ", this rank in %" PRIu64
+        "; call set_active_ranks with the same ranks (0x%" PRIx64 ")",
         first, verdict->rank, verdict->told_generation, verdict->generation, verdict->told_active);
 }
 
@@ -84,6 +84,16 @@ static int32_t say_way(const struct flag_verdict *verdict, moxie_error *error)
         verdict->rank, verdict->epoch);
 }
 
+static int32_t say_masks(const struct flag_verdict *verdict, const struct exchange_group *group,
+                         moxie_error *error)
+{
+    return fail_rank(error, MOXIE_E_COLLECTIVE_MISMATCH, verdict->rank,
+                     "rank %d goes on with the ranks 0x%" PRIx64 ", this rank with 0x%" PRIx64
+                     ", both in generation %" PRIu64 "; pass one mask to set_active_ranks on all "
+                     "ranks, without any rank that one of them has left out",
+                     verdict->rank, verdict->told_active, group->active, verdict->generation);
+}
+
 int32_t verdict_say(const struct flag_verdict *verdict, const struct exchange_group *group,
                     moxie_error *error)
 {
@@ -103,6 +113,8 @@ int32_t verdict_say(const struct flag_verdict *verdict, const struct exchange_gr
         return say_round(verdict, error);
     case VERDICT_WAY:
         return say_way(verdict, error);
+    case VERDICT_MASKS:
+        return say_masks(verdict, group, error);
     default:
         return say_silent(verdict, group, error);
     }

@@ -142,10 +142,19 @@ byte failures, wakes;
 #define WITHOUT_ME(p) \
     (IS_PEER(p) && WORD(WORD_ACTIVE, me, p) != 0 && !HAS(WORD(WORD_ACTIVE, me, p), me))
 #define LATER(p) (IS_PEER(p) && WORD(WORD_GENERATION, me, p) > generation)
+// In this generation, and told of other ranks: here, where all hosts pass the same, of fewer, which
+// are of the next. The kernels do not look for it.
+#if DEVICE
+#define OTHER_RANKS(p) 0
+#else
+#define OTHER_RANKS(p) \
+    (IS_PEER(p) && WORD(WORD_GENERATION, me, p) == generation && \
+     WORD(WORD_ACTIVE, me, p) != 0 && WORD(WORD_ACTIVE, me, p) != members)
+#endif
 #ifdef LEFT_OUT_LATER_ONLY
 #define MOVED_ON(p) LATER(p)
 #else
-#define MOVED_ON(p) (LATER(p) || WITHOUT_ME(p))
+#define MOVED_ON(p) (LATER(p) || WITHOUT_ME(p) || OTHER_RANKS(p))
 #endif
 
 // What is assumed of time: timeout_ms is longer than a step and than the host takes between calls.
@@ -476,6 +485,8 @@ moved_on:
     };
     d_step {
         told = WORD(WORD_ACTIVE, me, seen);
+        // VERDICT_MASKS
+        assert(!OTHER_RANKS(seen) || (told & ~members) == 0);
         seen = 0;
         if
         :: HAS(told, me) && (members & ~told) != 0 -> named = LOWEST(members & ~told)
