@@ -65,6 +65,7 @@ static void fork_scenario(struct crew_member *member)
     moxie_dispatcher *dispatcher = member->rank.dispatcher;
     const moxie_batch *batch = &member->batch.batch;
     moxie_error *error = &member->rank.mock.error;
+    const moxie_host *host = &member->rank.mock.host;
     moxie_call call = {.struct_size = sizeof call};
     struct halves halves = {NULL, NULL};
 
@@ -76,7 +77,10 @@ static void fork_scenario(struct crew_member *member)
                     dispatcher_dispatch_recv(dispatcher, batch, &halves.in, &halves.out, error),
                     MOXIE_OK, NULL);
     }
+    // The child would inherit what locks the other thread holds.
+    ck_assert_int_eq(host->barrier(host->ctx), 0);
     if (member->index == 0) fork_and_wait(member, &halves);
+    ck_assert_int_eq(host->barrier(host->ctx), 0);
     if (*moment == INSIDE_LAYER) {
         crew_expect(member, runner_run(member->rank.runner, &call, halves.in, halves.out, error),
                     MOXIE_OK, NULL);
