@@ -18,6 +18,7 @@
 // tells a launch from those before it.
 #define GEMM_PROGRESS_WORDS  3
 #define GEMM_PROGRESS_LAUNCH 0
+#define GEMM_PROGRESS_TAKEN  1 // tiles that blocks have begun: 0 before they may
 
 // Values equal abi.h's MOXIE_FORMAT_*; plugin/weights.c asserts it.
 enum format {

@@ -321,8 +321,9 @@ static int runner_buffers(const struct planner *planner)
          "first pair of each local expert, int32", slots, (int64_t)limits->experts_local + 1, 4,
          KEY_NUM_EXPERTS},
         {BUFFER_GEMM_PROGRESS, MOXIE_MEMORY_DEVICE, "gemm_progress",
-         "tiles of the GEMMs that blocks have begun, and ended of each local expert, uint32", slots,
-         (int64_t)limits->experts_local + GEMM_PROGRESS_WORDS, on_cpu(planner) ? 0 : 4,
+         "number of a launch of the GEMMs, tiles that blocks have begun, and ended of each expert, "
+         "uint32",
+         slots, (int64_t)limits->experts_local + GEMM_PROGRESS_WORDS, on_cpu(planner) ? 0 : 4,
          KEY_NUM_EXPERTS},
         {BUFFER_GEMM_HALVES, MOXIE_MEMORY_DEVICE, "gemm_halves",
          "halves of 128 numbers of mid_fp8 of few pairs, 16 bits, until a block has both", slots,

@@ -12,6 +12,7 @@
 #include "kernels/types.h"
 
 #include <cuda_runtime.h>
+#include <stddef.h>
 
 #ifndef GEMMS_WIDE_FROM
 #define GEMMS_WIDE_FROM 1 // 0: few tokens of 4-bit weights have wide tiles, however few those are
@@ -303,14 +304,15 @@ template <class Words> __device__ __forceinline__ void store_pair(const gemm_arg
         *reinterpret_cast<Words *>(to) = words;
 }
 
-// What blocks tell each other, 0 before each launch: `taken` before route lets it begin, the others before it ends. Early and late tiles of gate_up are counted by each warp that has stored its
-// share.
+// What blocks tell each other. But for `launch` 0 before each launch: `taken` before route lets it begin, the others before it ends. Early and
+// late tiles of gate_up are counted by each warp that has stored its share.
 struct gemm_progress {
     uint32_t launch; // another number in each
     uint32_t taken; // tiles, of gate_up and then of down
     uint32_t early; // tiles of gate_up that have ended, but for the late ones
 };
-static_assert(sizeof(gemm_progress) == GEMM_PROGRESS_WORDS * 4);
+static_assert(sizeof(gemm_progress) == GEMM_PROGRESS_WORDS * 4 && offsetof(gemm_progress, launch) == GEMM_PROGRESS_LAUNCH * 4 &&
+              offsetof(gemm_progress, taken) == GEMM_PROGRESS_TAKEN * 4);
 
 struct gemms_args_device {
     gemm_args gate_up, down;

@@ -79,12 +79,12 @@ __device__ void clear_progress(const args &a)
     const bool clears = a.progress != nullptr && blockIdx.x == 0;
 
     if (clears && threadIdx.x == 0) {
-        a.progress[1] = 0;
+        a.progress[GEMM_PROGRESS_TAKEN] = 0;
         fence_device();
     }
     if (threadIdx.x == 0) griddepcontrol_launch_dependents();
     if (clears && threadIdx.x == 0) atomicAdd(&a.progress[GEMM_PROGRESS_LAUNCH], 2u); // which nobody waits for
-    for (int32_t i = 2 + threadIdx.x; clears && i < GEMM_PROGRESS_WORDS + a.experts; i += blockDim.x)
+    for (int32_t i = GEMM_PROGRESS_TAKEN + 1 + threadIdx.x; clears && i < GEMM_PROGRESS_WORDS + a.experts; i += blockDim.x)
         a.progress[i] = 0;
 }
 
