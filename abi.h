@@ -579,7 +579,7 @@ typedef struct moxie_routing_api {
 
 // ---- Extension moxie.expand/1: RANK_MAJOR or STANDARD rows as EXPERT_ layouts, and back --------
 #define MOXIE_EXPAND_EXTENSION "moxie.expand/1"
-
+// With the key runner at `none`, create makes handles for these alone; their weights are NULL.
 typedef struct moxie_expand_api {
     uint32_t struct_size, reserved0;
     // Copies each (row, local expert) of `in` to the caller's `out` (an EXPERT_ layout: rows, f32

@@ -9,7 +9,7 @@
 static int32_t slot_create(moxie_instance *handle, int32_t layer, const moxie_weights *weights,
                            moxie_runner **out, moxie_error *error)
 {
-    struct decoded_weights decoded;
+    struct decoded_weights decoded = {0};
     moxie_instance *instance;
     int32_t st = MOXIE_OK;
 
@@ -17,7 +17,7 @@ static int32_t slot_create(moxie_instance *handle, int32_t layer, const moxie_we
     TRY(check_pointer(out, "out", error));
     *out = NULL;
     TRY(enter_instance(handle, MOXIE_THREAD_INIT, &instance, error));
-    TRY(decode_weights(&decoded, weights, error));
+    if (runner_takes_weights(instance)) TRY(decode_weights(&decoded, weights, error));
     TRY(instance_begin_create(instance, error));
     st = runner_create(instance, layer, &decoded.weights, out, error);
     instance_end_create(instance);

@@ -417,6 +417,11 @@ START_TEST(null_arguments)
     } while (0)
 
     REFUSED(runs->create(instance, 0, NULL, &live_runner, &error), "weights");
+    fake.no_weights = 1;
+    ck_assert_int_eq(runs->create(instance, 0, NULL, &live_runner, &error), MOXIE_OK);
+    ck_assert_str_eq(fake.trail, "runner_create ");
+    fake.trail[0] = '\0';
+    fake.no_weights = 0;
     live_runner = fake_runners[0];
     REFUSED(runs->create(instance, 0, &weights, NULL, &error), "out");
     REFUSED(runs->run(live_runner, NULL, &rows, &rows, &error), "call");

@@ -18,8 +18,8 @@ START_TEST(unknown_names)
     mock_host_init(&mock);
     mock_set_str(&mock, "runner", "moxie_cuda");
     assert_refused(&mock, MOXIE_E_UNSUPPORTED, "runner",
-                   "runner 'moxie_cuda' is not registered for device cpu, which has moxie_cpu: set "
-                   "runner to auto");
+                   "runner 'moxie_cuda' is not registered for device cpu, which has moxie_cpu, or "
+                   "none for the host's own: set runner to auto");
     ck_assert_int_eq(assert_advice_works(&mock, "runner"), 1);
     mock_unset(&mock, "runner");
     mock_set_str(&mock, "dispatcher", "");
@@ -379,6 +379,52 @@ START_TEST(traits_must_meet)
 }
 END_TEST
 
+// Of the host's own runner nothing is known: rows alone are judged.
+START_TEST(the_hosts_own_runner_takes_what_it_takes)
+{
+    struct mock_host mock;
+    struct verdict verdict;
+
+    mock_host_init(&mock);
+    mock_set_ranks(&mock, 2);
+    mock_set_str(&mock, "device", "sm_90");
+    mock_set_str(&mock, "runner", "none");
+    mock_set_str(&mock, "weight_format", "f32");
+    mock_set_str(&mock, "activation_format", "nvfp4");
+    mock_set_str(&mock, "dispatch_format", "fp8_block128");
+    mock_set_i64(&mock, "intermediate_size", 97);
+    mock_set_i64(&mock, "apply_router_weight_on_input", 1); // with a top_k of 2
+    mock_set_f64(&mock, "activation_alpha", 3);             // of silu
+    assert_warned(&mock, "weight_format", "weight_format is unused: runner is none");
+    assert_warned(&mock, "activation_alpha", "runner is none");
+    mock_set_i64(&mock, "hidden_size", 72);
+    assert_refused(&mock, MOXIE_E_UNSUPPORTED, "hidden_size", "set hidden_size to 80");
+    ck_assert_int_eq(assert_advice_works(&mock, "hidden_size"), 1);
+    mock_set_str(&mock, "dispatch_format", "input");
+    assert_accepted(&mock);
+    mock_set_str(&mock, "dispatch_format", "nvfp4");
+    assert_refused(&mock, MOXIE_E_UNSUPPORTED, "dispatch_format", "alltoall has no kernel");
+    mock_set_str(&mock, "dispatch_format", "input");
+    mock_set_i64(&mock, "count_expert_load", 1);
+    assert_refused(&mock, MOXIE_E_UNSUPPORTED, "count_expert_load", "while runner is none");
+    mock_set_i64(&mock, "count_expert_load", 0);
+    mock_set_i64(&mock, "num_experts", 2050);
+    assert_refused(&mock, MOXIE_E_UNSUPPORTED, "num_experts", "takes 1024 experts a rank");
+    mock_unset(&mock, "activation_format");
+    mock_set_i64(&mock, "num_experts", 8);
+    verdict_make(&verdict, &mock);
+    ck_assert_str_eq(config_str(&verdict.config, KEY_ACTIVATION_FORMAT), "auto");
+    verdict_free(&verdict);
+    mock_host_fini(&mock);
+
+    mock_host_init(&mock);
+    mock_set_str(&mock, "runner", "none");
+    mock_set_i64(&mock, "count_expert_load", 1);
+    ck_assert_int_eq(assert_advice_works(&mock, "count_expert_load"), 2);
+    mock_host_fini(&mock);
+}
+END_TEST
+
 static void add(TCase *tests)
 {
     tcase_add_test(tests, unknown_names);
@@ -392,6 +438,7 @@ static void add(TCase *tests)
     tcase_add_test(tests, pushing_needs_ep_ranks);
     tcase_add_test(tests, formats_without_a_kernel);
     tcase_add_test(tests, traits_must_meet);
+    tcase_add_test(tests, the_hosts_own_runner_takes_what_it_takes);
 }
 
 SUITE_MAIN("match", 60, add)

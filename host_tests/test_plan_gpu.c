@@ -135,11 +135,47 @@ START_TEST(whole_layers_keep_mid_of_few_tokens)
 }
 END_TEST
 
+// Of the host's own runner nothing is planned but what counts and expands.
+START_TEST(the_hosts_own_runner_brings_its_own)
+{
+    struct verdict none, computes;
+    struct mock_host mock;
+    const struct limits *limits = &none.plan.limits;
+
+    mock_host_init(&mock);
+    mock_set_ranks(&mock, 2);
+    mock_set_i64(&mock, "warmup_tokens_max", 5000);
+    mock_set_str(&mock, "device", _i == 0 ? "sm_90" : "cpu");
+    mock_set_str(&mock, "weight_format", "fp8_block128");
+    verdict_make(&computes, &mock);
+    mock_set_str(&mock, "runner", "none");
+    verdict_make(&none, &mock);
+    ck_assert_uint_eq(none.report.reasons_count, 0);
+    ck_assert_int_eq(computes.plan.limits.computes, 1);
+    ck_assert_int_eq(limits->computes, 0);
+    for (int32_t id = 0; id < BUFFER_COUNT; id++) {
+        const int expands =
+            id == BUFFER_EXPERT_OFFSET || (id >= BUFFER_PAIR_ROW && id <= BUFFER_ROW_PAIR);
+
+        if (id == BUFFER_ROUTE_SCRATCH) continue;
+        ck_assert_int_eq(none.plan.slot_bytes[id],
+                         expands || id >= BUFFER_CPU_SCRATCH ? computes.plan.slot_bytes[id] : 0);
+    }
+    ck_assert_int_eq(computes.plan.slot_bytes[BUFFER_ROUTE_SCRATCH], 0);
+    ck_assert_int_eq(none.plan.slot_bytes[BUFFER_ROUTE_SCRATCH],
+                     _i == 0 ? 4 * (2 * limits->pairs_max + 132 * (4 + 66)) : 0);
+    verdict_free(&none);
+    verdict_free(&computes);
+    mock_host_fini(&mock);
+}
+END_TEST
+
 static void add(TCase *tests)
 {
     tcase_add_loop_test(tests, whole_layers_keep_mid_of_few_tokens, 0, 18);
     tcase_add_loop_test(tests, packed_weights_on_a_gpu_have_rows_of_bf16, 0, 3);
     tcase_add_loop_test(tests, fp8_on_a_gpu_is_quantised_between, 0, 3);
+    tcase_add_loop_test(tests, the_hosts_own_runner_brings_its_own, 0, 2);
 }
 
 SUITE_MAIN("plan_gpu", 30, add)

@@ -28,8 +28,8 @@ struct route_args {
     int32_t *row_pair;  // out, ROUTE_BY_IDS [slabs_count * rows_cap, top_k]: pair of each position,
                         // -1: none
     void *scratch; // device, 4-byte aligned: nobody else uses it until the pairs are there. With
-                   // int32 [2 * positions + 132 * (experts + 66)] many positions go to many blocks;
-                   // with less, or NULL, one has them all
+                   // route_scratch_bytes() many positions go to many blocks; with less, or NULL,
+                   // one has them all
     int64_t scratch_bytes;
     int64_t pairs_max; // capacity; slabs_count * rows_cap * top_k fits; by expert: pairs past it
                        // are dropped
@@ -42,6 +42,14 @@ struct route_args {
     int32_t top_k;           // 1 for the layouts by expert
     int32_t by;              // enum route_by
 };
+
+#define ROUTE_BLOCKS_MAX 132 // of a GPU's SMs: a block takes most of one
+
+// Of `positions` = slabs_count * rows_cap * top_k: two numbers each, and counts of each block.
+static inline int64_t route_scratch_bytes(int64_t positions, int64_t experts)
+{
+    return 4 * (2 * positions + ROUTE_BLOCKS_MAX * (experts + KERNEL_RANKS_MAX + 2));
+}
 
 int32_t route_cpu(const struct route_args *args, void *stream);
 

@@ -191,16 +191,39 @@ const struct backend backends[] = {
 
 const uint32_t backends_count = sizeof backends / sizeof backends[0];
 
-const struct backend *backend_find(enum backend_kind kind, const char *name, const char *device)
-{
-    for (uint32_t i = 0; i < backends_count; i++) {
-        const struct backend *backend = &backends[i];
+// They may take every format: whether they do is between them and the host. What moves rows, and
+// expands them, has sizes that it cannot do.
+#define EVERY_FORMAT                                                                               \
+    .kind = BACKEND_RUNNER, .weight_formats = UINT32_MAX, .activation_formats = UINT32_MAX,        \
+    .input_formats = UINT32_MAX, .output_formats = UINT32_MAX, .wire_formats = UINT32_MAX,         \
+    .activations = UINT32_MAX
+static const struct backend own_runners[] = {
+    {.name = BACKEND_RUNNER_NONE, .device = "cpu", EVERY_FORMAT, .columns_max = INT32_MAX},
+    {.name = BACKEND_RUNNER_NONE,
+     .device = "sm_90",
+     EVERY_FORMAT,
+     .row_multiple_bytes = 16,
+     .columns_max = 1 << 28,
+     .experts_max = 1024},
+};
 
-        if (backend->kind == (int32_t)kind && strcmp(backend->name, name) == 0 &&
-            strcmp(backend->device, device) == 0)
-            return backend;
+static const struct backend *find_in(const struct backend *rows, uint32_t count,
+                                     enum backend_kind kind, const char *name, const char *device)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        if (rows[i].kind == (int32_t)kind && strcmp(rows[i].name, name) == 0 &&
+            strcmp(rows[i].device, device) == 0)
+            return &rows[i];
     }
     return NULL;
+}
+
+const struct backend *backend_find(enum backend_kind kind, const char *name, const char *device)
+{
+    const struct backend *found = find_in(backends, backends_count, kind, name, device);
+
+    if (found != NULL) return found;
+    return find_in(own_runners, sizeof own_runners / sizeof own_runners[0], kind, name, device);
 }
 
 int32_t backend_operand_format(int32_t weight_format)

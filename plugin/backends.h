@@ -12,9 +12,9 @@ enum backend_kind { BACKEND_RUNNER, BACKEND_DISPATCHER };
 #define BACKEND_BIT(number) (1u << (number))
 
 struct backend {
-    const char *name;   // the word of the keys `runner` and `dispatcher`
-    const char *device; // the word of the key `device`
-    const moxie_traits *traits;
+    const char *name;            // the word of the keys `runner` and `dispatcher`
+    const char *device;          // the word of the key `device`
+    const moxie_traits *traits;  // NULL: the host's own runner, of which nothing is known
     int32_t kind;                // enum backend_kind
     int32_t id;                  // dispatchers: enum dispatcher_kind
     uint32_t weight_formats;     // BACKEND_BIT(MOXIE_FORMAT_*) sets
@@ -37,6 +37,10 @@ extern const moxie_traits traits_runner_cpu, traits_runner_cuda, traits_local, t
 
 extern const struct backend backends[];
 extern const uint32_t backends_count;
+
+// The word for the host's own runner, on every device. It is no row of `backends`: nobody registers
+// it, and `auto` never means it.
+#define BACKEND_RUNNER_NONE "none"
 
 // The backend of this kind, name and device word; NULL when there is none.
 const struct backend *backend_find(enum backend_kind kind, const char *name, const char *device);

@@ -91,7 +91,8 @@ static const struct key_row keys[KEY_COUNT] = {
         "number format of dispatched rows between ranks; with fp8 weights on a GPU fp8_block128 gives "
         "the same bits as input"),
     [KEY_RUNNER] = STR("runner", NULL, NULL, "auto",
-        "a registered name (moxie_cpu, moxie_cuda), or auto"),
+        "a registered name (moxie_cpu, moxie_cuda), auto, or none: the host's own, for which "
+        "nothing is planned but what the extension moxie.expand/1 needs"),
     [KEY_DISPATCHER] = STR("dispatcher", NULL, NULL, "auto",
         "a registered name (local, allgather, alltoall); auto = local for ep_size 1, else alltoall"),
     [KEY_DEVICE] = STR("device", "cpu, sm_90", NULL, "cpu",

@@ -12,6 +12,7 @@ int32_t forward_run(moxie_dispatcher *dispatcher, moxie_runner *runner, const mo
     int32_t rounds = 0;
     int32_t st = MOXIE_OK;
 
+    TRY(runner_check_computes(runner, error));
     TRY(dispatcher_forward_begin(dispatcher, batch, &rounds, error));
     for (int32_t round = 0; round < rounds; round++) {
         const moxie_rows *in = NULL, *out = NULL;

@@ -24,6 +24,9 @@ static void names_list(enum backend_kind kind, const char *device, char names[NA
         length += (size_t)snprintf(names + length, NAMES_BYTES - length, "%s%s",
                                    length == 0 ? "" : ", ", backends[i].name);
     }
+    if (kind == BACKEND_RUNNER && length < NAMES_BYTES)
+        (void)snprintf(names + length, NAMES_BYTES - length,
+                       ", or " BACKEND_RUNNER_NONE " for the host's own");
 }
 
 // The word of `key` whose number is in `bits` and nearest to `number`: tables are ordered by width.
@@ -107,6 +110,7 @@ static void check_traits(const struct backend *runner, const struct backend *dis
     const char *what = NULL;
     char names[NAMES_BYTES];
 
+    if (accepts == NULL) return; // the host meets what the dispatcher says it produces
     if ((accepts->layouts & produces->layouts) == 0)
         what = "share no row layout";
     else if ((accepts->id_spaces & produces->id_spaces) == 0)
@@ -155,15 +159,25 @@ static void check_group(const struct config *config, const struct backend *dispa
         dispatcher->name, tp_size, other);
 }
 
-// A weight_format that it has no kernel for is taken for the one that is advised.
-static void check_multiple(const struct config *config, const struct backend *runner,
-                           enum config_key key, struct report *report)
+// Of the numbers in the narrowest rows: the weights', or where those are the host's affair, of what
+// is moved. A weight_format that the runner has no kernel for is taken for the one that is advised.
+static int32_t narrowest_bits(const struct config *config, const struct backend *runner)
 {
     int32_t weights = config_word(config, KEY_WEIGHT_FORMAT);
     int known = (BACKEND_BIT(weights) & runner->weight_formats) != 0;
+
+    if (runner->traits != NULL) return backend_weight_bits(known ? weights : FORMAT_BF16);
+    return validate_has_wire(config) &&
+                   config_word(config, KEY_DISPATCH_FORMAT) == DISPATCH_FP8_BLOCK128
+               ? 8
+               : 16;
+}
+
+static void check_multiple(const struct config *config, const struct backend *runner,
+                           enum config_key key, struct report *report)
+{
     int64_t size = config_i64(config, key);
-    int64_t multiple =
-        runner->row_multiple_bytes * 8 / backend_weight_bits(known ? weights : FORMAT_BF16);
+    int64_t multiple = runner->row_multiple_bytes * 8 / narrowest_bits(config, runner);
 
     // Sizes past the columns that it takes are refused for that.
     if (multiple == 0 || !config_ok(config, key) || !config_ok(config, KEY_WEIGHT_FORMAT) ||
@@ -235,7 +249,7 @@ static void check_runner(const struct config *config, const struct backend *runn
                          struct report *report)
 {
     check_multiple(config, runner, KEY_HIDDEN_SIZE, report);
-    check_multiple(config, runner, KEY_INTERMEDIATE_SIZE, report);
+    if (runner->traits != NULL) check_multiple(config, runner, KEY_INTERMEDIATE_SIZE, report);
     check_columns(config, runner, KEY_HIDDEN_SIZE, report);
     check_columns(config, runner, KEY_INTERMEDIATE_SIZE, report);
     check_experts(config, runner, report);
@@ -243,6 +257,12 @@ static void check_runner(const struct config *config, const struct backend *runn
     check_word(config, runner, KEY_ACTIVATION, runner->activations, report);
     if (!check_one_format(config, runner, KEY_ACTIVATION_FORMAT, report))
         check_word(config, runner, KEY_ACTIVATION_FORMAT, runner->activation_formats, report);
+    if (runner->traits == NULL && config_i64(config, KEY_COUNT_EXPERT_LOAD) == 1)
+        report_reason(
+            report, MOXIE_E_UNSUPPORTED, KEY_COUNT_EXPERT_LOAD,
+            "count_expert_load is 1, and what is counted is what Moxie's runner computes, "
+            "while runner is %s: set count_expert_load to 0, or runner to auto",
+            runner->name);
 }
 
 void validate_backends(const struct config *config, const struct backend *runner,

@@ -5,6 +5,7 @@
 
 #include "kernels/cpu/cpu.h"
 #include "kernels/layer.h"
+#include "kernels/route.h"
 #include "plugin/backends.h"
 #include "plugin/transport.h"
 
@@ -15,6 +16,11 @@
 #define SCALE_ALIGN_BYTES 16
 #define PAGE_BYTES        4096               // what shared memory is aligned to at least
 #define DEVICE_PAGE_BYTES ((int64_t)2 << 20) // a GPU's is aligned to and mapped in more
+
+// What Moxie's part needs where the runner is the host's own.
+#define EXPAND_BUFFERS                                                                             \
+    (1u << BUFFER_EXPERT_OFFSET | 1u << BUFFER_PAIR_ROW | 1u << BUFFER_PAIR_WEIGHT |               \
+     1u << BUFFER_ROW_PAIR | 1u << BUFFER_ROUTE_SCRATCH | 1u << BUFFER_CPU_SCRATCH)
 
 struct planner {
     struct plan *plan;
@@ -147,6 +153,8 @@ static void limits_formats(struct limits *limits, const struct config *config)
     limits->weight_bytes = (int64_t)limits->top_k * 4;
     limits->result_bytes =
         pitch(row_bytes_of(limits->output_format, limits->hidden), PLAN_ALIGN_BYTES);
+    limits->computes = runner == NULL || runner->traits != NULL;
+    if (!limits->computes) return;
     limits->mid_format = limits->pair_format = FORMAT_F32;
     if (runner != NULL && runner->one_format)
         limits->mid_format = limits->pair_format = limits->operand_format;
@@ -316,6 +324,7 @@ static int runner_buffers(const struct planner *planner)
 {
     const struct limits *limits = &planner->plan->limits;
     int64_t slots = limits->slots, choices = layer_choices(limits), halves = halves_places(planner);
+    int64_t scratch_bytes = route_scratch_bytes(limits->pairs_max, limits->experts_local);
     const struct request requests[] = {
         {BUFFER_EXPERT_OFFSET, MOXIE_MEMORY_DEVICE, "expert_offset",
          "first pair of each local expert, int32", slots, (int64_t)limits->experts_local + 1, 4,
@@ -341,6 +350,9 @@ static int runner_buffers(const struct planner *planner)
          slots, limits->pairs_max, 4, KEY_TOP_K},
         {BUFFER_ROW_PAIR, MOXIE_MEMORY_DEVICE, "row_pair",
          "pair of each position in a row's top_k, int32", slots, limits->pairs_max, 4, KEY_TOP_K},
+        {BUFFER_ROUTE_SCRATCH, MOXIE_MEMORY_DEVICE, "route_scratch",
+         "what blocks that count pairs tell each other, int32", slots, 1,
+         on_cpu(planner) || limits->computes ? 0 : scratch_bytes, KEY_TOP_K},
         {BUFFER_X_FP8, MOXIE_MEMORY_DEVICE, "x_fp8",
          "rows of all pairs as the first GEMM multiplies them, e4m3", slots, limits->pairs_max,
          limits->x_fp8_bytes, KEY_HIDDEN_SIZE},
@@ -368,6 +380,7 @@ static int runner_buffers(const struct planner *planner)
     int fits = 1;
 
     for (size_t i = 0; i < sizeof requests / sizeof requests[0] - !on_cpu(planner); i++) {
+        if (!limits->computes && (EXPAND_BUFFERS >> requests[i].id & 1) == 0) continue;
         if (requests[i].row_bytes > 0) fits &= buffer_add(planner, &requests[i]);
     }
     return fits;

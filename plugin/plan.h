@@ -25,6 +25,8 @@ struct limits {
     int32_t slots; // forwards in flight
     int32_t threads;
     int32_t dispatcher; // enum dispatcher_kind
+    int32_t computes;   // 0: the runner is the host's own. Then nothing below is set that only
+                        // Moxie's needs: mid, pairs, operands
     int32_t activation; // enum activation
     float alpha, beta, limit;
     float scaling_factor;
@@ -75,7 +77,8 @@ enum buffer_id {
     BUFFER_PAIR_ROW,
     BUFFER_PAIR_WEIGHT,
     BUFFER_ROW_PAIR,
-    BUFFER_X_FP8, // rows quantised, in the order of the pairs, per slot
+    BUFFER_ROUTE_SCRATCH, // where pair_out is not, which route works in else
+    BUFFER_X_FP8,         // rows quantised, in the order of the pairs, per slot
     BUFFER_X_SCALES,
     BUFFER_X_WOVEN, // rows in the order in which weights of 4 bits are decoded, per slot
     BUFFER_MID,     // activations between the GEMMs, per slot

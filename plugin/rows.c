@@ -182,8 +182,9 @@ static int32_t check_device_rows(const struct limits *limits, const struct row_s
     const int fp8 = limits->operand_format == FORMAT_FP8;
     char seen[CONFIG_TEXT_BYTES], weights[CONFIG_TEXT_BYTES], wanted[CONFIG_TEXT_BYTES];
 
-    if (fp8 ? rows->format == FORMAT_F32 || rows->format == FORMAT_NVFP4
-            : rows->format != limits->operand_format) {
+    // What the host's own runner takes of a dispatcher is not read here, but expanded.
+    if (limits->computes && (fp8 ? rows->format == FORMAT_F32 || rows->format == FORMAT_NVFP4
+                                 : rows->format != limits->operand_format)) {
         config_word_text(KEY_WEIGHT_FORMAT, rows->format, seen);
         config_word_text(KEY_WEIGHT_FORMAT, limits->weight_format, weights);
         config_word_text(KEY_WEIGHT_FORMAT, limits->operand_format, wanted);

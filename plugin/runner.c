@@ -19,10 +19,10 @@
 #define RUNNER_BUFFERS                                                                             \
     (1u << BUFFER_EXPERT_OFFSET | 1u << BUFFER_GEMM_PROGRESS | 1u << BUFFER_GEMM_HALVES |          \
      1u << BUFFER_LAYER_TURNS | 1u << BUFFER_LAYER_MID | 1u << BUFFER_PAIR_ROW |                   \
-     1u << BUFFER_PAIR_WEIGHT | 1u << BUFFER_ROW_PAIR | 1u << BUFFER_X_FP8 |                       \
-     1u << BUFFER_X_SCALES | 1u << BUFFER_X_WOVEN | 1u << BUFFER_MID | 1u << BUFFER_MID_FP8 |      \
-     1u << BUFFER_MID_SCALES | 1u << BUFFER_PAIR_OUT | 1u << BUFFER_CPU_SCRATCH |                  \
-     1u << BUFFER_EXPERT_LOAD)
+     1u << BUFFER_PAIR_WEIGHT | 1u << BUFFER_ROW_PAIR | 1u << BUFFER_ROUTE_SCRATCH |               \
+     1u << BUFFER_X_FP8 | 1u << BUFFER_X_SCALES | 1u << BUFFER_X_WOVEN | 1u << BUFFER_MID |        \
+     1u << BUFFER_MID_FP8 | 1u << BUFFER_MID_SCALES | 1u << BUFFER_PAIR_OUT |                      \
+     1u << BUFFER_CPU_SCRATCH | 1u << BUFFER_EXPERT_LOAD)
 
 struct moxie_runner {
     uint64_t magic;
@@ -48,10 +48,12 @@ int32_t runner_create(moxie_instance *instance, int32_t layer, const moxie_weigh
     runner->instance = instance;
     runner->layer = layer;
     TRY(instance_device(instance, error));
-    TRY(weights_read(weights, &instance->plan.limits, instance_place(instance), &runner->weights,
-                     error));
-    TRY(weights_check_scales(&runner->weights, 0, instance->plan.limits.experts_local,
-                             instance->device, error));
+    if (instance->plan.limits.computes) {
+        TRY(weights_read(weights, &instance->plan.limits, instance_place(instance),
+                         &runner->weights, error));
+        TRY(weights_check_scales(&runner->weights, 0, instance->plan.limits.experts_local,
+                                 instance->device, error));
+    }
     TRY(instance_take(instance, RUNNER_BUFFERS, error));
     runner->taken = 1;
     TRY(capture_clear_load(instance, layer, error));
@@ -85,6 +87,19 @@ int runner_is_live(const moxie_runner *runner)
 moxie_instance *runner_instance(const moxie_runner *runner)
 {
     return runner->instance;
+}
+
+int runner_takes_weights(const moxie_instance *instance)
+{
+    return instance->plan.limits.computes || instance->report.reasons_count > 0;
+}
+
+int32_t runner_check_computes(const moxie_runner *runner, moxie_error *error)
+{
+    if (runner->instance->plan.limits.computes) return MOXIE_OK;
+    return fail_with(error, MOXIE_E_UNSUPPORTED,
+                     "runner is none, so that experts are computed by a runner of the host's own: "
+                     "call that between dispatch and combine, or set runner to auto");
 }
 
 static int32_t check_call(const moxie_runner *runner, const moxie_call *call, moxie_error *error)
@@ -209,6 +224,7 @@ int32_t runner_run(moxie_runner *runner, const moxie_call *call, const moxie_row
                               .stream = instance_stream(instance, call->stream)};
     int32_t st = MOXIE_OK;
 
+    TRY(runner_check_computes(runner, error));
     TRY(read_rows(runner, call, in, &view, error));
     if (instance->slot_users[call->slot] != NULL)
         TRY(dispatcher_check_process(instance->slot_users[call->slot], error));
@@ -246,9 +262,11 @@ int32_t runner_weights_updated(moxie_runner *runner, const int32_t *experts, uin
                                moxie_error *error)
 {
     struct device_visit visit;
-    int32_t st = instance_launched(runner->instance, instance_visit(runner->instance, &visit),
-                                   "weights_updated", error);
+    int32_t st = runner_check_computes(runner, error);
 
+    if (st != MOXIE_OK) return st;
+    st = instance_launched(runner->instance, instance_visit(runner->instance, &visit),
+                           "weights_updated", error);
     if (st == MOXIE_OK) st = check_updated(runner, experts, count, error);
     instance_leave(runner->instance, &visit);
     return st;

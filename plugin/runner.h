@@ -6,6 +6,11 @@
 
 #include "plugin/status.h"
 
+// Whether create wants weights. Without, they are not looked at.
+int runner_takes_weights(const moxie_instance *instance);
+// MOXIE_E_UNSUPPORTED where nothing but expand and fold can be had of it.
+int32_t runner_check_computes(const moxie_runner *runner, moxie_error *error);
+
 int32_t runner_create(moxie_instance *instance, int32_t layer, const moxie_weights *weights,
                       moxie_runner **out, moxie_error *error);
 int32_t runner_run(moxie_runner *runner, const moxie_call *call, const moxie_rows *in,

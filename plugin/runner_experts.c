@@ -9,6 +9,8 @@ struct experts_buffers {
     int32_t *pair_row;
     float *pair_weight;
     int32_t *row_pair;
+    void *route_scratch;
+    int64_t route_scratch_bytes;
     void *x_fp8, *x_scales;
     void *mid, *mid_fp8, *mid_scales;
     void *pair_out;
@@ -20,6 +22,9 @@ static struct experts_buffers buffers_of(const struct experts_job *job)
 {
     const struct memory *memory = &job->instance->memory;
     const struct limits *limits = &job->instance->plan.limits;
+    // pair_out is free while rows are routed: down is the first to write it, and combine, the last
+    // to read it, was before in the slot's stream.
+    const enum buffer_id scratch = limits->computes ? BUFFER_PAIR_OUT : BUFFER_ROUTE_SCRATCH;
 
     return (struct experts_buffers){
         .expert_offset = memory_slot(memory, BUFFER_EXPERT_OFFSET, job->slot),
@@ -27,6 +32,8 @@ static struct experts_buffers buffers_of(const struct experts_job *job)
         .pair_row = memory_slot(memory, BUFFER_PAIR_ROW, job->slot),
         .pair_weight = memory_slot(memory, BUFFER_PAIR_WEIGHT, job->slot),
         .row_pair = memory_slot(memory, BUFFER_ROW_PAIR, job->slot),
+        .route_scratch = memory_slot(memory, scratch, job->slot),
+        .route_scratch_bytes = job->instance->plan.slot_bytes[scratch],
         .x_fp8 = memory_slot(memory, BUFFER_X_FP8, job->slot),
         .x_scales = memory_slot(memory, BUFFER_X_SCALES, job->slot),
         .mid = memory_slot(memory, BUFFER_MID, job->slot),
@@ -38,8 +45,6 @@ static struct experts_buffers buffers_of(const struct experts_job *job)
     };
 }
 
-// pair_out is free while rows are routed: down is the first to write it, and combine, the last to
-// read it, was before in the slot's stream.
 static struct route_args route_stage(const struct experts_job *job, const struct experts_buffers *b)
 {
     const struct rows_view *in = job->in;
@@ -53,8 +58,8 @@ static struct route_args route_stage(const struct experts_job *job, const struct
         .pair_weight = b->pair_weight,
         .progress = b->gemm_progress,
         .row_pair = b->row_pair,
-        .scratch = b->pair_out,
-        .scratch_bytes = job->instance->plan.limits.pairs_max * b->pair_stride_bytes,
+        .scratch = b->route_scratch,
+        .scratch_bytes = b->route_scratch_bytes,
         .pairs_max = in->pairs_max,
         .map_count = in->map_count,
         .expert_first = in->expert_first,

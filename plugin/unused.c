@@ -14,6 +14,22 @@ static void unused_if(int condition, const struct config *config, enum config_ke
         report_warning(report, key, "%s is unused: %s", config_name(key), why);
 }
 
+// What the host's own runner may well honour.
+static void unused_runner(const struct config *config, struct report *report)
+{
+    static const enum config_key keys[] = {KEY_ACTIVATION,
+                                           KEY_ACTIVATION_ALPHA,
+                                           KEY_ACTIVATION_BETA,
+                                           KEY_ACTIVATION_LIMIT,
+                                           KEY_WEIGHT_FORMAT,
+                                           KEY_ACTIVATION_FORMAT,
+                                           KEY_ROUTED_SCALING_FACTOR,
+                                           KEY_APPLY_ROUTER_WEIGHT_ON_INPUT};
+
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++)
+        unused_if(!validate_computes(config), config, keys[i], "runner is none", report);
+}
+
 static void unused_dispatch(const struct config *config, struct report *report)
 {
     static const enum config_key wire[] = {KEY_DISPATCH_FORMAT, KEY_TIMEOUT_MS, KEY_TRANSPORT,
@@ -100,6 +116,7 @@ void validate_unused(const struct config *config, const struct bounds *bounds,
 {
     int64_t own = config_i64(config, KEY_FORWARD_TOKENS_MAX);
 
+    unused_runner(config, report);
     unused_dispatch(config, report);
     unused_prefill(config, bounds, report);
     unused_decode(config, report);

@@ -55,7 +55,7 @@ void validate_resolve(struct config *config)
     if (is_auto(config, KEY_TRANSPORT))
         config_resolve(config, KEY_TRANSPORT,
                        config_word(config, KEY_DEVICE) == DEVICE_WORD_CPU ? "shm" : "nvlink");
-    if (!is_auto(config, KEY_ACTIVATION_FORMAT)) return;
+    if (!is_auto(config, KEY_ACTIVATION_FORMAT) || !validate_computes(config)) return;
     config_word_text(KEY_ACTIVATION_FORMAT,
                      one_format ? backend_operand_format(config_word(config, KEY_WEIGHT_FORMAT))
                                 : FORMAT_F32,
@@ -88,6 +88,11 @@ int32_t validate_dispatcher(const struct config *config)
         BACKEND_DISPATCHER, config_str(config, KEY_DISPATCHER), config_str(config, KEY_DEVICE));
 
     return dispatcher == NULL ? -1 : dispatcher->id;
+}
+
+int validate_computes(const struct config *config)
+{
+    return strcmp(config_str(config, KEY_RUNNER), BACKEND_RUNNER_NONE) != 0;
 }
 
 int validate_has_wire(const struct config *config)
@@ -193,6 +198,7 @@ static void check_honoured(const struct config *config, struct report *report)
     double limit = config_f64(config, KEY_ACTIVATION_LIMIT);
     char seen[64];
 
+    if (!validate_computes(config)) return; // whether they are is the host's affair
     for (int32_t i = 0; i < 3; i++) {
         if (has_parameters || !config_ok(config, KEY_ACTIVATION) ||
             !config_changed(config, parameters[i]))
@@ -234,11 +240,12 @@ static void check_groups(const struct config *config, struct report *report)
     int32_t operand = config_word(config, KEY_ACTIVATION_FORMAT);
     int wire =
         validate_has_wire(config) && config_word(config, KEY_DISPATCH_FORMAT) == DISPATCH_NVFP4;
-    int64_t weight_group = counts_rows(config)                                   ? 1
+    int computes = validate_computes(config);
+    int64_t weight_group = !computes || counts_rows(config)                      ? 1
                            : weight == FORMAT_INT4_G32 || weight == FORMAT_MXFP4 ? 32
                            : weight == FORMAT_NVFP4                              ? NVFP4_GROUP
                                                                                  : 1;
-    int64_t operand_group = operand == FORMAT_NVFP4 ? NVFP4_GROUP : 1;
+    int64_t operand_group = computes && operand == FORMAT_NVFP4 ? NVFP4_GROUP : 1;
     const struct {
         enum config_key columns, format;
         int64_t group;

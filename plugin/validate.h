@@ -31,6 +31,8 @@ void validate_backends(const struct config *config, const struct backend *runner
 void validate_unused(const struct config *config, const struct bounds *bounds,
                      struct report *report);
 
+// 0 when the runner is the host's own.
+int validate_computes(const struct config *config);
 // 1 when rows travel between ranks: a dispatcher other than `local`, and more than one rank.
 int validate_has_wire(const struct config *config);
 // enum dispatcher_kind of the key `dispatcher` on the key `device`; -1 when there is none.

@@ -176,8 +176,10 @@ int32_t runner_create(moxie_instance *instance, int32_t layer, const moxie_weigh
 
     (void)instance;
     fake.layer = layer;
-    fake.w1 = *weights->w1;
-    fake.w2 = *weights->w2;
+    if (!fake.no_weights) {
+        fake.w1 = *weights->w1;
+        fake.w2 = *weights->w2;
+    }
     if (st == MOXIE_OK) *out = fake_runners[0];
     return st;
 }
@@ -199,6 +201,12 @@ int32_t runner_weights_updated(moxie_runner *runner, const int32_t *experts, uin
     fake.pointer = experts;
     fake.count = count;
     return enter("runner_weights_updated", error);
+}
+
+int runner_takes_weights(const moxie_instance *instance)
+{
+    (void)instance;
+    return !fake.no_weights;
 }
 
 void runner_destroy(moxie_runner *runner)

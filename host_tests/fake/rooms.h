@@ -18,6 +18,7 @@ struct fake_rooms {
     int32_t dead;           // 1: no handle is alive
     int32_t kind;           // of dispatcher_create
     int32_t layer;          // of runner_create
+    int32_t no_weights;     // 1: runner_create is not handed any
     uint64_t count;         // of runner_weights_updated
     const void *pointer;    // the plain pointer a call passed: experts, active, row_index, stream
     moxie_host host;

@@ -217,6 +217,7 @@ void gpu_layer_open(struct gpu_layer *gpu, const char *name, struct gpu_options 
     mock_set_i64(&gpu->mock, "capture_routed_experts", options.capture);
     if (options.fp8) mock_set_str(&gpu->mock, "weight_format", "fp8_channel");
     if (options.mxfp4) mock_set_str(&gpu->mock, "weight_format", "mxfp4");
+    if (options.none) mock_set_str(&gpu->mock, "runner", "none");
     // The golden output is that of weights and rows that were not rounded to fp8, or mxfp4.
     gpu->bound = options.mxfp4 ? 0.25 : options.fp8 ? 8e-2 : 5e-3;
     // Room for three ranks' slabs.

@@ -25,6 +25,7 @@ struct gpu_options {
     int32_t capture; // capture_routed_experts
     int32_t fp8;     // 1: the weights become fp8_channel
     int32_t mxfp4;   // 1: they become mxfp4; sizes that 32 divides
+    int32_t none;    // 1: the runner is the host's own
     int32_t copies;  // of the layer's tokens, one behind the other; 0: one
 };
 

@@ -404,6 +404,33 @@ START_TEST(results_of_one_pair)
 }
 END_TEST
 
+// Another instance expands and folds what this one's runner computes by expert, as one of the
+// host's own would: few positions, and as many as many blocks count.
+START_TEST(expanded_for_the_hosts_own_runner)
+{
+    struct gpu_options options = {.copies = _i == 0 ? 1 : 64};
+    struct gpu_layer gpu, none;
+    struct layouts l;
+
+    gpu_layer_open(&gpu, "qwen3_moe_a", options);
+    options.none = 1;
+    gpu_layer_open(&none, "qwen3_moe_a", options);
+    layouts_make(&l, &gpu, MOXIE_LAYOUT_EXPERT_CONTIGUOUS, MOXIE_FORMAT_F32);
+    gpu_poison(&gpu);
+    gpu_accept(&none, runner_expand(none.runner, &l.call, &l.in, &l.expanded, &l.row_index,
+                                    &none.mock.error));
+    gpu_accept(&gpu, runner_run(gpu.runner, &l.call, &l.expanded, &l.results, &gpu.mock.error));
+    gpu_accept(&none, runner_fold(none.runner, &l.call, &l.results, &l.row_index, &l.out,
+                                  &none.mock.error));
+    gpu_fetch(&gpu);
+    ck_assert_double_le(golden_error(gpu.y, &gpu.layer.want), gpu.bound);
+    ck_assert_int_eq(none.instance->plan.slot_bytes[BUFFER_PAIR_OUT], 0);
+    layouts_free(&l);
+    gpu_layer_close(&none);
+    gpu_layer_close(&gpu);
+}
+END_TEST
+
 // Every layer in 16 bits and, where its weights lie so, in fp8.
 static void add(TCase *tests)
 {
@@ -416,6 +443,7 @@ static void add(TCase *tests)
     tcase_add_loop_test(tests, results_past_the_count_stay, LAYER_TOKENS, LAYER_TOKENS + 2);
     tcase_add_test(tests, folded_rows_lie_on_16_bytes);
     tcase_add_test(tests, results_of_one_pair);
+    tcase_add_loop_test(tests, expanded_for_the_hosts_own_runner, 0, 2);
 }
 
 int main(void)

@@ -22,7 +22,6 @@
 
 namespace {
 
-constexpr int kBlocksMax = 132; // the SMs of an H200: a block takes most of one
 
 // One block takes 5 us for 512 positions, a cluster 5 for 2048, 8 for 8192 and 15 for 16384, two launches 12 for 8192 and 15 for 131072.
 constexpr int64_t kAloneMax = 512;     // of one block
@@ -198,7 +197,7 @@ __device__ void count_again(const args &a, const share &s, int32_t *counts)
 __global__ void __launch_bounds__(kThreads, 1) fill_kernel(const __grid_constant__ args a)
 {
     int32_t *counts = dynamic_smem<int32_t>(), *all = counts + kWarps * a.experts, *before = all + a.experts;
-    __shared__ int32_t warps[kWarps], rows_before[KERNEL_RANKS_MAX + 1], sizes[kBlocksMax];
+    __shared__ int32_t warps[kWarps], rows_before[KERNEL_RANKS_MAX + 1], sizes[ROUTE_BLOCKS_MAX];
     int32_t thread = threadIdx.x, *own = counts + thread / 32 * a.experts;
 
     griddepcontrol_wait();
@@ -265,7 +264,7 @@ unsigned place_scratch(const route_args *from, args *to)
     int32_t *next = static_cast<int32_t *>(from->scratch);
 
     if (from->by != ROUTE_BY_IDS || positions <= kClusterMax || next == nullptr || from->experts == 0) return 1;
-    blocks = blocks < kBlocksMax ? blocks : kBlocksMax;
+    blocks = blocks < ROUTE_BLOCKS_MAX ? blocks : ROUTE_BLOCKS_MAX;
     to->share_min = static_cast<uint32_t>(kShareMin);
     to->share_max = divided_up(positions, blocks) > kShareMin ? divided_up(positions, blocks) : kShareMin;
     bytes = blocks * (from->experts + 1 + from->slabs_count + 1 + to->share_max) * static_cast<int64_t>(sizeof(int32_t));
