@@ -374,18 +374,28 @@ END_TEST
 
 START_TEST(who_has_gone_on_is_named_at_once)
 {
-    const int left_out = _i == 0;
+    static const struct {
+        uint64_t active, told;
+        uint32_t generation, kind;
+    } rows[] = {{15, 12, GENERATION, VERDICT_LEFT_OUT},
+                {15, 6, GENERATION + 1, VERDICT_MOVED_ON},
+                {7, 15, GENERATION, VERDICT_MASKS},
+                {15, 6, GENERATION, VERDICT_MOVED_ON}, // of which the generation is told next
+                {7, 12, GENERATION - 1, VERDICT_LEFT_OUT},
+                {7, 15, GENERATION - 1, VERDICT_SILENT}}; // of before this rank's
+    const int at_once = rows[_i].kind != VERDICT_SILENT;
     struct scene scene;
 
     scene_open(&scene);
-    put(line_of(&scene, OWN, WORD_DISPATCH, 0), 0); // silent, but rank 2 tells why
+    put(&scene.state->active, rows[_i].active);
+    if (at_once) put(line_of(&scene, OWN, WORD_DISPATCH, 0), 0); // silent, but rank 2 tells why
     put(line_of(&scene, OWN, WORD_DISPATCH, 2), 0);
-    put(line_of(&scene, OWN, WORD_ACTIVE, 2), left_out ? 12 : 6);
-    put(line_of(&scene, OWN, WORD_GENERATION, 2), left_out ? GENERATION : GENERATION + 1);
-    ck_assert_uint_eq(wait_kernel(&scene), left_out ? VERDICT_LEFT_OUT : VERDICT_MOVED_ON);
+    put(line_of(&scene, OWN, WORD_ACTIVE, 2), rows[_i].told);
+    put(line_of(&scene, OWN, WORD_GENERATION, 2), rows[_i].generation);
+    ck_assert_uint_eq(wait_kernel(&scene), rows[_i].kind);
     ck_assert_int_eq(scene.report->verdict.rank, 2);
-    ck_assert_uint_eq(scene.report->verdict.told_active, left_out ? 12 : 6);
-    ck_assert_uint_eq(scene.report->verdict.told_generation, GENERATION + !left_out);
+    ck_assert_uint_eq(scene.report->verdict.told_active, at_once ? rows[_i].told : 0);
+    ck_assert_uint_eq(scene.report->verdict.told_generation, at_once ? rows[_i].generation : 0);
     ck_assert_uint_eq(failed(&scene), 1);
     scene_close(&scene);
 }
@@ -522,7 +532,7 @@ static void tests(TCase *cases)
     tcase_add_test(cases, ranks_left_out_are_not_waited_for);
     tcase_add_loop_test(cases, flags_of_other_epochs_are_none, 0, 4);
     tcase_add_loop_test(cases, who_waits_itself_is_not_named, 0, 4);
-    tcase_add_loop_test(cases, who_has_gone_on_is_named_at_once, 0, 2);
+    tcase_add_loop_test(cases, who_has_gone_on_is_named_at_once, 0, 6);
     tcase_add_test(cases, a_failure_sticks);
     tcase_add_loop_test(cases, a_signal_goes_to_every_active_peer, 0, 2);
     tcase_add_loop_test(cases, a_wait_signals_first, 0, 2);

@@ -380,12 +380,15 @@ enum trouble {
     OTHER_WAY_AND_NO_WORDS,
     HAS_LEFT,
     HAS_MOVED_ON,
+    HAS_ANOTHER_MASK,
     TROUBLES
 };
 
 // Of the VICTIM.
 static void make_trouble(struct scene *scene, enum trouble trouble)
 {
+    static const uint64_t masks[TROUBLES] = {
+        [HAS_LEFT] = 12, [HAS_MOVED_ON] = 6, [HAS_ANOTHER_MASK] = 31};
     const int32_t own = scene->shape.own, most = scene->shape.rows_most;
     uint64_t *flag = scene_line(scene, own, WORD_DISPATCH, VICTIM);
     struct word *words = words_of(scene, VICTIM);
@@ -393,6 +396,14 @@ static void make_trouble(struct scene *scene, enum trouble trouble)
     if (trouble == NO_WORDS || trouble >= OTHER_WAY)
         memset(words, 0, sizeof *scene->windows[0].rows);
     if (trouble == NO_FLAG || trouble > OTHER_WAY_AND_NO_WORDS) *flag = 0;
+    if (trouble == OTHER_WAY_AND_NO_WORDS) // of a rank before it
+        memset(words_of(scene, 0), 0, sizeof *scene->windows[0].rows);
+    if (trouble == OTHER_WAY || trouble == OTHER_WAY_AND_NO_WORDS) *flag = TAG;
+    if (masks[trouble] != 0) {
+        *scene_line(scene, own, WORD_ACTIVE, VICTIM) = masks[trouble];
+        *scene_line(scene, own, WORD_GENERATION, VICTIM) =
+            GENERATION + (trouble != HAS_ANOTHER_MASK);
+    }
     switch (trouble) {
     case ONE_ROW_MORE:
         words[0] = scene_count_word(most + 1, most, ROUND, TAG);
@@ -402,18 +413,6 @@ static void make_trouble(struct scene *scene, enum trouble trouble)
         break;
     case NEXT_ROUND:
         words[0] = scene_count_word(most, most, ROUND + 1, TAG);
-        break;
-    case OTHER_WAY_AND_NO_WORDS: // of a rank before it
-        memset(words_of(scene, 0), 0, sizeof *scene->windows[0].rows);
-        *flag = TAG;
-        break;
-    case OTHER_WAY:
-        *flag = TAG;
-        break;
-    case HAS_LEFT:
-    case HAS_MOVED_ON:
-        *scene_line(scene, own, WORD_ACTIVE, VICTIM) = trouble == HAS_LEFT ? 12 : 6;
-        *scene_line(scene, own, WORD_GENERATION, VICTIM) = GENERATION + 1;
         break;
     default:
         break;
@@ -450,7 +449,8 @@ START_TEST(what_fails_has_no_rows_and_is_told)
         int32_t at_once;
     } wants[TROUBLES] = {{VERDICT_SILENT, 0}, {VERDICT_SILENT, 0},   {VERDICT_ROWS, 1},
                          {VERDICT_ROWS, 1},   {VERDICT_ROUND, 1},    {VERDICT_WAY, 1},
-                         {VERDICT_WAY, 1},    {VERDICT_LEFT_OUT, 1}, {VERDICT_MOVED_ON, 1}};
+                         {VERDICT_WAY, 1},    {VERDICT_LEFT_OUT, 1}, {VERDICT_MOVED_ON, 1},
+                         {VERDICT_MASKS, 1}};
     const enum trouble trouble = (enum trouble)(_i / 2);
     struct scene *scene = scene_open(&four, _i % 2);
     const int64_t began_ns = clock_ns();

@@ -71,7 +71,7 @@ template <class Args> __device__ __forceinline__ void keep_epoch(const Args &a, 
     (a.word == WORD_DISPATCH ? a.state->epochs : a.state->returned)[a.slot] = epoch;
 }
 
-enum outcome : uint32_t { ARRIVED, HEARD, MUTE, LEFT_OUT, MOVED_ON, STOPPED, TOO_MANY, OTHER_ROUND, OTHER_WAY };
+enum outcome : uint32_t { ARRIVED, HEARD, MUTE, LEFT_OUT, MOVED_ON, OTHER_MASK, STOPPED, TOO_MANY, OTHER_ROUND, OTHER_WAY };
 
 // What a peer said, as one thread heard it.
 struct heard {
@@ -91,7 +91,7 @@ __device__ watch watch_start(const await_args &a, const standing &at)
     return {at, timeout_ns / FLAG_BEATS, now_ns + timeout_ns / FLAG_BEATS, now_ns + timeout_ns / 2, now_ns + timeout_ns, 0};
 }
 
-// A peer whose flag has not come has gone on without this rank, or to a later generation.
+// A peer whose flag has not come has gone on without this rank, to a later generation, or with other ranks.
 __device__ heard look_for_leavers(const await_args &a, const watch &w, int32_t rank)
 {
     heard h = {ARRIVED, 0, 0};
@@ -104,6 +104,9 @@ __device__ heard look_for_leavers(const await_args &a, const watch &w, int32_t r
         h.what = LEFT_OUT;
     else if (h.generation > w.generation)
         h.what = MOVED_ON;
+    // One with more ranks was so in this generation. One with fewer may be of the next, which is then told in a moment.
+    else if (h.generation == w.generation && h.active != 0 && h.active != w.active)
+        h.what = (h.active & ~w.active) != 0 ? OTHER_MASK : MOVED_ON;
     return h;
 }
 
@@ -185,8 +188,8 @@ __device__ flag_verdict judge(const await_args &a, const watch &w, const heard *
 
 #pragma unroll 1
     for (int32_t rank = 0; rank < a.ranks; rank++) {
-        if (all[rank].what != LEFT_OUT && all[rank].what != MOVED_ON) continue;
-        v.kind = all[rank].what == LEFT_OUT ? VERDICT_LEFT_OUT : VERDICT_MOVED_ON;
+        if (all[rank].what != LEFT_OUT && all[rank].what != MOVED_ON && all[rank].what != OTHER_MASK) continue;
+        v.kind = all[rank].what == LEFT_OUT ? VERDICT_LEFT_OUT : all[rank].what == MOVED_ON ? VERDICT_MOVED_ON : VERDICT_MASKS;
         v.rank = rank;
         v.told_generation = all[rank].generation;
         v.told_active = all[rank].active;
