@@ -351,10 +351,10 @@ START_TEST(another_format_is_refused)
     char seen[48], wanted[48];
 
     sample_init(&s, formats[_i], MOXIE_ORDER_GATE_UP, MOXIE_ROWS_OUT);
-    (void)snprintf(wanted, sizeof wanted, "weight_format says %d", formats[_i]);
+    (void)snprintf(wanted, sizeof wanted, "want %d, since the key weight_format is", formats[_i]);
     for (int32_t format = -1; format <= 12; format++) {
         if (format == formats[_i]) continue;
-        (void)snprintf(seen, sizeof seen, "format %d;", format);
+        (void)snprintf(seen, sizeof seen, "format %d (", format);
         s.matrices[0].format = format;
         SAID(&s.said, MOXIE_E_INVALID, read_weights(&s), "weights.w1", seen, wanted);
         s.matrices[0].format = formats[_i];

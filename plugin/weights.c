@@ -224,15 +224,26 @@ out:
     return st;
 }
 
+static int32_t refuse_format(const struct reading *r, const struct limits *limits,
+                             moxie_error *error)
+{
+    char seen[CONFIG_TEXT_BYTES], wanted[CONFIG_TEXT_BYTES];
+
+    config_word_text(KEY_WEIGHT_FORMAT, r->matrix->format, seen);
+    config_word_text(KEY_WEIGHT_FORMAT, limits->weight_format, wanted);
+    return fail_with(error, MOXIE_E_INVALID,
+                     "%s: format %d (%s); want %d, since the key weight_format is %s", r->values,
+                     r->matrix->format, seen[0] != '\0' ? seen : "unknown", limits->weight_format,
+                     wanted);
+}
+
 static int32_t read_matrix(const struct reading *r, const struct limits *limits,
                            struct weight_view *view, moxie_error *error)
 {
     const moxie_matrix *matrix = r->matrix;
     int32_t st = MOXIE_OK;
 
-    if (matrix->format != limits->weight_format)
-        TRY(fail_with(error, MOXIE_E_INVALID, "%s: format %d; the key weight_format says %d",
-                      r->values, matrix->format, limits->weight_format));
+    if (matrix->format != limits->weight_format) TRY(refuse_format(r, limits, error));
     if (matrix->orientation != MOXIE_ROWS_OUT && matrix->orientation != MOXIE_ROWS_IN)
         TRY(fail_with(error, MOXIE_E_INVALID, "%s: orientation %d; want MOXIE_ROWS_OUT or _IN",
                       r->values, matrix->orientation));
