@@ -91,7 +91,10 @@ class Part:
         with mock.patch.object(adapter.MoxieExperts, "_supports_current_device", lambda: True), \
                 mock.patch.object(adapter, "_device_here", lambda: DEVICE):
             _, experts = select(self.moe, *keys)
-        assert experts is adapter.MoxieExperts, experts
+        assert issubclass(experts, adapter.MoxieExperts), experts
+        return self.kernel_of(experts)
+
+    def kernel_of(self, experts):
         around = fp8.maybe_make_prepare_finalize(self.moe, None, allow_new_interface=True)
         return modular_kernel.FusedMoEKernel(around, experts(self.moe, self.part.quant()))
 
@@ -120,6 +123,9 @@ def check_dispatched(rank):
         around = kernel.prepare_finalize
         # Models that leave vLLM's sum over a tensor parallel group out assert that it is still to do.
         assert (around.num_dispatchers(), around.output_is_reduced()) == (RANKS, False)
+        # A method that asked, and whose weights another computes with others' experts.
+        others = part.kernel_of(adapter.MoxieExperts).prepare_finalize
+        assert not isinstance(others, adapter.MoxieDispatch), others
         for sizes in (None, list(shares)):
             part.check(kernel, sizes)
         config = kernel.fused_experts.shared.experts.config
@@ -212,13 +218,6 @@ def check_what_is_left(rank):
         with mock.patch.object(adapter, "get_current_vllm_config_or_none", lambda: config), \
                 mock.patch.object(adapter.envs, "VLLM_USE_RAY_V2_EXECUTOR_BACKEND", ray_v2):
             assert adapter.dispatches(moe) is is_taken, (more, ray_v2)
-
-    def make(moe, quant_config, eep_stage=False):
-        return "vLLM's"
-    moe.moxie_dispatches = True
-    made = adapter._dispatching_by_moxie(make)
-    assert isinstance(made(moe, None), adapter.MoxieDispatch)
-    assert made(moe, None, eep_stage=True) == "vLLM's"
 
 
 def run_rank(folder, rank):

@@ -202,7 +202,7 @@ def group_of_ranks():
 
 
 def maybe_make_prepare_finalize(moe, quant_config, routing_tables=None, allow_new_interface=False,
-                                use_monolithic=False, eep_stage=False):
+                                use_monolithic=False):
     if moe.moe_parallel_config.use_all2all_kernels:
         return MoEPrepareAndFinalizeNaiveDPEPModular()
     return MoEPrepareAndFinalizeNoDPEPModular()
@@ -321,7 +321,6 @@ def modules():
         "vllm.platforms": {"current_platform": platform},
         "vllm.model_executor.layers.quantization.utils.quant_utils": keys,
         MOE + "activation": [MoEActivation],
-        MOE + "all2all_utils": [maybe_make_prepare_finalize],
         MOE + "config": [FusedMoEConfig, FusedMoEParallelConfig, RoutingMethodType,
                          FusedMoEQuantConfig, fp8_w8a8_moe_quant_config],
         MOE + "modular_kernel": [FusedMoEExpertsModular, FusedMoEActivationFormat, FusedMoEKernel],
@@ -329,11 +328,10 @@ def modules():
         MOE + "prepare_finalize.naive_dp_ep": [MoEPrepareAndFinalizeNaiveDPEPModular,
                                                get_ep_group],
         MOE + "topk_weight_and_reduce": [TopKWeightAndReduceNoOP],
-        oracle + "unquantized": [select_unquantized_moe_backend, UnquantizedMoeBackend,
-                                 maybe_make_prepare_finalize],
+        oracle + "unquantized": [select_unquantized_moe_backend, UnquantizedMoeBackend],
         oracle + "fp8": [select_fp8_moe_backend, Fp8MoeBackend, maybe_make_prepare_finalize],
         oracle + "mxfp4": [select_mxfp4_moe_backend, Mxfp4MoeBackend, make_mxfp4_moe_quant_config,
-                           _user_moe_activation_override, maybe_make_prepare_finalize],
+                           _user_moe_activation_override],
         # As the modules of vLLM's methods do, which import the selections by their names.
         MOE + "unquantized_fused_moe_method": [select_unquantized_moe_backend],
         "vllm.model_executor.layers.quantization.fp8": [select_fp8_moe_backend, Fp8Config],

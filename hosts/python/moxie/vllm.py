@@ -43,7 +43,6 @@ try:
     from vllm.forward_context import get_forward_context, is_forward_context_available
     from vllm.model_executor.layers.fused_moe import modular_kernel
     from vllm.model_executor.layers.fused_moe.activation import MoEActivation
-    from vllm.model_executor.layers.fused_moe.all2all_utils import maybe_make_prepare_finalize
     from vllm.model_executor.layers.fused_moe.oracle import fp8, mxfp4, unquantized
     from vllm.model_executor.layers.fused_moe.prepare_finalize.no_dp_ep import (
         MoEPrepareAndFinalizeNoDPEPModular)
@@ -71,8 +70,9 @@ try:
         Selection(mxfp4.select_mxfp4_moe_backend, mxfp4.Mxfp4MoeBackend.EMULATION,
                   quant_utils.kMxfp4Static, gpt_oss),
     )
-    # A step of a worker.
+    # A step of a worker, and what joins experts and what is around them.
     STEP = WorkerWrapperBase.execute_model
+    KERNEL = modular_kernel.FusedMoEKernel.__init__
     # Keys of the configuration, and how the rows of gate and up lie.
     ACTIVATIONS = {
         MoEActivation.SILU: ({"activation": "silu"}, abi.ORDER_GATE_UP),
@@ -247,10 +247,6 @@ class MoxieExperts(Borrower, Base):
 
     engine = ENGINE
 
-    def dispatch(self):
-        """From here on rows are this rank's own, and ids those of all experts."""
-        self.all_gather = ranks.all_gather_of(get_ep_group().cpu_group)
-
     @property
     def expects_unquantized_inputs(self):
         return True
@@ -343,6 +339,14 @@ class MoxieExperts(Borrower, Base):
                             rank_tokens)
 
 
+class MoxieRankExperts(MoxieExperts):
+    """Those whose rows are this rank's own, and ids those of all experts."""
+
+    def __init__(self, *given, **named):
+        super().__init__(*given, **named)
+        self.all_gather = ranks.all_gather_of(get_ep_group().cpu_group)
+
+
 def _tokens_of_ranks():
     """Of this forward, where vLLM knows."""
     if not is_forward_context_available():
@@ -352,7 +356,7 @@ def _tokens_of_ranks():
 
 
 class MoxieDispatch(MoEPrepareAndFinalizeNoDPEPModular):
-    """What vLLM has around experts where rows go to other ranks: nothing, since MoxieExperts take
+    """What is around experts whose rows go to other ranks: nothing, since MoxieRankExperts take
     them there, and bring the sums back. Like vLLM's own it says nothing of a sum over a tensor
     parallel group, which models may leave out (skip_final_all_reduce): dispatches() takes layers
     alone whose group is one rank, or has other tokens on each, so that vLLM adds up nothing."""
@@ -363,9 +367,6 @@ class MoxieDispatch(MoEPrepareAndFinalizeNoDPEPModular):
 
     def num_dispatchers(self):
         return self.ep_size
-
-    def post_init_setup(self, fused_experts):
-        fused_experts.dispatch()
 
 
 # ---- The entry point ---------------------------------------------------------------------------
@@ -386,33 +387,28 @@ def _preferring_moxie(selection):
     def selected(*given, **named):
         asked = inspect.signature(select).bind(*given, **named).arguments
         moe = asked.get("moe_config", asked.get("config"))
-        moe.moxie_dispatches = False  # or as was found earlier, for experts that are vLLM's now
         if moe.moe_backend != "auto":
             return select(*given, **named)  # somebody has chosen another
         reason = why_not(moe, asked.get("weight_key", selection.weight_key),
                          _activation_key(asked, selection))
         if reason is None:
-            moe.moxie_dispatches = dispatches(moe)
-            logger.info_once("Moxie computes the experts%s: %s", " and moves their rows" if
-                             moe.moxie_dispatches else "", ENGINE.library().path)
-            return selection.backend, MoxieExperts
+            moves = dispatches(moe)
+            logger.info_once("Moxie computes the experts%s: %s",
+                             " and moves their rows" if moves else "", ENGINE.library().path)
+            return selection.backend, MoxieRankExperts if moves else MoxieExperts
         logger.warning_once("Moxie leaves experts to vLLM: %s", reason)
         return select(*given, **named)
 
     return selected
 
 
-def _dispatching_by_moxie(make):
-    """vLLM's choice of what is around experts, where those are Moxie's."""
-    def made(*given, **named):
-        asked = inspect.signature(make).bind(*given, **named).arguments
-        moe = asked["moe"]
-        # As _preferring_moxie found; but the ranks of elastic ones are another group than today's.
-        if getattr(moe, "moxie_dispatches", False) and not asked.get("eep_stage"):
-            return MoxieDispatch(moe.moe_parallel_config.ep_size)
-        return make(*given, **named)
-
-    return made
+@functools.wraps(KERNEL)
+def _kernel(self, prepare_finalize, fused_experts, *given, **named):
+    """vLLM's kernel, of experts and what vLLM has chosen around them. It is the experts that say
+    whether they move rows: the method that asked for them may not be the one that computes."""
+    if isinstance(fused_experts, MoxieRankExperts):
+        prepare_finalize = MoxieDispatch(fused_experts.moe_config.moe_parallel_config.ep_size)
+    KERNEL(self, prepare_finalize, fused_experts, *given, **named)
 
 
 @functools.wraps(STEP)
@@ -443,5 +439,5 @@ def register():
     ENGINE.library()
     for selection in SELECTIONS:
         _replace(selection.select, _preferring_moxie(selection), selection.user)
-    _replace(maybe_make_prepare_finalize, _dispatching_by_moxie(maybe_make_prepare_finalize))
+    modular_kernel.FusedMoEKernel.__init__ = _kernel
     WorkerWrapperBase.execute_model = _step
