@@ -6,6 +6,7 @@ has of it. With MOXIE_TEST_DEVICE=cuda it runs on a GPU, and wants vLLM.
 """
 
 import contextlib
+import dataclasses
 import gc
 import itertools
 import os
@@ -111,6 +112,15 @@ class Layers(unittest.TestCase):
             self.apply(experts, case,
                        expert_map=torch.zeros(8, dtype=torch.int64, device=DEVICE))
 
+    @unittest.skipUnless(hasattr(adapter.Base, "post_gemm2_hook"), "this vLLM has none")
+    def test_rows_before_they_are_added_up(self):
+        """Which a model's own layer may ask for when the kernel is there."""
+        case = Case()
+        kernel = case.made()
+        kernel.fused_experts.post_gemm2_hook = lambda rows, output: output
+        with self.assertRaisesRegex(MoxieError, "post_gemm2_hook.*MOXIE_PLUGIN"):
+            case.run(kernel)
+
     def test_scales_of_another_type(self):
         case = Case(scheme="block")
         case.scales = [each.to(torch.float8_e8m0fnu) for each in case.scales]
@@ -209,7 +219,8 @@ class Selection(unittest.TestCase):
                 ("quantization scheme", self.why_not((tensor, tensor))),
                 ("SWIGLUSTEP", self.why_not(activation=MoEActivation.SWIGLUSTEP)),
                 ("LoRA", self.why_not(is_lora_enabled=True)),
-                ("swiglu_limit and swiglu_alpha", self.why_not(swiglu_limit=7.0, swiglu_alpha=1.0)),
+                ("a layer with swiglu_limit and swiglu_alpha",
+                 self.why_not(swiglu_limit=7.0, swiglu_alpha=1.0)),
                 ("hidden_size", self.why_not(hidden_dim=-8)),
                 ("intermediate_size", self.why_not(intermediate_size=-8))):
             self.assertIn(text, reason or "")
@@ -218,10 +229,40 @@ class Selection(unittest.TestCase):
         ours = parallel(2, 0, dp_size=2)
         self.assertIn("1 experts on 2 ranks", self.why_not(
             moe_parallel_config=ours, num_experts=1, num_local_experts=1, experts_per_token=1))
+        for more in ({"dp_size": 2}, {"tp_size": 2}):  # of vLLM 0.32
+            ours = parallel(2, 0, all2all_backend="passthrough", **more)
+            if hasattr(ours, "use_passthrough_all2all"):
+                self.assertIn("parallel config", self.why_not(moe_parallel_config=ours) or "")
         with configured(None, cpu_offload_gb=1):
             self.assertIn("--cpu-offload-gb", self.why_not())
         with mock.patch.object(type(ours), "use_batched_activation_format", True):
             self.assertIn("batched", self.why_not())
+
+    def test_what_configurations_say(self):
+        """Of vLLM's fields those that experts need not know, and any that came since."""
+        moe = Case().moe()
+        names = {each.name for each in dataclasses.fields(moe)}
+        for name, value in (("elastic_ep_max_dp_size", 2), ("has_hash_routing", True),
+                            ("require_decomposed_backend", True), ("shared_expert_prefix", "a.b"),
+                            ("skip_final_all_reduce", True)):
+            if name in names:
+                self.assertIsNone(self.why_not(**{name: value}), name)
+        for name in ("activation_situ_beta", "tp_shard_with_padding"):
+            if name in names:
+                self.assertIn(f"a layer with {name}", self.why_not(**{name: 1}) or "")
+        later = dataclasses.make_dataclass("FusedMoEConfig", [
+            ("novice_experts", object, dataclasses.field(default=None)),
+            ("plain", object, dataclasses.field(default=None))], bases=(type(moe),))
+        given = {name: getattr(moe, name) for name in names
+                 if type(moe).__dataclass_fields__[name].init}
+        with served():
+            for number in (None, 3):
+                found = later(**given, novice_experts=number)
+                self.assertEqual(adapter.why_not(found, None, None),
+                                 "kernel does not support a layer with FusedMoEConfig")
+                with mock.patch.object(adapter, "FusedMoEConfig", later):
+                    self.assertEqual(adapter.why_not(found, None, None), number and
+                                     "kernel does not support a layer with novice_experts")
 
     def test_blocks_of_another_size(self):
         """Which vLLM has one key for: as each of its two configurations of fp8 says it."""
@@ -243,11 +284,12 @@ class Selection(unittest.TestCase):
     def test_backends_that_the_environment_names(self):
         """By the variables that vLLM reads of fp8 alone."""
         use, moe, marlin = (*adapter.DEEP_GEMM, "VLLM_TEST_FORCE_FP8_MARLIN")
+        read = marlin if hasattr(adapter.envs, marlin) else ""  # up to vLLM 0.28
         for values, said in (
                 ({}, ""), ({marlin: "0"}, ""), ({use: "0"}, ""), ({moe: "0"}, ""),
                 ({use: "0", moe: "1"}, ""), ({use: "1", moe: "0"}, ""), ({use: "1"}, use),
                 ({moe: "1"}, moe), ({use: "1", moe: "1"}, f"{use} and {moe}"),
-                ({marlin: "1"}, marlin), ({use: "0", marlin: "1"}, marlin)):
+                ({marlin: "1"}, read), ({use: "0", marlin: "1"}, read)):
             with mock.patch.dict(os.environ, values), self.subTest(values=values):
                 for name in {use, moe, marlin} - values.keys():
                     os.environ.pop(name, None)
@@ -274,11 +316,31 @@ class EntryPoint(experts_case.Found, unittest.TestCase):
             self.addCleanup(setattr, module, name, getattr(module, name))
 
     def test_another_version_is_refused_in_words(self):
-        ran = python("import sys; import vllm_stand_in; vllm_stand_in.install(); "
-                     "del sys.modules[vllm_stand_in.MOE + 'oracle.fp8'].select_fp8_moe_backend; "
-                     "from moxie import vllm_plugin; vllm_plugin.register()")
-        self.assertRegex(ran.stderr, "ImportError: moxie.vllm fits vLLM 0.26, and this is 0.26.0 "
-                         ".*select_fp8_moe_backend.*; leave MOXIE_PLUGIN unset")
+        """Names that are gone, arguments and fields that are others, what else there is to do."""
+        for change, said in (
+                ("del fp8.select_fp8_moe_backend", ".*select_fp8_moe_backend.*"),
+                ("fp8.select_fp8_moe_backend = lambda config, key: 0", ".*<lambda> has no argument "
+                 "activation_key and weight_key"),
+                ("del config.FusedMoEConfig.__dataclass_fields__['num_experts']",
+                 "FusedMoEConfig has no field num_experts"),
+                ("base.apply = lambda self, output, gathered, sunk: 0",
+                 "FusedMoEExpertsModular.apply has also the argument gathered and sunk"),
+                ("base.__abstractmethods__ |= {'sink'}\n"
+                 "base.sink = abc.abstractmethod(lambda self: 0)",
+                 "FusedMoEExpertsModular wants sink")):
+            with self.subTest(change=change):
+                ran = python(f"""
+import abc, sys, vllm_stand_in
+vllm_stand_in.install()
+fp8, config, kernels = (sys.modules[vllm_stand_in.MOE + name]
+                        for name in ("oracle.fp8", "config", "modular_kernel"))
+base = kernels.FusedMoEExpertsModular
+{change}
+from moxie import vllm_plugin
+vllm_plugin.register()
+""")
+                self.assertRegex(ran.stderr, "ImportError: moxie.vllm fits vLLM 0.26 to 0.33, and "
+                                 rf"this is 0\.\d+\.0 .*: {said}; leave MOXIE_PLUGIN unset")
 
     def test_everybody_asks_moxie(self):
         self.assertGreaterEqual(len(self.users), 4)
@@ -312,12 +374,12 @@ class EntryPoint(experts_case.Found, unittest.TestCase):
         self.assertIn("quantization scheme", logger.warning_once.call_args[0][1])
 
     @unittest.skipUnless(REAL, "vLLM's own method")
+    @served()  # to its end: vLLM 0.33 asks again when the weights are there
     def test_gpt_oss_from_its_method(self):
         """From the selection over weights and what vLLM makes of them to a result."""
         adapter.register()
         case = Case(MoEActivation.SWIGLUOAI, scheme="mxfp4", bias=True)
-        with served():
-            method = adapter.gpt_oss.GptOssMxfp4MoEMethod(case.moe())
+        method = adapter.gpt_oss.GptOssMxfp4MoEMethod(case.moe())
         self.assertEqual(method.maybe_roundup_sizes(
             256, 144, torch.bfloat16, case.moe().moe_parallel_config), (256, 160))
         layer = torch.nn.Module()

@@ -1,8 +1,11 @@
-"""What moxie.vllm touches of vLLM 0.26, for where vLLM is not installed: it has a gigabyte, and
-wants a GPU. The names, signatures and orders of calls are vLLM's; what lies behind them is only as
-much as the adapter and its tests can tell. On a GPU test_vllm.py runs with vLLM itself.
+"""What moxie.vllm touches of vLLM, for where vLLM is not installed: it has a gigabyte, and wants a
+GPU. The names, signatures and orders of calls are vLLM's; what lies behind them is only as much as
+the adapter and its tests can tell. On a GPU test_vllm.py runs with vLLM itself.
+
+It is vLLM 0.33, the newest that fits, or by MOXIE_TEST_VLLM=0.26 the oldest.
 """
 
+import abc
 import enum
 import logging
 import os
@@ -16,6 +19,9 @@ import torch
 import stand_in
 
 MOE = "vllm.model_executor.layers.fused_moe."
+VERSION = os.environ.get("MOXIE_TEST_VLLM", "0.33")
+OLDEST = VERSION == "0.26"
+assert VERSION in ("0.26", "0.33"), f"MOXIE_TEST_VLLM is {VERSION}; want 0.26 or 0.33"
 
 
 class MoEActivation(enum.Enum):
@@ -59,6 +65,8 @@ class FusedMoEParallelConfig:
     use_ag_rs_all2all_kernels = property(
         lambda self: (self.use_all2all_kernels and
                       self.all2all_backend == "allgather_reducescatter"))
+    if not OLDEST:  # of ranks without all-to-all, too
+        use_passthrough_all2all = property(lambda self: self.all2all_backend == "passthrough")
 
     @classmethod
     def make_no_parallel(cls):
@@ -82,9 +90,18 @@ class FusedMoEConfig:
     moe_backend: str = "auto"
     has_bias: bool = False
     is_lora_enabled: bool = False
+    skip_final_all_reduce: bool = False
     swiglu_limit: Any = None
     swiglu_alpha: Any = None
     swiglu_beta: Any = None
+    if not OLDEST:
+        elastic_ep_max_dp_size: Any = None
+        has_hash_routing: bool = False
+        require_decomposed_backend: bool = False
+        shared_expert_prefix: Any = None
+        activation_situ_beta: Any = None
+        activation_situ_linear_beta: Any = None
+        tp_shard_with_padding: bool = False
     intermediate_size_per_partition: int = field(init=False)
 
     def __post_init__(self):
@@ -112,7 +129,10 @@ def fp8_w8a8_moe_quant_config(**given):
     return FusedMoEQuantConfig.make(torch.float8_e4m3fn, **given)
 
 
-class FusedMoEExpertsModular:
+class FusedMoEExpertsModular(abc.ABC):
+    if not OLDEST:
+        post_gemm2_hook = None
+
     def __init__(self, moe_config, quant_config):
         self.moe_config, self.quant_config = moe_config, quant_config
 
@@ -120,6 +140,17 @@ class FusedMoEExpertsModular:
         if name in FusedMoEQuantConfig.__dataclass_fields__:
             return getattr(self.quant_config, name)
         raise AttributeError(name)
+
+    @abc.abstractmethod
+    def workspace_shapes(self, M, N, K, topk, global_num_experts, local_num_experts,
+                         expert_tokens_meta, activation):
+        pass
+
+    @abc.abstractmethod
+    def apply(self, output, hidden_states, w1, w2, topk_weights, topk_ids, activation,
+              global_num_experts, expert_map, a1q_scale, a2_scale, workspace13, workspace2,
+              expert_tokens_meta, apply_router_weight_on_input):
+        pass
 
     @staticmethod
     def supports_lora():
@@ -147,7 +178,7 @@ class FusedMoEExpertsModular:
 class TopKWeightAndReduceNoOP:
     def apply(self, output, fused_expert_output, topk_weights, topk_ids,
               apply_router_weight_on_input):
-        return output.copy_(fused_expert_output)
+        return output if output is fused_expert_output else output.copy_(fused_expert_output)
 
 
 class MoEPrepareAndFinalizeNoDPEPModular:
@@ -161,6 +192,9 @@ class MoEPrepareAndFinalizeNoDPEPModular:
 
     def output_is_reduced(self):
         return False
+
+    def allocate_fused_expert_output(self, shape, dtype, device, weight_and_reduce):
+        """Where experts are to write; None: where the kernel says. Not asked by the oldest."""
 
     def prepare(self, a1, topk_weights, topk_ids, on_input):
         return a1 * topk_weights.to(a1.dtype) if on_input else a1, topk_weights, topk_ids
@@ -193,8 +227,15 @@ class MoEPrepareAndFinalizeNaiveDPEPModular(MoEPrepareAndFinalizeNoDPEPModular):
         return group_of_ranks().dispatch(rows, topk_weights, topk_ids, is_sequence_parallel=False,
                                          extra_tensors=None)
 
+    def allocate_fused_expert_output(self, shape, dtype, device, weight_and_reduce):
+        return group_of_ranks().allocate_combine_input(shape, dtype, device,
+                                                       is_sequence_parallel=False)
+
     def finalize(self, output, fused_out, *given):
-        output.copy_(group_of_ranks().combine(fused_out, is_sequence_parallel=False))
+        if OLDEST:
+            output.copy_(group_of_ranks().combine(fused_out, is_sequence_parallel=False))
+        else:
+            group_of_ranks().combine_into_output(fused_out, output, is_sequence_parallel=False)
 
 
 def group_of_ranks():
@@ -226,6 +267,9 @@ class FusedMoEKernel:
         workspace13, workspace2, fused_out = (
             torch.full(shape, float("nan"), dtype=rows.dtype, device=rows.device)
             for shape in shapes)
+        if not OLDEST:
+            fused_out = self.output_of_experts(fused_out, output,
+                                               experts.finalize_weight_and_reduce_impl())
         experts.apply(
             output=fused_out, hidden_states=rows, w1=w1, w2=w2, topk_weights=topk_weights,
             topk_ids=topk_ids, activation=activation, global_num_experts=global_num_experts,
@@ -236,6 +280,14 @@ class FusedMoEKernel:
             output, fused_out, experts.finalize_weight_and_reduce_impl(), topk_weights, topk_ids,
             apply_router_weight_on_input)
         return output
+
+    def output_of_experts(self, fused_out, output, weight_and_reduce):
+        """What is around experts may have a place for it, or it is the layer's own output."""
+        found = self.prepare_finalize.allocate_fused_expert_output(
+            fused_out.shape, fused_out.dtype, fused_out.device, weight_and_reduce)
+        if found is not None:
+            return found
+        return output if output.shape == fused_out.shape else fused_out
 
 
 class UnquantizedMoeBackend(enum.Enum):
@@ -264,8 +316,9 @@ class Fp8Config:
 
 def read_variable(name):
     """A module's __getattr__, of these variables."""
-    unset = {"VLLM_USE_DEEP_GEMM": "1", "VLLM_MOE_USE_DEEP_GEMM": "1",
-             "VLLM_TEST_FORCE_FP8_MARLIN": "0"}
+    unset = {"VLLM_USE_DEEP_GEMM": "1", "VLLM_MOE_USE_DEEP_GEMM": "1"}
+    if OLDEST:
+        unset.update(VLLM_TEST_FORCE_FP8_MARLIN="0", VLLM_USE_RAY_V2_EXECUTOR_BACKEND="1")
     if name not in unset:
         raise AttributeError(name)
     return bool(int(os.environ.get(name, unset[name])))
@@ -311,11 +364,10 @@ def modules():
                                      is_device_capability=lambda capability: False)
     oracle = MOE + "oracle."
     found = {
-        "vllm": {"__version__": "0.26.0 (a stand-in)"},
+        "vllm": {"__version__": f"{VERSION}.0 (a stand-in)"},
         "vllm.config": [get_current_vllm_config_or_none],
         "vllm.distributed": [get_ep_group],
-        "vllm.envs": {"VLLM_USE_RAY_V2_EXECUTOR_BACKEND": True, "__getattr__": read_variable,
-                      "is_set": lambda name: name in os.environ},
+        "vllm.envs": {"__getattr__": read_variable, "is_set": lambda name: name in os.environ},
         "vllm.forward_context": [get_forward_context, is_forward_context_available],
         "vllm.logger": {"init_logger": lambda name: Logger(logging.getLogger(name), {})},
         "vllm.platforms": {"current_platform": platform},

@@ -12,6 +12,7 @@ expert parallelism between ranks that have tokens of their own (--data-parallel-
 between the GPUs of one host; MOXIE_EXCHANGE=vllm leaves that to vLLM.
 """
 
+import dataclasses
 import functools
 import inspect
 import os
@@ -27,10 +28,19 @@ from moxie.engine import LAYERS_MAX, Borrower, Engine, check_rows
 from moxie.modules import NUMBERS, keys_of, marks_of, refusal
 
 
+VERSIONS = "0.26 to 0.33"  # of vLLM; what fits is told by names, arguments and fields
+
+
+def _misfit(what):
+    return ImportError(f"moxie.vllm fits vLLM {VERSIONS}, and this is {vllm.__version__}: {what}; "
+                       "leave MOXIE_PLUGIN unset, or take the Moxie that fits")
+
+
 class Selection(NamedTuple):
     """One of vLLM's selections of a backend."""
 
     select: Any
+    asked: tuple  # its arguments that are read
     backend: Any  # as what vLLM then leaves the weights alone
     weight_key: Any = None  # where its arguments do not say it
     user: Any = None  # the one module that is to ask Moxie; None: all that have `select`
@@ -43,6 +53,7 @@ try:
     from vllm.forward_context import get_forward_context, is_forward_context_available
     from vllm.model_executor.layers.fused_moe import modular_kernel
     from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+    from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
     from vllm.model_executor.layers.fused_moe.oracle import fp8, mxfp4, unquantized
     from vllm.model_executor.layers.fused_moe.prepare_finalize.no_dp_ep import (
         MoEPrepareAndFinalizeNoDPEPModular)
@@ -63,12 +74,13 @@ try:
     }
     USER_ACTIVATION = mxfp4._user_moe_activation_override
     SELECTIONS = (
-        Selection(unquantized.select_unquantized_moe_backend,
+        Selection(unquantized.select_unquantized_moe_backend, ("moe_config",),
                   unquantized.UnquantizedMoeBackend.TRITON),
-        Selection(fp8.select_fp8_moe_backend, fp8.Fp8MoeBackend.TRITON),
-        # Quark, who asks it too, goes by the backend alone.
-        Selection(mxfp4.select_mxfp4_moe_backend, mxfp4.Mxfp4MoeBackend.EMULATION,
-                  quant_utils.kMxfp4Static, gpt_oss),
+        Selection(fp8.select_fp8_moe_backend, ("config", "weight_key", "activation_key"),
+                  fp8.Fp8MoeBackend.TRITON),
+        # Others who ask it, Quark for one, go by the backend alone.
+        Selection(mxfp4.select_mxfp4_moe_backend, ("config", "activation_key"),
+                  mxfp4.Mxfp4MoeBackend.EMULATION, quant_utils.kMxfp4Static, gpt_oss),
     )
     # A step of a worker, and what joins experts and what is around them.
     STEP = WorkerWrapperBase.execute_model
@@ -84,8 +96,21 @@ try:
                                   abi.ORDER_INTERLEAVED),
     }
 except (ImportError, AttributeError) as error:
-    raise ImportError(f"moxie.vllm fits vLLM 0.26, and this is {vllm.__version__}: {error}; leave "
-                      "MOXIE_PLUGIN unset, or take the Moxie that fits") from error
+    raise _misfit(error) from error
+
+# Fields of vLLM's configuration of a layer that are read here.
+READ = frozenset(("activation", "experts_per_token", "hidden_dim", "in_dtype",
+                  "intermediate_size_per_partition", "max_num_tokens", "moe_backend",
+                  "moe_parallel_config", "num_experts", "num_local_experts"))
+# And those by which experts compute nothing else: how tokens are routed to them, what is added up
+# behind them, what the weights show, what other fields or _apart() say, other makers' GPUs.
+KNOWN = READ | frozenset((
+    "aiter_fmoe_shared_expert_enabled", "device", "elastic_ep_max_dp_size", "has_bias",
+    "has_hash_routing", "hidden_dim_unpadded", "intermediate_pad", "intermediate_size",
+    "intermediate_size_per_partition_unpadded", "is_lora_enabled", "max_capture_size",
+    "num_logical_experts", "require_decomposed_backend", "rocm_aiter_fmoe_enabled",
+    "router_logits_dtype", "routing_method", "shared_expert_prefix", "skip_final_all_reduce",
+    "use_mxfp4_w4a4_dsv4"))
 
 ENGINE = Engine("vllm")
 logger = init_logger("vllm.moxie")  # beneath vLLM's, so that its settings hold for it
@@ -152,7 +177,8 @@ def _apart():
     if parallel.pipeline_parallel_size > 1:
         return ("--pipeline-parallel-size: vLLM hears no failure of a stage but the last, which "
                 "goes on with zeros")
-    if parallel.use_ray and not envs.VLLM_USE_RAY_V2_EXECUTOR_BACKEND:
+    # vLLM 0.33 has no other executor for Ray, and no such variable.
+    if parallel.use_ray and not getattr(envs, "VLLM_USE_RAY_V2_EXECUTOR_BACKEND", True):
         return "VLLM_USE_RAY_V2_EXECUTOR_BACKEND=0: nothing sees failures in replayed graphs there"
     return None
 
@@ -186,7 +212,7 @@ def _chosen():
     named = [name for name in DEEP_GEMM if envs.is_set(name)]
     if named and all(getattr(envs, name) for name in DEEP_GEMM):
         return f"{' and '.join(named)}: DeepGEMM is chosen"
-    if envs.VLLM_TEST_FORCE_FP8_MARLIN:
+    if getattr(envs, "VLLM_TEST_FORCE_FP8_MARLIN", False):  # up to vLLM 0.28
         return "VLLM_TEST_FORCE_FP8_MARLIN: Marlin is chosen"
     return None
 
@@ -200,6 +226,16 @@ def _why_not_fp8(moe, weight_format):
                 f"as {moe.activation} has them")
     others = [each for each in _block_sizes() if each != [128, 128]]
     return f"kernel does not support fp8 weights in blocks of {others[0]}" if others else None
+
+
+def _unknown(moe):
+    """What a layer's configuration says that nothing here knows, or None. Its experts may have to
+    do what vLLM's own do by it, as with a limit of the gate."""
+    if type(moe) is not FusedMoEConfig:
+        return type(moe).__name__
+    names = [each.name for each in dataclasses.fields(moe)
+             if each.name not in KNOWN and getattr(moe, each.name) != each.default]
+    return " and ".join(names) or None
 
 
 def why_not(moe, weight_key, activation_key):
@@ -218,10 +254,9 @@ def why_not(moe, weight_key, activation_key):
         return f"{moe.num_experts} experts on {parallel.ep_size} ranks leave some without any"
     if _offloads():
         return "kernel does not read weights that --cpu-offload-gb has left in the host's memory"
-    gates = [name for name in ("swiglu_limit", "swiglu_alpha", "swiglu_beta")
-             if getattr(moe, name, None) is not None]
-    if gates:
-        return f"kernel does not support a gate with {' and '.join(gates)}"
+    unknown = _unknown(moe)
+    if unknown:
+        return f"kernel does not support a layer with {unknown}"
     weight_format = SCHEMES[weight_key, activation_key]
     reason = _why_not_fp8(moe, weight_format) if str(weight_format).startswith("fp8") else None
     if reason:
@@ -273,6 +308,8 @@ class MoxieExperts(Borrower, Base):
 
     @staticmethod
     def _supports_parallel_config(moe_parallel_config):
+        if getattr(moe_parallel_config, "use_passthrough_all2all", False):
+            return False  # nothing around experts adds up what those of other ranks give
         return (not moe_parallel_config.use_all2all_kernels
                 or moe_parallel_config.use_ag_rs_all2all_kernels)
 
@@ -311,6 +348,11 @@ class MoxieExperts(Borrower, Base):
         biases = self.w1_bias, self.w2_bias
         marks = marks_of((w1, w2, *biases, self.w1_scale, self.w2_scale), x.dtype, top_k)
         if marks != self.marks:
+            # Of vLLM 0.33; a model sets it when the kernel is there.
+            if getattr(self, "post_gemm2_hook", None) is not None:
+                raise refusal(abi.E_UNSUPPORTED, "this model takes the rows of each expert before "
+                              "they are added up (post_gemm2_hook), and Moxie gives their sums: "
+                              "unset MOXIE_PLUGIN for this model")
             keys = {**_keys(self.moe_config, self._weight_format(), x.device,
                             bool(self.all_gather)), "top_k": top_k}
             orders = ACTIVATIONS[self.moe_config.activation][1], abi.ORDER_PLAIN
@@ -369,6 +411,35 @@ class MoxieDispatch(MoEPrepareAndFinalizeNoDPEPModular):
         return self.ep_size
 
 
+def _lacks():
+    """What vLLM has otherwise than it is used here where no import tells, or None."""
+    used = [(each.select, each.asked) for each in SELECTIONS]
+    for function, names in (*used, (KERNEL, ("prepare_finalize", "fused_experts"))):
+        missing = set(names) - _arguments(function)
+        if missing:
+            return f"{function.__qualname__} has no argument {' and '.join(sorted(missing))}"
+    missing = READ - {each.name for each in dataclasses.fields(FusedMoEConfig)}
+    if missing:
+        return f"{FusedMoEConfig.__name__} has no field {' and '.join(sorted(missing))}"
+    for name in ("apply", "workspace_shapes"):
+        more = _arguments(getattr(Base, name)) - _arguments(getattr(MoxieExperts, name))
+        if more:
+            return f"{Base.__name__}.{name} has also the argument {' and '.join(sorted(more))}"
+    for theirs, ours in ((Base, MoxieExperts), (MoEPrepareAndFinalizeNoDPEPModular, MoxieDispatch)):
+        wanted = getattr(ours, "__abstractmethods__", ())
+        if wanted:
+            return f"{theirs.__name__} wants {' and '.join(sorted(wanted))}"
+    return None
+
+
+def _arguments(function):
+    return set(inspect.signature(function).parameters)
+
+
+if _lacks():
+    raise _misfit(_lacks())
+
+
 # ---- The entry point ---------------------------------------------------------------------------
 
 
@@ -386,7 +457,7 @@ def _preferring_moxie(selection):
 
     def selected(*given, **named):
         asked = inspect.signature(select).bind(*given, **named).arguments
-        moe = asked.get("moe_config", asked.get("config"))
+        moe = asked[selection.asked[0]]
         if moe.moe_backend != "auto":
             return select(*given, **named)  # somebody has chosen another
         reason = why_not(moe, asked.get("weight_key", selection.weight_key),
