@@ -147,7 +147,8 @@ class Case:
         for token in range(self.tokens):
             for slot in range(self.top_k):
                 expert = self.ids[token, slot].item()
-                expert = expert if expert_map is None else expert_map[expert].item()
+                if expert >= 0 and expert_map is not None:
+                    expert = expert_map[expert].item()
                 if expert < 0:
                     continue
                 row, share = self.x[token].float(), self.router[token, slot]

@@ -77,6 +77,14 @@ class Layers(unittest.TestCase):
                                 dtype=torch.int32, device=DEVICE)
         self.check(case, expert_map=expert_map)
 
+    def test_rows_that_fill_up_a_graph(self):
+        """Whose ids are -1, with vLLM 0.33 by default."""
+        case = Case(tokens=9, experts=4)
+        case.ids[5:] = -1
+        self.check(case)
+        self.check(case, expert_map=torch.tensor([3, -1, 0, 1, 2], dtype=torch.int32,
+                                                 device=DEVICE))
+
     def test_router_weight_on_input(self):
         self.check(Case(top_k=1), on_input=True)
 
