@@ -10,7 +10,9 @@ import dataclasses
 import gc
 import itertools
 import os
+import shutil
 import sys
+import tempfile
 import types
 import unittest
 from unittest import mock
@@ -311,6 +313,63 @@ class Selection(unittest.TestCase):
             self.assertIn("/nowhere/libmoxie.so", self.why_not())
             with self.assertRaisesRegex(MoxieError, "MOXIE_PLUGIN, or unset it"):
                 adapter.register()
+
+
+@unittest.skipUnless(REAL and ON_CPU, "vLLM itself, on a CPU")
+class WholeLayers(unittest.TestCase):
+    """From what a model asks vLLM for to a result: configuration, method, weights, runner."""
+
+    @classmethod
+    def setUpClass(cls):
+        from vllm.config import DeviceConfig, VllmConfig, set_current_vllm_config
+        from vllm.distributed import parallel_state
+        adapter.register()
+        cls.config = VllmConfig(device_config=DeviceConfig("cpu"))
+        cls.config.model_config = types.SimpleNamespace(
+            dtype=torch.bfloat16, quantization_config=None, is_moe=True)
+        current = set_current_vllm_config(cls.config)
+        current.__enter__()
+        cls.addClassCleanup(current.__exit__, None, None, None)
+        store = tempfile.mkdtemp()
+        cls.addClassCleanup(shutil.rmtree, store)
+        parallel_state.init_distributed_environment(1, 0, f"file://{store}/store", 0, "gloo")
+        cls.addClassCleanup(parallel_state.destroy_distributed_environment)
+        parallel_state.initialize_model_parallel()
+        cls.addClassCleanup(parallel_state.destroy_model_parallel)
+
+    def layer(self, case, quant, number=itertools.count()):
+        from vllm.model_executor.layers.fused_moe import layer
+        make = getattr(layer, "FusedMoEFactory", None) or layer.FusedMoE  # of vLLM 0.26
+        with served():
+            return make(
+                num_experts=case.experts, top_k=case.top_k, hidden_size=case.hidden,
+                intermediate_size=case.inner, params_dtype=torch.bfloat16, quant_config=quant,
+                prefix=f"layers.{next(number)}.experts", activation=case.activation.value,
+                has_bias=case.biases[0] is not None,
+                custom_routing_function=lambda *given, **named: (case.router, case.ids))
+
+    def test_results(self):
+        from vllm.forward_context import set_forward_context
+        from vllm.model_executor.layers.quantization.mxfp4 import GptOssMxfp4Config
+        blocks = Fp8Config(is_checkpoint_fp8_serialized=True, weight_block_size=[128, 128])
+        gate = MoEActivation.SWIGLUOAI
+        for case, quant, suffix in (
+                (Case(), None, ""), (Case(gate, bias=True), None, ""),
+                (Case(scheme="block", inner=256), blocks, "_scale_inv"),
+                (Case(gate, scheme="mxfp4", bias=True), GptOssMxfp4Config(), "_scale")):
+            with self.subTest(scheme=case.scheme, activation=case.activation):
+                run = self.layer(case, quant)
+                experts = run.routed_experts
+                self.assertIs(experts.quant_method.experts_cls, adapter.MoxieExperts)
+                for number, name in enumerate(("w13", "w2")):
+                    for end, each in (("weight", case.weights), (f"weight{suffix}", case.scales),
+                                      ("bias", case.biases)):
+                        if each[number] is not None:
+                            getattr(experts, f"{name}_{end}").data.copy_(each[number])
+                with served(), set_forward_context(None, self.config):
+                    experts.quant_method.process_weights_after_loading(experts)
+                    seen = run(case.x, torch.zeros(case.tokens, case.experts).bfloat16())
+                self.assertLess(off_by(seen, case.wanted()), OFF_BY_MAX[case.scheme])
 
 
 class EntryPoint(experts_case.Found, unittest.TestCase):
