@@ -17,7 +17,13 @@ static int32_t slot_create(moxie_instance *handle, int32_t layer, const moxie_we
     TRY(check_pointer(out, "out", error));
     *out = NULL;
     TRY(enter_instance(handle, MOXIE_THREAD_INIT, &instance, error));
-    if (runner_takes_weights(instance)) TRY(decode_weights(&decoded, weights, error));
+    if (runner_takes_weights(instance))
+        TRY(decode_weights(&decoded, weights, error));
+    else if (weights != NULL)
+        TRY(fail_with(
+            error, MOXIE_E_INVALID,
+            "weights: given, and the key runner is none, so that nothing would read them: "
+            "pass NULL, or set runner to auto"));
     TRY(instance_begin_create(instance, error));
     st = runner_create(instance, layer, &decoded.weights, out, error);
     instance_end_create(instance);

@@ -166,7 +166,9 @@ void layer_rank_prepare(struct layer_rank *rank, const struct layer *layer)
                   rank->mock.text);
     ck_assert_msg(instance_plan(rank->instance, &plan, error) == MOXIE_OK, "%s", rank->mock.text);
     layer_weights_of(layer, plan->bounds->expert_first, plan->bounds->experts_local, &view);
-    ck_assert_msg(runner_create(rank->instance, 0, &view.weights, &rank->runner, error) == MOXIE_OK,
+    ck_assert_msg(runner_create(rank->instance, 0,
+                                runner_takes_weights(rank->instance) ? &view.weights : NULL,
+                                &rank->runner, error) == MOXIE_OK,
                   "%s", rank->mock.text);
 }
 

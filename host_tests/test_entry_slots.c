@@ -421,6 +421,13 @@ START_TEST(null_arguments)
     ck_assert_int_eq(runs->create(instance, 0, NULL, &live_runner, &error), MOXIE_OK);
     ck_assert_str_eq(fake.trail, "runner_create ");
     fake.trail[0] = '\0';
+    // What no room would look at: even its size is not read.
+    ck_assert_int_eq(
+        runs->create(instance, 0, (const moxie_weights *)(const void *)text, &live_runner, &error),
+        MOXIE_E_INVALID);
+    ck_assert_str_eq(text, "weights: given, and the key runner is none, so that nothing would read "
+                           "them: pass NULL, or set runner to auto");
+    ck_assert_str_eq(fake.trail, "");
     fake.no_weights = 0;
     live_runner = fake_runners[0];
     REFUSED(runs->create(instance, 0, &weights, NULL, &error), "out");

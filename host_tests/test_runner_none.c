@@ -182,10 +182,32 @@ START_TEST(what_would_compute_is_refused)
 }
 END_TEST
 
+// So it is where the configuration was refused, for which there is no plan: create says that, and
+// not that the weights are missing.
+START_TEST(a_refused_configuration_takes_no_weights)
+{
+    static const struct registry none;
+    moxie_instance *instance = NULL;
+    moxie_runner *runner = NULL;
+    struct mock_host mock;
+
+    mock_host_init(&mock);
+    mock_set_str(&mock, "runner", "none");
+    mock_set_i64(&mock, "count_expert_load", 1);
+    ck_assert_int_eq(instance_open(&mock.host, &none, &instance, &mock.error), MOXIE_OK);
+    ck_assert_int_eq(runner_takes_weights(instance), 0);
+    ck_assert_int_eq(runner_create(instance, 0, NULL, &runner, &mock.error), MOXIE_E_CONFIG);
+    ck_assert_ptr_nonnull(strstr(mock.text, "count_expert_load"));
+    ck_assert_int_eq(instance_close(instance, &mock.error), MOXIE_OK);
+    mock_host_fini(&mock);
+}
+END_TEST
+
 static void add(TCase *tests)
 {
     tcase_add_loop_test(tests, the_host_computes_between_dispatch_and_combine, 0, 4);
     tcase_add_test(tests, what_would_compute_is_refused);
+    tcase_add_test(tests, a_refused_configuration_takes_no_weights);
 }
 
 SUITE_MAIN("runner_none", 60, add)

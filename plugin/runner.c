@@ -91,7 +91,7 @@ moxie_instance *runner_instance(const moxie_runner *runner)
 
 int runner_takes_weights(const moxie_instance *instance)
 {
-    return instance->plan.limits.computes || instance->report.reasons_count > 0;
+    return validate_computes(&instance->config);
 }
 
 int32_t runner_check_computes(const moxie_runner *runner, moxie_error *error)

@@ -231,7 +231,8 @@ void gpu_layer_open(struct gpu_layer *gpu, const char *name, struct gpu_options 
     packed = gpu->weights;
     gpu_upload_weights(&gpu->weights, options.fp8 ? gpu->scale_dims : NULL);
     if (options.mxfp4) gpu_free_quantised(&packed);
-    gpu_accept(gpu, runner_create(gpu->instance, 0, &gpu->weights.weights, &gpu->runner, error));
+    gpu_accept(gpu, runner_create(gpu->instance, 0, options.none ? NULL : &gpu->weights.weights,
+                                  &gpu->runner, error));
     gpu_accept(gpu, dispatcher_create(gpu->instance, DISPATCHER_LOCAL, &gpu->dispatcher, error));
     gpu->y_bytes = (size_t)(gpu->layer.tokens * gpu->layer.hidden) * sizeof(float);
     gpu->y = malloc(gpu->y_bytes);
