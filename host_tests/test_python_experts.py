@@ -532,6 +532,13 @@ class Refusals(unittest.TestCase):
         self.assertIn(f"runner moxie_cuda cannot run on sm_90: {NO_GPU[-1]}; load", error.text)
         self.assertEqual(error.keys, ("device",))
 
+    def test_runner_of_the_hosts_own(self):
+        allocator = Allocator()
+        error = self.refused(abi.E_UNSUPPORTED, {"runner": "none"}, allocator=allocator)
+        self.assertIn("Experts are what computes them: set runner to auto", error.text)
+        self.assertEqual(error.keys, ("runner",))
+        self.assertEqual(allocator.asked, 0)
+
     def test_allocator_that_fails(self):
         allocator = Allocator()
         experts = Experts(self.library, CONFIG, allocator=allocator)

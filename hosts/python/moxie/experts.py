@@ -439,6 +439,10 @@ def _check_ranks(config, all_gather):
 
 def _not_here(library, kind, name, device):
     """The error of a backend that the library knows and did not register."""
+    if (kind, name) == ("runner", "none"):
+        return MoxieError(E_UNSUPPORTED, -1, "runner is none, which leaves experts to a runner of "
+                          "the host's own, and Experts are what computes them: set runner to auto",
+                          ("runner",))
     reason = next((reason for *key, _, reason in library.probe() if key == [name, kind, device]),
                   "it is not registered")
     return MoxieError(E_UNAVAILABLE, -1, f"{kind} {name} cannot run on {device}: {reason}; load a "
