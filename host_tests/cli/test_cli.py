@@ -452,6 +452,11 @@ class Bench(Case):
             _, trouble = self.moxie("bench", "--shape", shape, "--tokens", tokens, code=2)
             self.assertNotEqual(trouble, "")
 
+    def test_experts_that_the_host_computes_are_not_computed(self):
+        for command in (self.TINY + ["--tokens", "1"], ["run", "--layer-file", layer("mixtral_a.safetensors")]):
+            self.assertIn("this command computes them: name another runner, or auto",
+                          self.moxie(*command, "--runner", "none", code=2)[1])
+
     def test_usage(self):
         for arguments in (["--shape", "1,2,3", "--tokens", "1"], ["--shape", "q30b"], ["--tokens", "1"],
                           ["--shape", "q30b", "--tokens", "1,,2"], ["--shape", "q30b", "--tokens", "0"],

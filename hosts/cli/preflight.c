@@ -89,6 +89,10 @@ static int check_device(const struct instance *instance, struct fault *fault)
         return fault_set(fault, EXIT_REFUSED,
                          "runner %s cannot run on device %s here: %s; `moxie info` says what can",
                          name, entry.device, entry.reason);
+    if (runner == NULL && strcmp(name, "none") == 0)
+        return fault_set(fault, EXIT_REFUSED,
+                         "runner none leaves experts to a runner of the host's own, and this "
+                         "command computes them: name another runner, or auto");
     if (runner == NULL)
         return fault_set(fault, EXIT_REFUSED,
                          "the library has no runner %s%s%s; `moxie info` says what it has", name,
