@@ -55,7 +55,7 @@ void validate_resolve(struct config *config)
     if (is_auto(config, KEY_TRANSPORT))
         config_resolve(config, KEY_TRANSPORT,
                        config_word(config, KEY_DEVICE) == DEVICE_WORD_CPU ? "shm" : "nvlink");
-    if (!is_auto(config, KEY_ACTIVATION_FORMAT) || !validate_computes(config)) return;
+    if (!is_auto(config, KEY_ACTIVATION_FORMAT)) return;
     config_word_text(KEY_ACTIVATION_FORMAT,
                      one_format ? backend_operand_format(config_word(config, KEY_WEIGHT_FORMAT))
                                 : FORMAT_F32,
