@@ -160,7 +160,9 @@ static void refused_scenario(struct crew_member *member)
     crew_expect(member, forward_run(member->rank.dispatcher, runner, &member->batch.batch, error),
                 MOXIE_E_UNSUPPORTED, "set runner to auto");
     crew_expect(member, runner_weights_updated(runner, NULL, 0, error), MOXIE_E_UNSUPPORTED,
-                "runner is none");
+                "runner is none: a runner of the host's own has the weights and computes, and this "
+                "one only expands and folds: call that one, between dispatch and combine, and tell "
+                "it of new weights, or set runner to auto");
     dispatch(member, &in, &out);
     crew_expect(member, runner_run(runner, &call, in, out, error), MOXIE_E_UNSUPPORTED,
                 "runner is none");

@@ -98,8 +98,9 @@ int32_t runner_check_computes(const moxie_runner *runner, moxie_error *error)
 {
     if (runner->instance->plan.limits.computes) return MOXIE_OK;
     return fail_with(error, MOXIE_E_UNSUPPORTED,
-                     "runner is none, so that experts are computed by a runner of the host's own: "
-                     "call that between dispatch and combine, or set runner to auto");
+                     "runner is none: a runner of the host's own has the weights and computes, and "
+                     "this one only expands and folds: call that one, between dispatch and "
+                     "combine, and tell it of new weights, or set runner to auto");
 }
 
 static int32_t check_call(const moxie_runner *runner, const moxie_call *call, moxie_error *error)
