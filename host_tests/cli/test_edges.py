@@ -536,6 +536,8 @@ class Documents(Case):
         for activation, matrices in (("silu", 3), ("relu2", 2)):
             path = self.config(activation=activation, num_layers=5)
             self.assertEqual(self.document("plan", path)["weights_bytes"], matrices * 2048 * 768 * 128 * 2 * 5)
+        self.assertNotIn("weights_bytes", self.document("plan", self.config(runner="none")))
+        self.assertNotIn("Not in it", self.moxie("plan", self.config(runner="none"))[0])
 
     def test_only_what_was_given_is_refused(self):
         tiny = ["bench", "--shape", "64,32,8,2", "--tokens", "1"]

@@ -14,7 +14,8 @@ static const char doc[] =
     "Needs no GPU and no weights. If the configuration is refused, it prints the reasons and "
     "whatever bounds can be computed, and the exit code is 2.\v"
     "How much the weights of this rank's experts are, which the engine holds, stands below the "
-    "total; in JSON it is weights_bytes.\n\n"
+    "total; in JSON it is weights_bytes. Both are left out with runner none, whose weights no key "
+    "describes.\n\n"
     "CONFIG.json is one JSON object; `moxie info --keys` lists the keys. CONFIG.json "
     "overrides --model, and --set overrides both.\n\n"
     "Example:\n"
@@ -44,6 +45,12 @@ static int64_t number_of(const struct instance *instance, const char *key)
     return strtoll(instance_config(instance, key), NULL, 10);
 }
 
+// Whether the keys describe the engine's weights: those of its own runner may be anything.
+static int weights_are_known(const struct instance *instance)
+{
+    return strcmp(instance_config(instance, "runner"), "none") != 0;
+}
+
 // Of this rank's experts in all layers, which the engine holds: as the plan's sizes imply them,
 // without biases. 0 when nothing of that size can be.
 static uint64_t weights_bytes_of(const struct instance *instance)
@@ -69,6 +76,8 @@ static json_t *plan_document(const struct instance *instance, json_t *model)
 {
     const moxie_plan *plan = instance->plan;
     json_t *buffers = json_array();
+    json_t *weights =
+        weights_are_known(instance) ? json_integer((json_int_t)weights_bytes_of(instance)) : NULL;
 
     for (uint64_t i = 0; i < plan->buffers_count; i++) {
         const moxie_buffer *buffer = buffer_at(plan, i);
@@ -79,12 +88,12 @@ static json_t *plan_document(const struct instance *instance, json_t *model)
                                "bytes_mapped", (json_int_t)buffer->bytes_mapped, "align",
                                (json_int_t)buffer->align, "why", buffer->why));
     }
-    return json_pack(
-        "{s:b, s:O*, s:o, s:o, s:{s:I, s:I, s:I, s:I}, s:I, s:o}", "ok", 1, "model", model,
-        "bounds", instance_bounds(instance), "buffers", buffers, "total_bytes", "device",
-        (json_int_t)plan->device_bytes, "symmetric", (json_int_t)plan->symmetric_bytes, "pinned",
-        (json_int_t)plan->pinned_bytes, "host", (json_int_t)plan->host_bytes, "weights_bytes",
-        (json_int_t)weights_bytes_of(instance), "warnings", instance_warnings(instance));
+    return json_pack("{s:b, s:O*, s:o, s:o, s:{s:I, s:I, s:I, s:I}, s:o*, s:o}", "ok", 1, "model",
+                     model, "bounds", instance_bounds(instance), "buffers", buffers, "total_bytes",
+                     "device", (json_int_t)plan->device_bytes, "symmetric",
+                     (json_int_t)plan->symmetric_bytes, "pinned", (json_int_t)plan->pinned_bytes,
+                     "host", (json_int_t)plan->host_bytes, "weights_bytes", weights, "warnings",
+                     instance_warnings(instance));
 }
 
 static void print_bounds(FILE *stream, const struct instance *instance)
@@ -132,6 +141,7 @@ static void print_plan(const struct instance *instance)
     (void)printf(", symmetric %s", human_bytes(plan->symmetric_bytes, bytes));
     (void)printf(", pinned %s", human_bytes(plan->pinned_bytes, bytes));
     (void)printf(", host %s\n", human_bytes(plan->host_bytes, bytes));
+    if (!weights_are_known(instance)) return;
     (void)printf("Not in it: the engine's own weights of these experts, %s\n",
                  human_bytes(weights_bytes_of(instance), bytes));
 }
