@@ -392,11 +392,13 @@ START_TEST(the_hosts_own_runner_takes_what_it_takes)
     mock_set_str(&mock, "weight_format", "f32");
     mock_set_str(&mock, "activation_format", "nvfp4");
     mock_set_str(&mock, "dispatch_format", "fp8_block128");
-    mock_set_i64(&mock, "intermediate_size", 97);
+    mock_set_i64(&mock, "intermediate_size", INT64_MAX);
+    mock_set_i64(&mock, "deterministic", 1);
     mock_set_i64(&mock, "apply_router_weight_on_input", 1); // with a top_k of 2
     mock_set_f64(&mock, "activation_alpha", 3);             // of silu
     assert_warned(&mock, "weight_format", "weight_format is unused: runner is none");
     assert_warned(&mock, "activation_alpha", "runner is none");
+    assert_warned(&mock, "deterministic", "holds for what Moxie sends, expands, folds and sums");
     mock_set_i64(&mock, "hidden_size", 72);
     assert_refused(&mock, MOXIE_E_UNSUPPORTED, "hidden_size", "set hidden_size to 80");
     ck_assert_int_eq(assert_advice_works(&mock, "hidden_size"), 1);
@@ -413,6 +415,7 @@ START_TEST(the_hosts_own_runner_takes_what_it_takes)
     mock_unset(&mock, "activation_format");
     mock_set_i64(&mock, "num_experts", 8);
     verdict_make(&verdict, &mock);
+    ck_assert_int_eq(verdict.plan.limits.intermediate, 0);
     // As beside Moxie's runner: ranks whose runners differ are told so, and of no other key.
     ck_assert_str_eq(config_str(&verdict.config, KEY_ACTIVATION_FORMAT), "bf16");
     verdict_free(&verdict);

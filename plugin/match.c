@@ -249,9 +249,11 @@ static void check_runner(const struct config *config, const struct backend *runn
                          struct report *report)
 {
     check_multiple(config, runner, KEY_HIDDEN_SIZE, report);
-    if (runner->traits != NULL) check_multiple(config, runner, KEY_INTERMEDIATE_SIZE, report);
     check_columns(config, runner, KEY_HIDDEN_SIZE, report);
-    check_columns(config, runner, KEY_INTERMEDIATE_SIZE, report);
+    if (runner->traits != NULL) {
+        check_multiple(config, runner, KEY_INTERMEDIATE_SIZE, report);
+        check_columns(config, runner, KEY_INTERMEDIATE_SIZE, report);
+    }
     check_experts(config, runner, report);
     check_word(config, runner, KEY_WEIGHT_FORMAT, runner->weight_formats, report);
     check_word(config, runner, KEY_ACTIVATION, runner->activations, report);

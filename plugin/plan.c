@@ -20,7 +20,7 @@
 // What Moxie's part needs where the runner is the host's own.
 #define EXPAND_BUFFERS                                                                             \
     (1u << BUFFER_EXPERT_OFFSET | 1u << BUFFER_PAIR_ROW | 1u << BUFFER_PAIR_WEIGHT |               \
-     1u << BUFFER_ROW_PAIR | 1u << BUFFER_ROUTE_SCRATCH | 1u << BUFFER_CPU_SCRATCH)
+     1u << BUFFER_ROW_PAIR | 1u << BUFFER_ROUTE_SCRATCH)
 
 struct planner {
     struct plan *plan;
@@ -154,7 +154,8 @@ static void limits_formats(struct limits *limits, const struct config *config)
     limits->result_bytes =
         pitch(row_bytes_of(limits->output_format, limits->hidden), PLAN_ALIGN_BYTES);
     limits->computes = runner == NULL || runner->traits != NULL;
-    if (!limits->computes) return;
+    if (!limits->computes) return; // nor is intermediate_size judged: it may pass 32 bits
+    limits->intermediate = (int32_t)config_i64(config, KEY_INTERMEDIATE_SIZE);
     limits->mid_format = limits->pair_format = FORMAT_F32;
     if (runner != NULL && runner->one_format)
         limits->mid_format = limits->pair_format = limits->operand_format;
@@ -185,7 +186,6 @@ static void limits_fill(struct limits *limits, const struct config *config,
     limits->rows_cap = shape.rows_cap;
     limits->rows_max = shape.rows_cap * shape.slabs;
     limits->hidden = (int32_t)config_i64(config, KEY_HIDDEN_SIZE);
-    limits->intermediate = (int32_t)config_i64(config, KEY_INTERMEDIATE_SIZE);
     limits->top_k = (int32_t)config_i64(config, KEY_TOP_K);
     limits->pairs_max = limits->rows_max * limits->top_k;
     limits->layers = (int32_t)config_i64(config, KEY_NUM_LAYERS);

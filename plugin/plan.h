@@ -25,8 +25,8 @@ struct limits {
     int32_t slots; // forwards in flight
     int32_t threads;
     int32_t dispatcher; // enum dispatcher_kind
-    int32_t computes;   // 0: the runner is the host's own. Then nothing below is set that only
-                        // Moxie's needs: mid, pairs, operands
+    int32_t computes;   // 0: the runner is the host's own. Then intermediate is 0, and nothing
+                        // below is set that only Moxie's needs: mid, pairs, operands
     int32_t activation; // enum activation
     float alpha, beta, limit;
     float scaling_factor;

@@ -28,6 +28,11 @@ static void unused_runner(const struct config *config, struct report *report)
 
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++)
         unused_if(!validate_computes(config), config, keys[i], "runner is none", report);
+    if (!validate_computes(config) && config_i64(config, KEY_DETERMINISTIC) == 1)
+        report_warning(report, KEY_DETERMINISTIC,
+                       "deterministic is 1 and runner is none: it holds for what Moxie sends, "
+                       "expands, folds and sums, and whether the host's own runner gives the same "
+                       "bits again is its own affair");
 }
 
 static void unused_dispatch(const struct config *config, struct report *report)
