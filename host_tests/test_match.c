@@ -400,9 +400,19 @@ START_TEST(the_hosts_own_runner_takes_what_it_takes)
     assert_warned(&mock, "activation_alpha", "runner is none");
     assert_warned(&mock, "deterministic", "holds for what Moxie sends, expands, folds and sums");
     mock_set_i64(&mock, "hidden_size", 72);
-    assert_refused(&mock, MOXIE_E_UNSUPPORTED, "hidden_size", "set hidden_size to 80");
+    assert_refused(
+        &mock, MOXIE_E_UNSUPPORTED, "hidden_size",
+        "rows on sm_90 are moved 16 bytes at a time, which takes a hidden_size that is a "
+        "multiple of 16 with dispatch_format fp8_block128 (pad rows with zeros), and it "
+        "is 72: set hidden_size to 80, or dispatch_format to input");
+    ck_assert_int_eq(assert_advice_works(&mock, "hidden_size"), 2);
+    mock_set_i64(&mock, "hidden_size", 68);
     ck_assert_int_eq(assert_advice_works(&mock, "hidden_size"), 1);
     mock_set_str(&mock, "dispatch_format", "input");
+    assert_refused(&mock, MOXIE_E_UNSUPPORTED, "hidden_size",
+                   "that is a multiple of 8 (pad rows with zeros), and it is 68: set hidden_size");
+    ck_assert_int_eq(assert_advice_works(&mock, "hidden_size"), 1);
+    mock_set_i64(&mock, "hidden_size", 72);
     assert_accepted(&mock);
     mock_set_str(&mock, "dispatch_format", "nvfp4");
     assert_refused(&mock, MOXIE_E_UNSUPPORTED, "dispatch_format", "alltoall has no kernel");

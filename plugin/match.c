@@ -173,6 +173,22 @@ static int32_t narrowest_bits(const struct config *config, const struct backend 
                : 16;
 }
 
+// Of the rows that are moved to the host's own runner, whose weights nobody here sees.
+static void refuse_moved(const struct config *config, const struct backend *runner,
+                         int64_t multiple, struct report *report)
+{
+    int64_t size = config_i64(config, KEY_HIDDEN_SIZE);
+    int fp8 = narrowest_bits(config, runner) == 8;
+
+    report_reason(report, MOXIE_E_UNSUPPORTED, KEY_HIDDEN_SIZE,
+                  "rows on %s are moved 16 bytes at a time, which takes a hidden_size that is a "
+                  "multiple of %" PRId64 "%s (pad rows with zeros), and it is %" PRId64
+                  ": set hidden_size to %" PRId64 "%s",
+                  runner->device, multiple, fp8 ? " with dispatch_format fp8_block128" : "", size,
+                  ceil_div(size, multiple) * multiple,
+                  fp8 && size % 8 == 0 ? ", or dispatch_format to input" : "");
+}
+
 static void check_multiple(const struct config *config, const struct backend *runner,
                            enum config_key key, struct report *report)
 {
@@ -183,6 +199,10 @@ static void check_multiple(const struct config *config, const struct backend *ru
     if (multiple == 0 || !config_ok(config, key) || !config_ok(config, KEY_WEIGHT_FORMAT) ||
         size > runner->columns_max || size % multiple == 0)
         return;
+    if (runner->traits == NULL) {
+        refuse_moved(config, runner, multiple, report);
+        return;
+    }
     report_reason(report, MOXIE_E_UNSUPPORTED, key,
                   "%s on %s takes a %s that is a multiple of %" PRId64
                   " (pad the weights with zeros), and it is %" PRId64 ": set %s to %" PRId64,
