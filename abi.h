@@ -345,8 +345,8 @@ typedef struct moxie_step {
     // Local, device memory: rows from *tokens_valid on are "no expert"; NULL: all are valid.
     // Re-read by every launch and every graph replay.
     const int32_t *tokens_valid;
-    // Local: this step's first row among its DP rank's captured rows; ranks of one DP rank follow
-    int64_t capture_row;  // each other. Dispatcher local: among all rows that captured() hands out
+    // Local: this step's first row among its DP rank's captured rows: tokens of that one's earlier
+    int64_t capture_row;  // ranks are added to it. Dispatcher local: among all captured rows
 } moxie_step;
 
 // One layer of this rank. T: the step's tokens (0: data may be NULL). On `device`, rows compact.

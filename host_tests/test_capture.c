@@ -242,19 +242,36 @@ START_TEST(no_tokens_write_nothing)
 }
 END_TEST
 
+static int32_t check_rows(struct sample *s, int64_t row, int64_t added, int64_t tokens)
+{
+    const struct capture_place place = {
+        .row = row, .added = added, .tokens = tokens, .rows = SLICE, .listed = added == 1};
+
+    return capture_check(s->instance, &place, &s->said.error);
+}
+
 START_TEST(rows_past_the_slice_are_refused)
 {
     struct sample s;
 
     sample_init(&s, 1);
-    ACCEPTED(&s.said, capture_check(s.instance, 0, SLICE, SLICE, &s.said.error));
-    ACCEPTED(&s.said, capture_check(s.instance, SLICE, 0, SLICE, &s.said.error));
-    SAID(&s.said, MOXIE_E_CAPACITY, capture_check(s.instance, 1, SLICE, SLICE, &s.said.error),
-         "capture rows 1 to 5", "4 rows", "forward_tokens_max");
-    SAID(&s.said, MOXIE_E_CAPACITY, capture_check(s.instance, SLICE + 1, 0, SLICE, &s.said.error),
-         "capture rows 5 to 5", "4 rows");
-    SAID(&s.said, MOXIE_E_CAPACITY, capture_check(s.instance, -1, 1, SLICE, &s.said.error),
-         "capture rows -1 to 0");
+    ACCEPTED(&s.said, check_rows(&s, 0, 0, SLICE));
+    ACCEPTED(&s.said, check_rows(&s, SLICE, 0, 0));
+    SAID(&s.said, MOXIE_E_CAPACITY, check_rows(&s, 1, 0, SLICE), "capture rows 1 to 5", "4 rows",
+         "forward_tokens_max");
+    SAID(&s.said, MOXIE_E_CAPACITY, check_rows(&s, SLICE + 1, 0, 0),
+         "step.capture_row: 5: capture rows 5 to 5", "4 rows", "want step.capture_row at most 4");
+    SAID(&s.said, MOXIE_E_CAPACITY, check_rows(&s, -1, 0, 1), "capture rows -1 to 0");
+    // What the ranks before bring is not the host's to add.
+    ACCEPTED(&s.said, check_rows(&s, 1, 1, 2));
+    SAID(&s.said, MOXIE_E_CAPACITY, check_rows(&s, 2, 1, 2),
+         "step.capture_row: 2, to which 1 of this DP rank's earlier ranks are added: capture rows "
+         "3 to 5",
+         "want step.capture_row at most 1");
+    ck_assert_ptr_null(strstr(s.said.text, "step.rank_tokens"));
+    SAID(&s.said, MOXIE_E_CAPACITY, check_rows(&s, 1, 2, 2),
+         "to which 2 of this DP rank's earlier ranks are added, the most that they may have: ",
+         "want step.capture_row at most 0, or step.rank_tokens, by which fewer are");
     sample_fini(&s);
 }
 END_TEST
@@ -373,7 +390,7 @@ START_TEST(without_the_key_nothing_is_kept)
     ck_assert_uint_eq(s.mock.allocate_calls, 0);
     ACCEPTED(&s.said, capture_clear(s.instance, &s.said.error));
     ACCEPTED(&s.said, capture_record(s.instance, &rows, &s.said.error));
-    ACCEPTED(&s.said, capture_check(s.instance, 1000, 1000, SLICE, &s.said.error));
+    ACCEPTED(&s.said, check_rows(&s, 1000, 0, 1000));
     SAID(&s.said, MOXIE_E_UNAVAILABLE, instance_captured(s.instance, &captured, &s.said.error),
          "capture_routed_experts is 0", "set one of them to 1");
     sample_fini(&s);

@@ -246,8 +246,11 @@ START_TEST(a_row_past_the_slice_is_refused)
     ACCEPTED(&s.said, check(&s, 0));
     ck_assert_int_eq(s.shape.capture_row, 2 * SLICE - 2);
     s.step.capture_row++;
-    SAID(&s.said, MOXIE_E_CAPACITY, check(&s, 0), "capture rows 9 to 11", "the 10 rows",
-         "forward_tokens_max");
+    SAID(
+        &s.said, MOXIE_E_CAPACITY, check(&s, 0),
+        "step.capture_row: 5, to which 4 of this DP rank's earlier ranks are added: capture rows 9 "
+        "to 11 overrun the 10 rows",
+        "forward_tokens_max", "want step.capture_row at most 4");
     s.step.capture_row = (int64_t)1 << 40;
     SAID(&s.said, MOXIE_E_CAPACITY, check(&s, 0), "the 10 rows");
     s.step.rank_tokens = NULL;
@@ -255,7 +258,9 @@ START_TEST(a_row_past_the_slice_is_refused)
     s.step.tokens = MOST;
     ACCEPTED(&s.said, check(&s, 0));
     s.step.capture_row = 1;
-    SAID(&s.said, MOXIE_E_CAPACITY, check(&s, 0), "capture rows 6 to 11", "the 10 rows");
+    SAID(&s.said, MOXIE_E_CAPACITY, check(&s, 0), "capture rows 6 to 11 overrun the 10 rows",
+         "added, the most that they may have",
+         "want step.capture_row at most 0, or step.rank_tokens");
     sample_fini(&s);
 }
 END_TEST

@@ -6,6 +6,7 @@
 #include "plugin/tensor.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 
 static int32_t *capture_base(const moxie_instance *instance)
 {
@@ -50,15 +51,27 @@ int32_t capture_record(moxie_instance *instance, const struct capture_rows *rows
         "record", error);
 }
 
-int32_t capture_check(const moxie_instance *instance, int64_t row, int64_t tokens,
-                      int64_t slice_rows, moxie_error *error)
+int32_t capture_check(const moxie_instance *instance, const struct capture_place *place,
+                      moxie_error *error)
 {
+    const int64_t row = place->row + place->added;
+    char added[128] = "", listed[64] = "";
+
     if (!instance->plan.limits.capture) return MOXIE_OK;
-    if (row >= 0 && row <= slice_rows && tokens <= slice_rows - row) return MOXIE_OK;
+    if (row >= 0 && row <= place->rows && place->tokens <= place->rows - row) return MOXIE_OK;
+    if (place->added > 0)
+        (void)snprintf(added, sizeof added,
+                       ", to which %" PRId64 " of this DP rank's earlier ranks are added%s",
+                       place->added, place->listed ? "" : ", the most that they may have");
+    if (place->added > 0 && !place->listed)
+        (void)snprintf(listed, sizeof listed, ", or step.rank_tokens, by which fewer are");
     return fail_with(error, MOXIE_E_CAPACITY,
-                     "capture rows %" PRId64 " to %" PRId64 " overrun the %" PRId64
-                     " rows of the routed-experts capture (%s)",
-                     row, row + tokens, slice_rows, instance->explained);
+                     "step.capture_row: %" PRId64 "%s: capture rows %" PRId64 " to %" PRId64
+                     " overrun the %" PRId64
+                     " rows of the routed-experts capture (%s); want step.capture_row at most "
+                     "%" PRId64 "%s",
+                     place->row, added, row, row + place->tokens, place->rows, instance->explained,
+                     place->rows - place->added - place->tokens, listed);
 }
 
 int32_t capture_clear_load(moxie_instance *instance, int32_t layer, moxie_error *error)

@@ -36,9 +36,17 @@ int32_t capture_clear_load(moxie_instance *instance, int32_t layer, moxie_error 
 int32_t capture_record(moxie_instance *instance, const struct capture_rows *rows,
                        moxie_error *error);
 
-// MOXIE_E_CAPACITY when rows [row, row + tokens) of a slice of `slice_rows` rows would overrun it.
-int32_t capture_check(const moxie_instance *instance, int64_t row, int64_t tokens,
-                      int64_t slice_rows, moxie_error *error);
+// Rows of a step in a slice of `rows`.
+struct capture_place {
+    int64_t row;   // step.capture_row
+    int64_t added; // of the ranks of the same DP rank before this one
+    int64_t tokens, rows;
+    int32_t listed; // 0: `added` is as many as they may have, by no rank_tokens
+};
+
+// MOXIE_E_CAPACITY when they would overrun it.
+int32_t capture_check(const moxie_instance *instance, const struct capture_place *place,
+                      moxie_error *error);
 
 // The slice of captured->dp_rank and the counters of expert load as tensors.
 int32_t capture_view(const moxie_instance *instance, moxie_captured *captured, moxie_error *error);

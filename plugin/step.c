@@ -76,18 +76,22 @@ static int32_t place_capture(const moxie_instance *instance, int local, const mo
                              struct step_shape *shape, moxie_error *error)
 {
     const struct limits *limits = &instance->plan.limits;
-    int64_t slice_rows = limits->capture_tokens, first = 0;
-    int64_t offset = step->capture_row + shape->capture_row;
+    struct capture_place place = {.row = step->capture_row,
+                                  .added = shape->capture_row,
+                                  .tokens = step->tokens,
+                                  .rows = limits->capture_tokens,
+                                  .listed = shape->listed};
+    int64_t first = 0;
     int32_t st = MOXIE_OK;
 
     shape->capture_row = 0;
     if (!limits->capture) goto out;
     if (local)
-        slice_rows *= limits->dp_size;
+        place.rows *= limits->dp_size;
     else
-        first = (int64_t)(limits->rank / limits->attn_tp) * slice_rows;
-    TRY(capture_check(instance, offset, step->tokens, slice_rows, error));
-    shape->capture_row = first + offset;
+        first = (int64_t)(limits->rank / limits->attn_tp) * place.rows;
+    TRY(capture_check(instance, &place, error));
+    shape->capture_row = first + place.row + place.added;
 out:
     return st;
 }
