@@ -300,6 +300,13 @@ START_TEST(an_expansion_that_does_not_fit_is_counted)
     SAID(&s.said, MOXIE_E_CAPACITY, expand(&s, &e), "expand: out has");
     instance_stats(s.rank.instance, &stats);
     ck_assert_uint_eq(stats.refused, 1);
+    // A larger plan is not what is wanted where there are too many.
+    e.dims[0][0] = e.dims[1][0] = s.rank.instance->plan.limits.pairs_max + 1;
+    SAID(&s.said, MOXIE_E_CAPACITY, expand(&s, &e), "expand: out has", "want at most",
+         "the plan's rows times top_k, and ", " are enough for these");
+    ck_assert_ptr_null(strstr(s.said.text, "forward_tokens"));
+    instance_stats(s.rank.instance, &stats);
+    ck_assert_uint_eq(stats.refused, 2);
     free(e.memory);
     sources_close(&s);
 }

@@ -367,6 +367,22 @@ out:
     return st;
 }
 
+// Before the same is said of rows that come, where a larger plan would help: of these fewer do.
+static int32_t check_expanded_most(const moxie_instance *instance, const struct rows_view *from,
+                                   const moxie_rows *out, moxie_error *error)
+{
+    const int64_t most = instance->plan.limits.pairs_max;
+    const moxie_tensor *rows = out->slabs_count == 0 ? NULL : &out->slabs->rows;
+
+    if (out->layout != MOXIE_LAYOUT_EXPERT_CONTIGUOUS || rows == NULL || rows->shape == NULL ||
+        rows->ndim != 2 || rows->shape[0] <= most)
+        return MOXIE_OK;
+    return fail_with(error, MOXIE_E_CAPACITY,
+                     "expand: out has %" PRId64 " rows; want at most %" PRId64
+                     ", the plan's rows times top_k, and %" PRId64 " are enough for these",
+                     rows->shape[0], most, from->pairs_max);
+}
+
 static int32_t check_expand_apart(const moxie_rows *in, const moxie_rows *out,
                                   const moxie_tensor *row_index, moxie_error *error)
 {
@@ -398,6 +414,7 @@ int32_t runner_expand(moxie_runner *runner, const moxie_call *call, const moxie_
     int32_t st = MOXIE_OK;
 
     TRY(read_rows(runner, call, in, &from, error));
+    TRY(refuse_capacity(instance, check_expanded_most(instance, &from, out, error)));
     // Its counts are yet to be written.
     TRY(refuse_capacity(instance, rows_read(out, &instance->plan.limits, instance_place(instance),
                                             instance->explained, &to, error)));
