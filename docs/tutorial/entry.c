@@ -95,7 +95,8 @@ static int32_t api_captured(const moxie_instance *handle, moxie_captured *given,
 
     TRY(enter(handle, INSTANCE, MOXIE_THREAD_INSTANCE_SERIAL, &object, error));
     TAKE(captured, given, "captured");
-    TRY(fail(error, MOXIE_E_UNAVAILABLE, "this plugin accepts no capture_routed_experts"));
+    TRY(fail(error, MOXIE_E_UNAVAILABLE,
+             "this plugin accepts neither capture_routed_experts nor count_expert_load"));
 out:
     return st;
 }

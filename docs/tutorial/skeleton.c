@@ -120,6 +120,7 @@ static const struct {
     [IN_FLIGHT] = {"forwards_in_flight_max", "i64", "", 1, 1, 1},
     [ON_INPUT] = {"apply_router_weight_on_input", "i64", "", 0, 0, 0},
     [CAPTURE] = {"capture_routed_experts", "i64", "", 0, 0, 0},
+    [LOAD] = {"count_expert_load", "i64", "", 0, 0, 0},
 };
 // clang-format on
 
