@@ -368,6 +368,12 @@ class Host(unittest.TestCase):
             self.assertEqual((asked, found.raw), ([b"\0", b"abc"], b"abcdef"))
             self.assertEqual(one.host.all_gather(None, b"abcd", found, 4), 1)
             self.assertIn("6 bytes of 2 ranks with 4 each", one.raised.text)
+        for parts in ([b"uvw", bytearray(b"xyz")], (memoryview(b"uvw"), b"xyz")):
+            with self.library.open(given, all_gather=lambda data: parts) as one:
+                self.assertEqual(one.host.all_gather(None, b"abc", found, 3), 0, one.raised)
+                self.assertEqual(found.raw, b"uvwxyz")
+                self.assertEqual(one.host.all_gather(None, b"abcd", found, 4), 1)
+                self.assertIn("6 bytes of 2 ranks with 4 each", one.raised.text)
         with self.library.open(given, all_gather={}.__getitem__) as one:
             self.assertEqual(one.host.barrier(None), 1)
             self.assertIsInstance(one.raised, KeyError)

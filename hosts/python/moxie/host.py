@@ -103,7 +103,8 @@ class Library:
         `allocator` gives the planned buffers: allocate(kind, bytes, align) returns an address,
         release(address) takes it back. Without one the library allocates. all_gather(data) is what
         several ranks need (ep_size): called by each of them with as many bytes, it returns those of
-        all, in the order of the ranks, or raises what keeps it from that, and never waits for ever.
+        all, in the order of the ranks, as bytes or as a list or tuple with the bytes of each, or
+        raises what keeps it from that, and never waits for ever.
         """
         return Instance(self, config, name, allocator, all_gather)
 
@@ -257,8 +258,10 @@ class Instance:
 
     def _all_gather(self, _, send, receive, size):
         def gather():
-            everybody = bytes(self.gather(ctypes.string_at(send, size)))
-            ranks = self.config["ep_size"]
+            everybody = self.gather(ctypes.string_at(send, size))
+            if isinstance(everybody, (list, tuple)):  # one of each rank, as all_gather_object has
+                everybody = b"".join(everybody)
+            everybody, ranks = bytes(everybody), self.config["ep_size"]
             if len(everybody) != ranks * size:
                 raise MoxieError(E_INVALID, -1, f"all_gather returned {len(everybody)} bytes of "
                                  f"{ranks} ranks with {size} each; want those of all")
