@@ -19,7 +19,9 @@ START_TEST(unknown_names)
     mock_set_str(&mock, "runner", "moxie_cuda");
     assert_refused(&mock, MOXIE_E_UNSUPPORTED, "runner",
                    "runner 'moxie_cuda' is not registered for device cpu, which has moxie_cpu, or "
-                   "none for the host's own: set runner to auto");
+                   "none for the host's own: set runner to auto, or device to sm_90");
+    ck_assert_int_eq(assert_advice_works(&mock, "runner"), 2);
+    mock_set_str(&mock, "runner", "ours"); // of no device
     ck_assert_int_eq(assert_advice_works(&mock, "runner"), 1);
     mock_unset(&mock, "runner");
     mock_set_str(&mock, "dispatcher", "");
@@ -103,7 +105,7 @@ START_TEST(a_gpu_is_judged_from_its_tables)
     assert_accepted(&mock);
     mock_set_str(&mock, "runner", "moxie_cpu"); // a runner, but of another device
     assert_refused(&mock, MOXIE_E_UNSUPPORTED, "runner", "which has moxie_cuda");
-    ck_assert_int_eq(assert_advice_works(&mock, "runner"), 1);
+    ck_assert_int_eq(assert_advice_works(&mock, "runner"), 2);
     mock_host_fini(&mock);
 }
 END_TEST

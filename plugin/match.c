@@ -126,16 +126,27 @@ static void check_traits(const struct backend *runner, const struct backend *dis
                   runner->name, dispatcher->name, what, names);
 }
 
+// The device that has a backend of that name, where this one has not; NULL: none has.
+static const char *device_of(enum backend_kind kind, const char *name)
+{
+    for (uint32_t i = 0; i < backends_count; i++)
+        if (backends[i].kind == (int32_t)kind && strcmp(backends[i].name, name) == 0)
+            return backends[i].device;
+    return NULL;
+}
+
 static void refuse_name(const struct config *config, enum config_key key, enum backend_kind kind,
                         struct report *report)
 {
     const char *device = config_str(config, KEY_DEVICE);
-    char names[NAMES_BYTES];
+    const char *other = device_of(kind, config_str(config, key));
+    char names[NAMES_BYTES], more[32] = "";
 
     names_list(kind, device, names);
+    if (other != NULL) (void)snprintf(more, sizeof more, ", or device to %s", other);
     report_reason(report, MOXIE_E_UNSUPPORTED, key,
-                  "%s '%s' is not registered for device %s, which has %s: set %s to auto",
-                  config_name(key), config_str(config, key), device, names, config_name(key));
+                  "%s '%s' is not registered for device %s, which has %s: set %s to auto%s",
+                  config_name(key), config_str(config, key), device, names, config_name(key), more);
 }
 
 // A push dispatcher reduces over the EP ranks only; with one, the partial sums of the other tp
