@@ -313,7 +313,11 @@ START_TEST(data_must_be_there)
     SAID(&s.said, MOXIE_E_INVALID, check(&s), "batch.x", "data is NULL");
     sample_init(&s);
     s.tensor.device.type = MOXIE_DEVICE_CUDA;
-    SAID(&s.said, MOXIE_E_INVALID, check(&s), "batch.x", "device type 2", "want 1");
+    SAID(&s.said, MOXIE_E_INVALID, check(&s),
+         "batch.x: on device type 2, a GPU's memory; want 1, the CPU's memory", "the key device");
+    s.tensor.device.type = 10;
+    SAID(&s.said, MOXIE_E_INVALID, check(&s), "batch.x: on device type 10; want 1, the CPU's");
+    s.tensor.device.type = MOXIE_DEVICE_CUDA;
     s.want.device.type = MOXIE_DEVICE_CUDA;
     ACCEPTED(&s.said, check(&s));
 }

@@ -132,12 +132,21 @@ static int32_t check_strides(const moxie_tensor *tensor, const struct tensor_wan
     return MOXIE_OK;
 }
 
+static const char *memory_of(int32_t device_type)
+{
+    if (device_type == MOXIE_DEVICE_CPU) return ", the CPU's memory";
+    return device_type == MOXIE_DEVICE_CUDA ? ", a GPU's memory" : "";
+}
+
 static int32_t check_device(const moxie_tensor *tensor, const struct tensor_want *want,
                             moxie_error *error)
 {
     if (tensor->device.type != want->device.type)
-        return fail_with(error, MOXIE_E_INVALID, "%s: on device type %d; want %d", want->name,
-                         tensor->device.type, want->device.type);
+        return fail_with(error, MOXIE_E_INVALID,
+                         "%s: on device type %d%s; want %d%s (where tensors of an instance lie is "
+                         "what the key device says)",
+                         want->name, tensor->device.type, memory_of(tensor->device.type),
+                         want->device.type, memory_of(want->device.type));
     if (tensor->device.type == MOXIE_DEVICE_CPU || tensor->device.id == want->device.id)
         return MOXIE_OK;
     return fail_with(
