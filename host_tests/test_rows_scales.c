@@ -62,6 +62,7 @@ static void sample_init(struct sample *s, int32_t layout)
     s->masked = masked;
     s->count = masked ? EXPERTS * CAP : CAP;
     s->limits = (struct limits){.rows_max = CAP,
+                                .computes = 1,
                                 .pairs_max = EXPERTS * CAP,
                                 .experts_local = EXPERTS,
                                 .hidden = HIDDEN,
