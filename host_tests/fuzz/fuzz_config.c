@@ -244,7 +244,8 @@ static void check_limits(const moxie_instance *instance)
     const struct limits *limits = &instance->plan.limits;
     const struct bounds *bounds = &instance->bounds;
 
-    PROPERTY(limits->hidden >= 1 && limits->intermediate >= 1 && limits->layers >= 1);
+    PROPERTY(limits->hidden >= 1 && limits->layers >= 1);
+    PROPERTY(limits->computes ? limits->intermediate >= 1 : limits->intermediate == 0);
     PROPERTY(limits->top_k >= 1 && limits->top_k <= MOXIE_TOP_K_MAX);
     PROPERTY(limits->ranks >= 1 && limits->ranks <= MOXIE_RANKS_MAX);
     PROPERTY(limits->rank >= 0 && limits->rank < limits->ranks);
