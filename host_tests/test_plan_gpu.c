@@ -170,12 +170,30 @@ START_TEST(the_hosts_own_runner_brings_its_own)
 }
 END_TEST
 
+// No pool computes there, so that nobody has judged it.
+START_TEST(more_threads_than_32_bits_count_on_a_gpu)
+{
+    struct mock_host mock;
+    struct verdict verdict;
+
+    mock_host_init(&mock);
+    mock_set_str(&mock, "device", "sm_90");
+    mock_set_i64(&mock, "cpu_threads", (int64_t)1 << 31);
+    verdict_make(&verdict, &mock);
+    ck_assert_uint_eq(verdict.report.reasons_count, 0);
+    ck_assert_int_eq(verdict.plan.limits.threads, INT32_MAX);
+    verdict_free(&verdict);
+    mock_host_fini(&mock);
+}
+END_TEST
+
 static void add(TCase *tests)
 {
     tcase_add_loop_test(tests, whole_layers_keep_mid_of_few_tokens, 0, 18);
     tcase_add_loop_test(tests, packed_weights_on_a_gpu_have_rows_of_bf16, 0, 3);
     tcase_add_loop_test(tests, fp8_on_a_gpu_is_quantised_between, 0, 3);
     tcase_add_loop_test(tests, the_hosts_own_runner_brings_its_own, 0, 2);
+    tcase_add_test(tests, more_threads_than_32_bits_count_on_a_gpu);
 }
 
 SUITE_MAIN("plan_gpu", 30, add)

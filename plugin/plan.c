@@ -180,6 +180,7 @@ static void limits_fill(struct limits *limits, const struct config *config,
 {
     struct shape shape = shape_of(config, bounds, kind);
     int64_t timeout_ms = config_i64(config, KEY_TIMEOUT_MS);
+    int64_t threads = config_i64(config, KEY_CPU_THREADS); // judged where there is a pool
 
     limits->tokens_max = shape.tokens_max;
     limits->forward_tokens_max = shape.forward_tokens_max;
@@ -199,7 +200,7 @@ static void limits_fill(struct limits *limits, const struct config *config,
     limits->dp_size = (int32_t)config_i64(config, KEY_DP_SIZE);
     limits->attn_tp = (int32_t)bounds->attn_tp;
     limits->slots = (int32_t)config_i64(config, KEY_FORWARDS_IN_FLIGHT_MAX);
-    limits->threads = (int32_t)config_i64(config, KEY_CPU_THREADS);
+    limits->threads = threads < INT32_MAX ? (int32_t)threads : INT32_MAX;
     limits->dispatcher = (int32_t)kind;
     limits->weight_on_input = (int32_t)config_i64(config, KEY_APPLY_ROUTER_WEIGHT_ON_INPUT);
     limits->capture = (int32_t)config_i64(config, KEY_CAPTURE_ROUTED_EXPERTS);
