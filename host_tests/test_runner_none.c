@@ -76,6 +76,16 @@ static void run_own(struct crew_member *member, moxie_runner *own, const moxie_r
     crew_expect(member, runner_run(own, &call, in, out, &member->rank.mock.error), MOXIE_OK, NULL);
 }
 
+// Flat rows, of which each slab counts as the largest.
+static int64_t flat_rows(const moxie_rows *in)
+{
+    int64_t largest = 0;
+
+    for (uint32_t i = 0; i < in->slabs_count; i++)
+        if (in->slabs[i].ids.shape[0] > largest) largest = in->slabs[i].ids.shape[0];
+    return in->slabs_count * largest;
+}
+
 // Rows by expert, for the worst case.
 static void run_own_by_expert(struct crew_member *member, moxie_runner *own, const moxie_rows *in,
                               const moxie_rows *out)
@@ -84,7 +94,7 @@ static void run_own_by_expert(struct crew_member *member, moxie_runner *own, con
     const moxie_call call = {.struct_size = sizeof call};
     moxie_error *error = &member->rank.mock.error;
     moxie_runner *expander = NULL;
-    int64_t index_dims[2] = {(int64_t)in->slabs_count * in->slabs[0].ids.shape[0], limits->top_k};
+    int64_t index_dims[2] = {flat_rows(in), limits->top_k};
     int64_t rows_dims[2] = {limits->pairs_max, limits->hidden}, weights_dim = limits->pairs_max;
     int64_t counts_dim = limits->experts_local + 1;
     moxie_slab expanded_slab = {.struct_size = sizeof expanded_slab};
@@ -101,9 +111,6 @@ static void run_own_by_expert(struct crew_member *member, moxie_runner *own, con
     void *index = malloc((size_t)(index_dims[0] * index_dims[1]) * 4);
     moxie_tensor row_index = tensor_make(index, 2, index_dims, NULL, TENSOR_INT32);
 
-    for (uint32_t i = 1; i < in->slabs_count; i++) // the largest counts
-        if (in->slabs[i].ids.shape[0] * in->slabs_count > index_dims[0])
-            index_dims[0] = in->slabs[i].ids.shape[0] * in->slabs_count;
     results.slabs = &result_slab;
     expanded_slab.rows = tensor_make(rows, 2, rows_dims, NULL, 1u << MOXIE_FORMAT_BF16);
     expanded_slab.weights = tensor_make(weights, 1, &weights_dim, NULL, 1u << MOXIE_FORMAT_F32);
