@@ -24,6 +24,10 @@
      BACKEND_BIT(ACTIVATION_GELU_TANH) | BACKEND_BIT(ACTIVATION_SWIGLUOAI) |                       \
      BACKEND_BIT(ACTIVATION_RELU2))
 
+// Rows of whole 16 bytes; of f32, or gate and up, bytes in 32 bits; as many experts as route
+// counts.
+#define SIZES_GPU .row_multiple_bytes = 16, .columns_max = 1 << 28, .experts_max = 1024
+
 // On CPUs rows may lie anywhere, but those of f32, and scales of f32, at multiples of 4. Traits
 // have one alignment for all formats: were it 4, a dispatcher would have to refuse an x of 16 bits
 // at an odd address, which it hands over as it is.
@@ -134,9 +138,7 @@ const struct backend backends[] = {
         .output_formats = FORMAT_BITS_16_32,
         .wire_formats = WIRE_BITS_GPU,
         .activations = ACTIVATION_BITS,
-        .row_multiple_bytes = 16,
-        .columns_max = 1 << 28, // f32, or gate and up: bytes in 32 bits
-        .experts_max = 1024,
+        SIZES_GPU,
         .one_format = 1,
     },
     {.name = "local",
@@ -199,12 +201,7 @@ const uint32_t backends_count = sizeof backends / sizeof backends[0];
     .activations = UINT32_MAX
 static const struct backend own_runners[] = {
     {.name = BACKEND_RUNNER_NONE, .device = "cpu", EVERY_FORMAT, .columns_max = INT32_MAX},
-    {.name = BACKEND_RUNNER_NONE,
-     .device = "sm_90",
-     EVERY_FORMAT,
-     .row_multiple_bytes = 16,
-     .columns_max = 1 << 28,
-     .experts_max = 1024},
+    {.name = BACKEND_RUNNER_NONE, .device = "sm_90", EVERY_FORMAT, SIZES_GPU},
 };
 
 static const struct backend *find_in(const struct backend *rows, uint32_t count,
